@@ -1,4 +1,4 @@
-"""A gRPC server that answers what a test tells it to."""
+"""A gRPC server with the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 class Server(grpc.GenericRpcHandler):
-    """A gRPC server with the given answers, which notes what it was asked."""
+    """A gRPC server with the given answers, which records its requests."""
 
     def __init__(self, answers: dict[str, bytes | Answer], port: int = 0) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""Files by which clusters on other hosts are found again; nobody is asked for them."""
+"""Files with the detached clusters on other hosts, which are read without a connection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def record() -> DetachedClusterRecord:
     return DetachedClusterRecord("training", "ssh", options, ["a1", "b2"])
 
 
-def test_it_is_there_while_the_cluster_stays(
+def test_record_exists_while_the_cluster_is_detached(
     record: DetachedClusterRecord, directory: Path
 ) -> None:
     record.describe(about(2))
@@ -72,7 +72,7 @@ def test_it_is_there_while_the_cluster_stays(
     assert not list(directory.iterdir())
 
 
-def test_processes_that_hold_one_cluster_keep_one_record(record: DetachedClusterRecord) -> None:
+def test_processes_attached_to_one_cluster_share_one_record(record: DetachedClusterRecord) -> None:
     record.keep(100)
     record.describe(about(2))
     other = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
@@ -87,7 +87,9 @@ def test_processes_that_hold_one_cluster_keep_one_record(record: DetachedCluster
     assert remote_detached_clusters()[0].about == about(6)
 
 
-def test_one_whose_lease_is_over_goes(record: DetachedClusterRecord, directory: Path) -> None:
+def test_record_with_an_expired_lease_is_removed(
+    record: DetachedClusterRecord, directory: Path
+) -> None:
     record.keep(-1)
     assert detached.detached() == ()
     assert not list(directory.iterdir())
@@ -97,7 +99,7 @@ def lease_timers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tfd-lease"]
 
 
-def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) -> None:
+def test_released_record_is_removed_when_its_lease_expires(directory: Path) -> None:
     record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
     record.leave()
     assert not lease_timers(), "a cluster without a lease has no file"
@@ -108,7 +110,7 @@ def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) ->
     until(lambda: not lease_timers())
 
 
-def test_a_step_of_the_wall_clock_does_not_postpone_the_removal(
+def test_wall_clock_step_does_not_postpone_the_removal(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
@@ -121,7 +123,7 @@ def test_a_step_of_the_wall_clock_does_not_postpone_the_removal(
     until(lambda: not lease_timers())
 
 
-def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
+def test_file_of_a_renewed_cluster_is_kept(directory: Path) -> None:
     record, other = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
     record.keep(-1)
     record.leave()
@@ -131,16 +133,16 @@ def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "c"}', '{"lease": "soon"}', "null"])
-def test_a_file_that_says_nothing_of_the_kind_hides_no_other(
+def test_invalid_file_does_not_hide_other_records(
     record: DetachedClusterRecord, directory: Path, text: str
 ) -> None:
     record.keep(100)
     (directory / "away-0.json").write_text(text)
-    assert [one.name for one in remote_detached_clusters()] == ["training"]
+    assert [cluster.name for cluster in remote_detached_clusters()] == ["training"]
 
 
 @pytest.mark.parametrize("change", [{"config": {}}, {"fleet": {"counts": {}}}, {"x": 1}])
-def test_a_record_with_a_malformed_description_is_ignored(
+def test_record_with_a_malformed_description_is_ignored(
     record: DetachedClusterRecord, change: dict[str, Any]
 ) -> None:
     record.keep(100)
@@ -148,7 +150,7 @@ def test_a_record_with_a_malformed_description_is_ignored(
     assert remote_detached_clusters() == []
 
 
-def test_a_list_says_that_its_hosts_were_not_asked(record: DetachedClusterRecord) -> None:
+def test_list_states_that_hosts_were_not_probed(record: DetachedClusterRecord) -> None:
     record.keep(7200)
     record.describe(about(2))
     (one,) = attach.everywhere()
@@ -159,19 +161,19 @@ def test_a_list_says_that_its_hosts_were_not_asked(record: DetachedClusterRecord
     assert "ssh" in text
 
 
-def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
+def test_missing_launcher_is_reported(directory: Path) -> None:
     DetachedClusterRecord("training", "teleport", {}, ["a1"]).keep(100)
     with pytest.raises(errors.UnknownName, match="unknown launcher 'teleport'"):
         attach.attach("training")
     assert len(remote_detached_clusters()) == 1, "it may be installed again"
 
 
-def test_a_launcher_of_this_host_has_none() -> None:
+def test_local_launcher_cannot_reconnect() -> None:
     with pytest.raises(errors.Unsupported, match="no agents on other hosts"):
         base.launcher("local").reconnect("training", ["a1"])
 
 
-def test_two_of_one_name_are_told_apart(record: DetachedClusterRecord) -> None:
+def test_clusters_with_the_same_name_are_distinguished(record: DetachedClusterRecord) -> None:
     record.keep(100)
     DetachedClusterRecord("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(100)
     with pytest.raises(errors.UsageError, match="2 detached clusters"):

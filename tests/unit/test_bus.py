@@ -1,4 +1,4 @@
-"""What panels and widgets are told, and what they may ask, without a browser."""
+"""Messages and commands of panels and widgets, without a browser."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def snapshot(**changes: Any) -> Snapshot:
 # The tree
 
 
-def test_patches_make_of_the_old_tree_the_new_one() -> None:
+def test_patch_turns_the_old_tree_into_the_new_one() -> None:
     chance = random.Random(5)
 
     def tree(depth: int) -> Any:
@@ -72,7 +72,7 @@ def test_patches_make_of_the_old_tree_the_new_one() -> None:
         assert difference(new, new) == {}
 
 
-def test_rows_that_did_not_change_are_not_sent() -> None:
+def test_unchanged_rows_are_not_sent() -> None:
     feed, seen = SnapshotFeed(), snapshot()
     feed.whole([seen])
     assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
@@ -108,25 +108,25 @@ def test_gpus_are_rows_by_host_and_number() -> None:
     assert feed.patch([seen])["clusters"]["c"] == {"gpus": None}
 
 
-def test_gpus_of_a_cluster_in_which_nothing_is_done_come_to_rest() -> None:
+def test_gpus_of_an_idle_cluster_stop_changing() -> None:
     feed = SnapshotFeed()
 
-    def told(use: float, used: float) -> Any:
+    def patch_of(use: float, used: float) -> Any:
         return feed.patch([snapshot(gpus=(GpuRow("one", 0, "", "", use, used),))])
 
-    told(50.0, 900.0)
-    row = told(20.0, 950.0)["clusters"]["c"]["gpus"]["one 0"]
+    patch_of(50.0, 900.0)
+    row = patch_of(20.0, 950.0)["clusters"]["c"]["gpus"]["one 0"]
     assert row == {"use_percent": 20.0}
-    assert told(30.0, 1000.0) == {}
-    assert told(0.0, 2000.0)["clusters"]["c"]["gpus"]["one 0"] == {"use_percent": 0.0}
+    assert patch_of(30.0, 1000.0) == {}
+    assert patch_of(0.0, 2000.0)["clusters"]["c"]["gpus"]["one 0"] == {"use_percent": 0.0}
 
 
-def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
+def test_idle_cluster_sends_no_patches() -> None:
     feed, seen = SnapshotFeed(), snapshot()
     feed.whole([seen])
     busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
     patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
-    assert patch["data_worker:0"] == {"rss_mb": 9.0}  # which was not known before
+    assert patch["data_worker:0"] == {"rss_mb": 9.0}  # a new field
     busier = tuple(replace(row, rss_mb=90.0) for row in busier)
     assert feed.patch([replace(seen, tasks=busier)]) == {}
     stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
@@ -135,7 +135,7 @@ def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
     assert patch["streams"]["train"]["elements"] == 5
 
 
-def test_the_tree_has_what_is_seen_of_a_coordinator_and_the_latest_notices() -> None:
+def test_tree_has_the_coordinator_and_the_latest_notices() -> None:
     row = CoordinatorRow(
         "paused",
         "by request",
@@ -155,7 +155,7 @@ def test_the_tree_has_what_is_seen_of_a_coordinator_and_the_latest_notices() -> 
 
 
 class Page:
-    """What a page makes of messages about closures."""
+    """The rows that a page builds from messages about closures."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, float]] = {}
@@ -175,7 +175,7 @@ class Page:
             self.rows[int(values.pop("id"))] = values
 
 
-def test_a_page_that_is_told_changes_knows_what_one_does_that_is_told_all() -> None:
+def test_page_with_changes_equals_page_with_all_rows() -> None:
     store, chance, live = Store(), random.Random(3), []
     feed, page = ColumnFeed(store), Page()
     for _ in range(300):
@@ -204,7 +204,7 @@ def test_a_page_that_is_told_changes_knows_what_one_does_that_is_told_all() -> N
     assert len(page.rows) == len(store)
 
 
-def test_times_are_seconds_since_the_epoch_and_what_never_was_is_no_number() -> None:
+def test_times_are_epoch_seconds_and_missing_times_are_nan() -> None:
     store = Store()
     key = store.add("f", "f", None)
     store.dispatched(key, 1)
@@ -214,7 +214,7 @@ def test_times_are_seconds_since_the_epoch_and_what_never_was_is_no_number() -> 
     assert math.isnan(page.rows[key]["finished"])
 
 
-def test_a_step_of_the_wall_clock_moves_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wall_clock_step_does_not_change_times(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     key = store.add("f", "f", None)
     real = time.time
@@ -225,7 +225,7 @@ def test_a_step_of_the_wall_clock_moves_no_moment(monkeypatch: pytest.MonkeyPatc
     assert 0 <= head["now"] - page.rows[key]["queued"] < 60
 
 
-def test_attempts_that_a_worker_took_along_are_told() -> None:
+def test_attempts_of_a_lost_worker_are_published() -> None:
     store = Store()
     key = store.add("f", "f", None)
     store.dispatched(key, 1)
@@ -236,7 +236,7 @@ def test_attempts_that_a_worker_took_along_are_told() -> None:
     assert 0 < began - EPOCH <= ended - EPOCH
 
 
-def test_what_is_too_long_ago_is_told_as_a_whole() -> None:
+def test_reader_too_far_behind_gets_all_rows() -> None:
     store = Store(keep=50)
     feed = ColumnFeed(store)
     feed.whole()
@@ -252,7 +252,7 @@ def test_what_is_too_long_ago_is_told_as_a_whole() -> None:
     assert array("d", buffers[0])[-1] == key
 
 
-def test_a_pause_is_a_change() -> None:
+def test_pause_is_published_as_a_change() -> None:
     store, paused = Store(), [False]
     store.add("f", "f", None)
     feed = ColumnFeed(store, lambda: paused[0])
@@ -268,7 +268,7 @@ def test_a_pause_is_a_change() -> None:
 
 
 class Browser:
-    """A session, and all that it sent."""
+    """A session, and its sent messages."""
 
     def __init__(self, **options: Any) -> None:
         self.sent: list[tuple[Tree, list[bytes]]] = []
@@ -315,9 +315,9 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def test_a_panel_hears_of_clusters_that_come_and_go(panel: Browser) -> None:
+def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
     until(lambda: panel.got("hello"))
-    assert panel.got("state") == []  # nobody reads yet
+    assert panel.got("state") == []  # no client has subscribed yet
     panel.says("hello", protocol=bus.PROTOCOL, tells=True)
     until(lambda: panel.got("state"))
     assert panel.got("hello")[-1]["known"] == "tab"
@@ -329,7 +329,7 @@ def test_a_panel_hears_of_clusters_that_come_and_go(panel: Browser) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> None:
+def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
     until(lambda: panel.got("state"))
     reply = panel.asks("scale", name="shown", data_workers=3)
@@ -363,7 +363,7 @@ def unknown(panel: Browser, client: str) -> bool:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_silent_client_is_forgotten_and_reconnects(
+def test_silent_client_is_dropped_and_reconnects(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
@@ -383,7 +383,7 @@ def test_a_silent_client_is_forgotten_and_reconnects(
     until(lambda: len(panel.got("state")) > count)
 
 
-def test_a_client_that_sends_messages_is_kept(
+def test_client_that_sends_messages_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
@@ -400,7 +400,7 @@ def test_a_client_that_sends_messages_is_kept(
     assert not unknown(panel, "tab")
 
 
-def test_a_client_that_was_sent_nothing_owes_no_answer(
+def test_client_without_messages_need_not_acknowledge(
     panel: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     panel.says("hello", tells=True)
@@ -419,7 +419,7 @@ def test_a_client_that_was_sent_nothing_owes_no_answer(
     assert not unknown(panel, "tab")
 
 
-def test_a_client_whose_messages_wait_for_a_cell_is_kept(
+def test_client_is_kept_while_a_cell_delays_its_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.events import EventManager, available_events
@@ -446,7 +446,7 @@ def test_a_client_whose_messages_wait_for_a_cell_is_kept(
     assert not any(shell.events.callbacks.values())
 
 
-def test_clients_do_not_pile_up(panel: Browser) -> None:
+def test_number_of_clients_is_limited(panel: Browser) -> None:
     for number in range(1000):
         panel.says("hello", client=f"tab-{number}", tells=False)
     panel.says("want", client="tab-999", values=["shown"])
@@ -478,16 +478,16 @@ class BlockedCluster:
 
 @pytest.fixture
 def blocked() -> Iterator[BlockedCluster]:
-    made = BlockedCluster("blocked")
-    registry.register_provider("blocked", lambda: {made.name: made})
+    blocked_cluster = BlockedCluster("blocked")
+    registry.register_provider("blocked", lambda: {blocked_cluster.name: blocked_cluster})
     try:
-        yield made
+        yield blocked_cluster
     finally:
-        made.release.set()
+        blocked_cluster.release.set()
         registry.register_provider("blocked", dict)
 
 
-def test_a_blocked_command_delays_no_other_cluster_and_no_front_end(
+def test_blocked_command_does_not_delay_other_clusters(
     panel: Browser, cluster: Cluster, blocked: BlockedCluster
 ) -> None:
     panel.says("hello")
@@ -517,7 +517,7 @@ def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: Bloc
 
 
 @pytest.mark.parametrize("command", ["detach", "renew"])
-def test_a_lease_does_not_wait_for_tasks_that_start(cluster: Cluster, command: str) -> None:
+def test_lease_command_does_not_wait_for_starting_tasks(cluster: Cluster, command: str) -> None:
     cluster.detach(1)
     entered, release = threading.Event(), threading.Event()
 
@@ -528,17 +528,17 @@ def test_a_lease_does_not_wait_for_tasks_that_start(cluster: Cluster, command: s
     cluster._task_manager.scale = scale  # type: ignore[method-assign]
     scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 3})
     scaling.start()
-    done = threading.Event()
+    event = threading.Event()
 
     def renew() -> None:
         commands.perform({"command": command, "name": "shown", "hours": 2})
-        done.set()
+        event.set()
 
     renewing = threading.Thread(target=renew)
     try:
         assert entered.wait(20)
         renewing.start()
-        assert done.wait(20)
+        assert event.wait(20)
     finally:
         release.set()
         scaling.join()
@@ -563,7 +563,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
     until(lambda: panel.got("reply")[-1]["ask"] == "scale")
 
 
-def test_who_is_behind_gets_no_more_until_it_tells(
+def test_client_that_is_behind_gets_no_more_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
@@ -578,25 +578,25 @@ def test_who_is_behind_gets_no_more_until_it_tells(
     until(change)
     count = len(panel.got("state"))
     cluster._monitor.notice("info", "not heard")
-    assert panel.asks("list")["value"]  # it still obeys
+    assert panel.asks("list")["value"]  # it still answers commands
     assert len(panel.got("state")) == count
     panel.says("seen", seq=count)
     until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
 
 
-def test_a_gap_is_closed_by_all_of_it(panel: Browser, cluster: Cluster) -> None:
+def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
     until(lambda: panel.got("state"))
     panel.says("resync")
     until(lambda: sum(message["whole"] for message in panel.got("state")) == 2)
 
 
-def test_who_is_not_known_is_told_so(panel: Browser) -> None:
+def test_unknown_client_is_notified(panel: Browser) -> None:
     panel.says("want", client="old tab", values=["x"])
     until(lambda: any(m.get("unknown") == "old tab" for m in panel.got("hello")))
 
 
-def test_a_widget_sees_its_cluster_only_and_its_end(cluster: Cluster) -> None:
+def test_widget_gets_only_its_cluster_and_its_end(cluster: Cluster) -> None:
     with (
         Cluster(launcher="fake", data_workers=1, name="other"),
         browser(cluster=cluster) as widget,
@@ -620,7 +620,7 @@ class BrokenCluster(BlockedCluster):
 
 
 @pytest.mark.parametrize("at_first", [True, False])
-def test_a_cluster_without_a_snapshot_stops_no_other(
+def test_failing_snapshot_does_not_stop_other_clusters(
     panel: Browser, cluster: Cluster, at_first: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = BrokenCluster("broken")
@@ -644,7 +644,7 @@ def test_a_cluster_without_a_snapshot_stops_no_other(
         registry.register_provider("broken", dict)
 
 
-def test_a_broken_cluster_does_not_stop_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the hub waits for the first time.
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
     broken, other = BrokenCluster("broken"), BlockedCluster("other")
@@ -689,11 +689,11 @@ release.set()
 importing.join()
 listing.join()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[{}]\n", done.stderr
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert completed.stdout == "[{}]\n", completed.stderr
 
 
-def test_nobody_is_sent_anything_when_nobody_reads(panel: Browser, cluster: Cluster) -> None:
+def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
     until(lambda: panel.got("state"))
     panel.says("bye")
@@ -704,7 +704,7 @@ def test_nobody_is_sent_anything_when_nobody_reads(panel: Browser, cluster: Clus
     assert len(panel.got("state")) == count
 
 
-def test_a_kernel_that_works_unseen_gives_a_sign_of_life(
+def test_kernel_without_changes_sends_keep_alives(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
@@ -716,11 +716,11 @@ def test_a_kernel_that_works_unseen_gives_a_sign_of_life(
         return (replace(row, elements=next(elements) if rows["working"] else 5),)
 
     monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
-    panel.asks("list")  # it looks for the first time now
+    panel.asks("list")  # the first inspection
     panel.asks("list")
     time.sleep(0.3)
     quiet = len(panel.got("alive"))
-    assert quiet <= 1  # what was done before it looked
+    assert quiet <= 1  # at most the work that was pending before
     rows["working"] = True
     until(lambda: len(panel.got("alive")) > quiet)
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
@@ -738,7 +738,7 @@ class Shell:
         self.user_ns: dict[str, Any] = {"taken": 3}
 
 
-def test_a_form_starts_what_the_magic_would() -> None:
+def test_form_starts_the_same_cluster_as_the_magic() -> None:
     shell = Shell()
     form = start_form.form()
     assert {each["name"] for each in form["launchers"]} >= {"local", "inprocess"}
@@ -773,7 +773,7 @@ def test_a_form_starts_what_the_magic_would() -> None:
         {"time_limit": "soon"},
     ],
 )
-def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
+def test_invalid_form_is_refused(options: Any) -> None:
     with pytest.raises(errors.TfdError):
         start_form.start_by(Shell(), {"options": options})
 
@@ -781,7 +781,7 @@ def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
 # Presence
 
 
-def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:
+def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
     presences, one, other = ControllerPresence(), Steered(), Steered()
     looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
     presences.renew(living, looking)
@@ -796,7 +796,7 @@ def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> Non
     assert other.present == 0
 
 
-def test_who_looks_at_a_widget_is_present_until_it_is_closed(cluster: Cluster) -> None:
+def test_open_widget_counts_as_present(cluster: Cluster) -> None:
     steered = Steered()
     cluster._training._coordinator = steered  # type: ignore[assignment]
     with browser(cluster=cluster) as widget:
@@ -809,7 +809,7 @@ def test_who_looks_at_a_widget_is_present_until_it_is_closed(cluster: Cluster) -
     until(lambda: steered.present == 0)
 
 
-def test_a_panel_is_present_where_it_looks_at_closures(panel: Browser, cluster: Cluster) -> None:
+def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cluster) -> None:
     steered = Steered()
     cluster._training._coordinator = steered  # type: ignore[assignment]
     panel.says("hello")
@@ -824,7 +824,7 @@ def test_a_panel_is_present_where_it_looks_at_closures(panel: Browser, cluster: 
 # Both sides
 
 
-def test_front_end_and_package_are_of_one_version_and_speak_one_protocol() -> None:
+def test_front_end_and_package_share_version_and_protocol() -> None:
     root = Path(__file__).parents[2]
     package = json.loads((root / "labextension" / "package.json").read_text())
     locked = json.loads((root / "labextension" / "package-lock.json").read_text())
@@ -838,6 +838,6 @@ def test_front_end_and_package_are_of_one_version_and_speak_one_protocol() -> No
     assert tuple(re.findall(r"'(\w+)'", states[1])) == STATES
 
 
-def test_the_lockfile_names_no_place_to_download_from() -> None:
+def test_lockfile_has_no_download_urls() -> None:
     root = Path(__file__).parents[2]
     assert '"resolved"' not in (root / "labextension" / "package-lock.json").read_text()

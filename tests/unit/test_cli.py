@@ -1,4 +1,4 @@
-"""``tfd``, over clusters of this very process that are reached through its socket."""
+"""The command ``tfd``, with clusters of this process, through its socket."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_stop(cluster: Cluster, capsys: Any) -> None:
 
 
 def test_logs(cluster: Cluster, capsys: Any) -> None:
-    said = "data_worker:0 has no output\n"
-    assert tfd(capsys, "logs", "images", "data_worker:0", "-n", "5") == (0, said)
-    assert said in tfd(capsys, "logs")[1]
+    text = "data_worker:0 has no output\n"
+    assert tfd(capsys, "logs", "images", "data_worker:0", "-n", "5") == (0, text)
+    assert text in tfd(capsys, "logs")[1]
 
 
 def test_watch(cluster: Cluster, capsys: Any) -> None:
@@ -86,7 +86,7 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["strat"], 2, "did you mean 'start'"),
         (["list", "--jsn"], 2, "did you mean '--json'"),
@@ -112,13 +112,13 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
     ],
 )
 def test_bad_input_gets_two_lines_and_a_status(
-    cluster: Cluster, capsys: Any, arguments: list[str], status: int, said: str
+    cluster: Cluster, capsys: Any, arguments: list[str], status: int, message: str
 ) -> None:
     assert main(arguments) == status
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("tfd: [TFD")
-    assert said in shown.err
+    assert message in shown.err
     assert "Traceback" not in shown.err
     assert cluster.state == "ready"
 
@@ -143,7 +143,7 @@ def test_start_help_names_a_command_that_lists_the_launchers(capsys: Any) -> Non
 
 
 def test_a_pipe_that_closes_is_no_error() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         f"{sys.executable} -m tfd_notebook --help | true; echo ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
@@ -152,5 +152,5 @@ def test_a_pipe_that_closes_is_no_error() -> None:
         check=True,
         timeout=60,
     )
-    assert done.stdout.strip() == "0"
-    assert done.stderr == ""
+    assert completed.stdout.strip() == "0"
+    assert completed.stderr == ""

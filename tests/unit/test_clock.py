@@ -20,7 +20,7 @@ def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     return Wall(monkeypatch)
 
 
-def test_a_deadline_stays_where_it_is_and_is_shown_by_the_clock_as_it_is(wall: Wall) -> None:
+def test_deadline_is_stable_and_shown_by_the_current_clock(wall: Wall) -> None:
     deadline = clock.Deadline(100)
     assert deadline.wall == pytest.approx(time.time() + 100, abs=5)
     for step in (3600.0, -3600.0):
@@ -38,7 +38,7 @@ def test_displayed_times_do_not_jitter(wall: Wall) -> None:
         assert deadline.wall == shown
 
 
-def test_the_clock_counts_from_the_boot_and_a_deadline_passes() -> None:
+def test_clock_counts_from_boot_and_deadlines_pass() -> None:
     before = clock.now()
     assert 0 < before <= clock.now()
     assert clock.Deadline(-0.001).over

@@ -1,4 +1,4 @@
-"""What is known of closures, and who may run one: without TensorFlow."""
+"""The store of closures and the gate of workers, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def through(store: Store, worker: int = 0, end: int = READY, function: str = "f"
 
 
 class TestStore:
-    def test_a_closures_life(self) -> None:
+    def test_closure_passes_through_its_states(self) -> None:
         store = Store()
         key = store.add("f", "__inference_f_1", None)
         seen = [store.counts()]
@@ -53,14 +53,14 @@ class TestStore:
         assert store.workers()[1]["retrying"] == 1
         assert store.workers()[0]["ready"] == 1
 
-    def test_what_ended_stays_ended(self) -> None:
+    def test_ended_closure_keeps_its_state(self) -> None:
         store = Store()
         key = through(store)
         store.end(key, CANCELLED)
         assert store.counts()["ready"] == 1
         assert store.counts()["cancelled"] == 0
 
-    def test_the_oldest_go_and_are_still_counted(self) -> None:
+    def test_oldest_closures_are_dropped_but_counted(self) -> None:
         store = Store(keep=100)
         keys = [through(store) for _ in range(1_000)]
         assert len(store) == store.counts()["ready"] == 1_000
@@ -71,7 +71,7 @@ class TestStore:
         with pytest.raises(KeyError):
             store.value(keys[0])
 
-    def test_what_has_not_ended_is_kept(self) -> None:
+    def test_unfinished_closures_are_kept(self) -> None:
         store = Store(keep=10)
         waiting = store.add("f", "f", None)
         for _ in range(100):
@@ -87,7 +87,7 @@ class TestStore:
         store.add("g", "__inference_g_9", None)
         assert store.traces() == {"f": 4, "g": 1}
 
-    def test_many_threads(self) -> None:
+    def test_store_is_safe_for_many_threads(self) -> None:
         store = Store(keep=500)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: through(store, number % 4), range(4_000)))
@@ -96,7 +96,7 @@ class TestStore:
 
 
 class TestGate:
-    def test_closed_lets_through_what_it_permits(self) -> None:
+    def test_closed_gate_passes_permitted_closures(self) -> None:
         gate = Gate()
         assert gate.admits(0, 1, "f")
         gate.close("by request")
@@ -107,14 +107,14 @@ class TestGate:
         assert gate.admits(0, 3, "f")
         assert not gate.armed
 
-    def test_a_worker_that_is_held(self) -> None:
+    def test_held_worker_gets_no_closures(self) -> None:
         gate = Gate()
         gate.hold(1)
         assert (gate.admits(0, 1, "f"), gate.admits(1, 1, "f")) == (True, False)
         gate.release(1)
         assert gate.admits(1, 1, "f")
 
-    def test_a_breakpoint_closes_once_for_each_closure(self) -> None:
+    def test_breakpoint_closes_once_for_each_closure(self) -> None:
         gate = Gate()
         gate.break_on(False, {1}, {"f"})
         assert gate.admits(0, 1, "g")
@@ -129,33 +129,33 @@ class TestGate:
         assert not gate.admits(1, 4, "g")
         assert "worker:1" in gate.reason
 
-    def test_the_first_reason_stays(self) -> None:
+    def test_first_reason_of_a_pause_is_kept(self) -> None:
         gate = Gate()
         gate.close("a failure", by_failure=True)
         gate.close("by request")
         assert (gate.reason, gate.by_failure) == ("a failure", True)
 
     @pytest.mark.parametrize("count", [0, -1, 1.0, "1", True])
-    def test_no_number(self, count: Any) -> None:
+    def test_invalid_numbers_of_steps_are_refused(self, count: Any) -> None:
         gate = Gate()
         gate.close("by request")
         with pytest.raises(UsageError):
             gate.permit(count)
 
-    def test_open_gates_take_no_steps(self) -> None:
+    def test_open_gate_refuses_steps(self) -> None:
         with pytest.raises(StateError):
             Gate().permit(1)
 
 
 class TestValues:
-    def test_empty(self) -> None:
+    def test_empty_store_has_no_rows(self) -> None:
         values = Values(Store(), lambda: False)
         assert len(values) == 0
         assert "none yet" in repr(values)
         assert tuple(values.to_frame().columns) == VALUE_COLUMNS
         assert values.records(10) == []
 
-    def test_rows(self) -> None:
+    def test_rows_describe_the_closures(self) -> None:
         store = Store()
         through(store)
         through(store, 1, FAILED, "g")

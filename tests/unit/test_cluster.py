@@ -1,4 +1,4 @@
-"""`Cluster` on a launcher that starts nothing: names, counts, states, what is refused."""
+"""`Cluster` with a fake launcher: names, counts, states and refused arguments."""
 
 import logging
 import time
@@ -42,19 +42,19 @@ def test_starts_dispatcher_and_workers(cluster):
     assert cluster.dispatcher.target.startswith("grpc://localhost:")
 
 
-def test_the_same_call_again_gives_the_same_cluster(cluster, fake):
+def test_repeated_call_returns_the_same_cluster(cluster, fake):
     assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
     cluster.scale(data_workers=3)
     assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
     assert len(fake.nodes) == 1
 
 
-def test_rebinding_a_variable_ends_nothing(fake):
+def test_rebinding_a_variable_does_not_stop_the_cluster(fake):
     tfd.Cluster(data_workers=1, launcher=fake, name="kept")
     assert tfd.clusters()["kept"].state == "ready"
 
 
-def test_a_taken_name_is_refused_or_replaced(cluster, fake):
+def test_duplicate_name_is_refused_or_replaced(cluster, fake):
     with pytest.raises(errors.NameTaken, match="another specification"):
         tfd.Cluster(data_workers=5, launcher=fake)
     with pytest.raises(errors.NameTaken):
@@ -67,7 +67,7 @@ def test_a_taken_name_is_refused_or_replaced(cluster, fake):
 
 
 @pytest.mark.parametrize("count", [-1, 1025, 1.5, "2", True])
-def test_absurd_counts_are_refused(fake, count):
+def test_invalid_counts_are_refused(fake, count):
     with pytest.raises(errors.UsageError, match="data_workers"):
         tfd.Cluster(data_workers=count, launcher=fake)
     assert not fake.nodes
@@ -83,19 +83,19 @@ def test_unknown_launchers_and_arguments_are_refused(fake):
         tfd.Cluster(data_worker=3, launcher=fake)
 
 
-def test_scale(cluster, fake):
+def test_scale_changes_the_number_of_data_workers(cluster, fake):
     cluster.scale(data_workers=4)
     assert [row.index for row in data_service.of(cluster).data_workers()] == [0, 1, 2, 3]
     cluster.scale(data_workers=1)
-    seen = cluster.snapshot()
-    assert [row.task for row in seen.tasks] == ["dispatcher:0", "data_worker:0"]
-    assert seen.planned[Role.DATA_WORKER] == seen.observed[Role.DATA_WORKER] == 1
+    snapshot = cluster.snapshot()
+    assert [row.task for row in snapshot.tasks] == ["dispatcher:0", "data_worker:0"]
+    assert snapshot.planned[Role.DATA_WORKER] == snapshot.observed[Role.DATA_WORKER] == 1
     with pytest.raises(errors.UsageError):
         cluster.scale(data_workers=-3)
     assert cluster.state == "ready"
 
 
-def test_training_tasks_need_no_dispatcher(fake):
+def test_training_tasks_start_without_a_dispatcher(fake):
     cluster = tfd.Cluster(workers=2, ps=1, evaluator=True, launcher=fake)
     assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0", "worker:1", "evaluator:0"]
     for call in (
@@ -118,7 +118,7 @@ def test_training_tasks_need_no_dispatcher(fake):
     assert cluster.state == "ready"
 
 
-def test_a_start_that_fails_half_way_takes_its_dispatcher_back(fake, monkeypatch):
+def test_failed_start_stops_the_dispatcher(fake, monkeypatch):
     cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
     node = fake.nodes[0]
 
@@ -136,7 +136,7 @@ def test_a_start_that_fails_half_way_takes_its_dispatcher_back(fake, monkeypatch
         cluster.distribute("off")
 
 
-def test_each_server_is_told_its_cluster(fake):
+def test_each_server_gets_its_cluster_spec(fake):
     cluster = tfd.Cluster(workers=2, ps=2, evaluator=True, launcher=fake)
     node = fake.nodes[0]
     address = {task.name: task.address for task in cluster.tasks}
@@ -164,11 +164,11 @@ def test_each_server_is_told_its_cluster(fake):
     assert cluster._task_manager.cluster_spec() == dict(training, worker=[address["worker:0"]])
     node.tell("worker:0", TaskState.FAILED, "it died", pid=None)
     assert cluster._task_manager.cluster_spec() == {"ps": training["ps"]}
-    cluster.scale(workers=1)  # what had failed comes back
+    cluster.scale(workers=1)  # restarts the failed worker
     assert cluster.snapshot().task("worker:0").state is TaskState.READY
 
 
-def test_what_cannot_be_scaled(fake):
+def test_invalid_scaling_is_refused(fake):
     cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
     with pytest.raises(errors.UsageError, match="needs the number"):
         cluster.scale()
@@ -181,7 +181,7 @@ def test_what_cannot_be_scaled(fake):
     assert len(cluster.tasks) == 2
 
 
-def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
+def test_launcher_refuses_unsupported_tasks(fake, monkeypatch):
     monkeypatch.setattr(Fake, "roles", frozenset((Role.DISPATCHER, Role.DATA_WORKER)))
     with pytest.raises(errors.Unsupported, match="'fake' cannot run a ps, only dispatcher, data_w"):
         tfd.Cluster(workers=1, ps=1, launcher=fake)
@@ -193,7 +193,7 @@ def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("ps:0", "restore a checkpoint"),
         ("worker:0", "is retried"),
@@ -201,24 +201,24 @@ def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
         ("dispatcher:0", None),
     ],
 )
-def test_what_a_task_takes_with_it(fake, task, said):
+def test_notice_of_a_killed_task_states_the_consequence(fake, task, message):
     cluster = tfd.Cluster(workers=1, ps=1, data_workers=1, launcher=fake)
     cluster.kill(task)
     (notice,) = cluster.snapshot().notices
     assert "it is being restarted" in notice.what
-    assert said is None or said in notice.what
+    assert message is None or message in notice.what
     assert ("epoch" in notice.what) is False
 
 
-def test_planned_requested_and_observed_differ_while_a_task_is_down(cluster, fake):
+def test_planned_and_ready_counts_differ_while_a_task_is_down(cluster, fake):
     fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "killed by signal 9 (SIGKILL)", pid=None)
-    seen = cluster.snapshot()
-    assert seen.state == "degraded"
-    assert (seen.planned[Role.DATA_WORKER], seen.observed[Role.DATA_WORKER]) == (2, 1)
+    snapshot = cluster.snapshot()
+    assert snapshot.state == "degraded"
+    assert (snapshot.planned[Role.DATA_WORKER], snapshot.observed[Role.DATA_WORKER]) == (2, 1)
     assert [row.task for row in data_service.of(cluster).data_workers()] == ["data_worker:0"]
 
 
-def test_a_failure_is_said_aloud(cluster, fake, caplog):
+def test_failure_is_reported_as_a_warning(cluster, fake, caplog):
     with caplog.at_level(logging.INFO, "tfd_notebook"):
         fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "exit status 3", pid=None)
         fake.nodes[0].tell("data_worker:0", TaskState.HUNG, "no reply for 30 s")
@@ -228,7 +228,7 @@ def test_a_failure_is_said_aloud(cluster, fake, caplog):
     assert [notice.severity for notice in cluster.snapshot().notices] == ["error", "warning"]
 
 
-def test_restart_and_kill(cluster):
+def test_tasks_can_be_restarted_and_killed(cluster):
     pid = cluster.snapshot().task("data_worker:0").pid
     assert cluster.kill("data_worker:0") == pid
     cluster.restart("data_worker:0")
@@ -240,7 +240,7 @@ def test_restart_and_kill(cluster):
         cluster.kill("data_worker:7")
 
 
-def test_stop_is_final_and_harmless_twice(cluster):
+def test_stop_is_final_and_idempotent(cluster):
     cluster.stop()
     cluster.stop()
     assert cluster.state == "stopped"
@@ -257,7 +257,7 @@ def test_stop_is_final_and_harmless_twice(cluster):
             call()
 
 
-def test_before_the_start(fake):
+def test_cluster_can_be_inspected_before_the_start(fake):
     cluster = tfd.Cluster(data_workers=1, launcher=fake, start=False)
     assert cluster.state == "new"
     with pytest.raises(errors.StateError, match="is new"):
@@ -267,13 +267,13 @@ def test_before_the_start(fake):
     assert cluster.state == "stopped"
 
 
-def test_a_lost_agent_is_told(cluster, fake):
+def test_lost_agent_is_reported(cluster, fake):
     fake.nodes[0]._on_event(TasksLost("it died"))
     assert cluster.state == "lost"
     assert {task.state for task in cluster.tasks} == {TaskState.LOST}
 
 
-def test_subscribers_and_commands(cluster):
+def test_subscribers_are_notified_and_commands_performed(cluster):
     import threading
 
     seen, done = [], threading.Event()
@@ -299,7 +299,7 @@ def test_measurements_become_rates(cluster, fake):
     assert row.bytes_per_s > 0
 
 
-def test_rates_see_no_step_of_the_wall_clock(cluster, fake, monkeypatch):
+def test_wall_clock_step_does_not_change_rates(cluster, fake, monkeypatch):
     node = fake.nodes[0]
     node.measure("data_worker:0", bytes_sent=1000)
     real = time.time
@@ -308,7 +308,7 @@ def test_rates_see_no_step_of_the_wall_clock(cluster, fake, monkeypatch):
     assert cluster.snapshot().task("data_worker:0").bytes_per_s > 0
 
 
-def test_logs(cluster):
+def test_logs_return_the_last_lines(cluster):
     assert cluster.logs("data_worker:0") == "data_worker:0 has no output"
     assert "--- dispatcher:0" in cluster.logs()
     with pytest.raises(errors.UsageError, match="needs a task"):
@@ -318,13 +318,13 @@ def test_logs(cluster):
     assert cluster.tasks[1].logs() == cluster.logs("data_worker:0")
 
 
-def test_time_limit(fake):
+def test_cluster_stops_at_its_time_limit(fake):
     cluster = tfd.Cluster(launcher=fake, policy=tfd.Policy(time_limit=0.1))
     assert cluster.wait_ended(10)
     assert any("time limit" in notice.what for notice in cluster.snapshot().notices)
 
 
-def test_windows_is_refused_in_a_sentence(monkeypatch):
+def test_windows_is_refused_with_an_error(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(errors.Unsupported, match="WSL2"):
         tfd.Cluster(launcher="fake")

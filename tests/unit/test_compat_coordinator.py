@@ -1,7 +1,7 @@
-"""One test per private name of TensorFlow's that the coordinator and the data path rest on.
+"""One test per private name of TensorFlow that the coordinator and the data path use.
 
-Iteration has a file of its own. Each failure names the TensorFlow version whose internals differ.
-Attributes that only a connected strategy has are looked for in the code that sets them.
+Iteration has a separate file. Each failure names the TensorFlow version with different internals.
+Only a connected strategy has some of the attributes. For these, the tests search TensorFlow's code.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def queue() -> Any:
         ("stop", ["self"]),
     ],
 )
-def test_the_queue_is_called_as_it_was(method: str, expected: list[str]) -> None:
+def test_queue_methods_have_their_signatures(method: str, expected: list[str]) -> None:
     assert parameters(getattr(Queue, method)) == expected, VERSION
 
 
@@ -81,17 +81,17 @@ def test_the_queue_is_called_as_it_was(method: str, expected: list[str]) -> None
         ("_cancellation_mgr", cancellation.CancellationManager),
     ],
 )
-def test_the_queue_has_what_it_had(queue: Any, name: str, kind: type) -> None:
+def test_queue_has_its_attributes(queue: Any, name: str, kind: type) -> None:
     assert isinstance(getattr(queue, name), kind), (VERSION, name)
 
 
-def test_the_queues_conditions_share_its_lock_and_know_their_waiters(queue: Any) -> None:
+def test_queue_conditions_share_its_lock(queue: Any) -> None:
     condition = queue._stop_waiting_condition
     assert condition._lock is queue._queue_lock, VERSION
     assert isinstance(condition._waiters, deque)
 
 
-def test_the_queue_keeps_its_closures_in_a_deque_and_its_error_apart(queue: Any) -> None:
+def test_queue_keeps_closures_in_a_deque(queue: Any) -> None:
     closure = closure_of(tf.function(lambda: tf.constant(1)), queue._cancellation_mgr)
     queue.put(closure)
     assert list(queue._queue.queue) == [closure], VERSION
@@ -104,7 +104,7 @@ def test_the_queue_keeps_its_closures_in_a_deque_and_its_error_apart(queue: Any)
     assert queue._error is None, VERSION
 
 
-def test_closures_keep_what_they_were_made_of() -> None:
+def test_closures_keep_their_arguments() -> None:
     function = tf.function(lambda a, b: a + b)
     closure = closure_of(function, args=(1,), kwargs={"b": 2})
     assert (closure._args, closure._kwargs) == ((1,), {"b": 2}), VERSION
@@ -117,7 +117,7 @@ def test_closures_keep_what_they_were_made_of() -> None:
     assert isinstance(value._error, KeyError), VERSION
 
 
-def test_a_cancelled_closure_tells_its_value() -> None:
+def test_cancelled_closure_notifies_its_value() -> None:
     closure = closure_of(tf.function(lambda: tf.constant(1)))
     value = closure.build_output_remote_value()
     closure.mark_cancelled()
@@ -125,7 +125,7 @@ def test_a_cancelled_closure_tells_its_value() -> None:
         value.get()
 
 
-def test_the_function_in_a_closure_comes_from_its_cancellation_manager() -> None:
+def test_closure_function_comes_from_its_cancellation_manager() -> None:
     class Manager:
         asked: Any = None
 
@@ -143,17 +143,17 @@ def test_parts_of_each_worker_are_found_inside_other_arguments() -> None:
     parts = [values.PerWorkerValues(()) for _ in range(4)]
     function = tf.function(lambda *args, **kwargs: None)
     arguments = (1, parts[0], [2, parts[1]], {"a": ({"b": parts[2]},)}, [])
-    made = SimpleNamespace(_args=arguments, _kwargs={"c": parts[3], "d": function})
-    assert list(closures.per_worker(made)) == parts, VERSION
+    closure = SimpleNamespace(_args=arguments, _kwargs={"c": parts[3], "d": function})
+    assert list(closures.per_worker(closure)) == parts, VERSION
 
 
-def test_all_names_that_are_watched_are_there() -> None:
+def test_all_observed_names_exist() -> None:
     assert not closures.missing, VERSION
 
 
 @pytest.mark.parametrize("kind", [tf.errors.InvalidArgumentError, ValueError])
 @pytest.mark.parametrize("notes", [True, False])
-def test_a_sentence_is_added_to_any_error_of_any_python(kind: type, notes: bool) -> None:
+def test_note_is_added_to_errors_on_every_python(kind: type, notes: bool) -> None:
     without = {} if notes else {"add_note": None}
     error = type(kind.__name__, (kind,), without)(
         *((None, None) if issubclass(kind, tf.errors.OpError) else ()), "it broke"
@@ -161,12 +161,12 @@ def test_a_sentence_is_added_to_any_error_of_any_python(kind: type, notes: bool)
     for _ in range(2):
         errors.add(error, "So mend it.")
     has_notes = notes and hasattr(Exception, "add_note")
-    said = [*str(error).splitlines(), *getattr(error, "__notes__", [])]
-    assert said == ["it broke", "So mend it."], VERSION
+    lines = [*str(error).splitlines(), *getattr(error, "__notes__", [])]
+    assert lines == ["it broke", "So mend it."], VERSION
     assert ("So mend it." in str(error)) is not has_notes
 
 
-def test_per_worker_values_know_their_parts_and_parts_their_closure() -> None:
+def test_per_worker_values_have_their_parts() -> None:
     closure = coordinators.ResourceClosure(lambda: tf.constant(1), None)
     value = closure.build_output_remote_value()
     assert value._closure is closure, VERSION
@@ -192,23 +192,23 @@ def test_per_worker_values_know_their_parts_and_parts_their_closure() -> None:
         ),
     ],
 )
-def test_what_a_connected_coordinator_has(init: Any, names: set[str]) -> None:
-    found = set(inspect.unwrap(init).__code__.co_names)
-    assert names <= found, (VERSION, names - found)
+def test_connected_coordinator_has_its_attributes(init: Any, names: set[str]) -> None:
+    used = set(inspect.unwrap(init).__code__.co_names)
+    assert names <= used, (VERSION, names - used)
 
 
-def test_how_a_coordinators_parts_are_made_and_stopped() -> None:
+def test_coordinator_parts_are_created_and_stopped() -> None:
     assert parameters(coordinators.Worker.__init__) == [
         "self", "worker_index", "device_name", "cluster",
     ], VERSION  # fmt: skip
     for kind in (coordinators.Worker, coordinators.WorkerPreemptionHandler, coordinators.Cluster):
         assert parameters(kind.stop) == ["self"], (VERSION, kind)
     assert "executor" in coordinators.Worker.__init__.__code__.co_names, VERSION
-    # The queue is looked up by its name when a coordinator is made, so ours can stand there.
+    # TensorFlow looks up the queue's class by name, so that the package can replace it.
     assert Queue.__name__ in coordinators.Cluster.__init__.__code__.co_names, VERSION
 
 
-def test_the_strategy_is_told_that_a_function_is_scheduled() -> None:
+def test_strategy_has_a_flag_for_scheduled_functions() -> None:
     extended = strategies.ParameterServerStrategyV2Extended
     assert "_being_scheduled" in inspect.getsource(coordinators.ClusterCoordinator), VERSION
     assert "_being_scheduled" in inspect.getsource(strategies), VERSION
@@ -222,7 +222,7 @@ def test_device_filters_become_a_message() -> None:
     assert job.name == "worker", VERSION
 
 
-def test_the_eager_context_takes_another_cluster() -> None:
+def test_eager_context_accepts_a_new_cluster() -> None:
     tf.constant(1)
     assert context.context()._context_handle is not None, VERSION
     connect = strategies.ParameterServerStrategyV2._connect_to_cluster
@@ -244,7 +244,7 @@ def test_autograph_has_its_conversions_and_operators() -> None:
     assert callable(operators.converted_call), VERSION
 
 
-def test_an_executor_can_become_one_that_keeps_quiet() -> None:
+def test_executor_can_be_replaced_by_a_silent_one() -> None:
     made = executor.new_executor(enable_async=True)
     tf_coordinator_cancellation.quieten([SimpleNamespace(executor=made)])
     assert type(made) is not executor.Executor, VERSION
@@ -253,7 +253,7 @@ def test_an_executor_can_become_one_that_keeps_quiet() -> None:
     assert callable(executor.Executor.__del__), VERSION
 
 
-def test_this_coordinator_is_one_of_the_known() -> None:
+def test_installed_coordinator_is_supported() -> None:
     assert fallback.recognised(), (VERSION, fallback.fingerprint())
 
 
@@ -272,7 +272,7 @@ def test_python_functions_have_a_registry_of_tokens() -> None:
     assert eager._func is called, VERSION
 
 
-def test_a_generator_is_kept_in_its_state() -> None:
+def test_generator_state_is_kept() -> None:
     state = dataset_ops.DatasetV2._GeneratorState(range)
     assert state._generator is range, VERSION
 
@@ -283,7 +283,7 @@ def test_composite_tensors_have_a_type_spec() -> None:
     assert isinstance(ragged._type_spec, tf.RaggedTensorSpec), VERSION
 
 
-def test_datasets_know_their_inputs_and_functions() -> None:
+def test_datasets_have_their_inputs_and_functions() -> None:
     source = tf.data.Dataset.range(3)
     mapped = source.map(lambda x: x + 1)
     assert list(mapped._inputs()) == [source], VERSION
@@ -292,7 +292,7 @@ def test_datasets_know_their_inputs_and_functions() -> None:
     assert graph.serialized(mapped), VERSION
 
 
-def test_servers_of_tf_data_have_a_native_one_that_stops_without_the_lock() -> None:
+def test_native_tf_data_server_stops_without_the_gil() -> None:
     config = tf.data.experimental.service.DispatcherConfig(port=0)
     server = tf.data.experimental.service.DispatchServer(config)
     assert callable(server._stop), VERSION
@@ -301,7 +301,7 @@ def test_servers_of_tf_data_have_a_native_one_that_stops_without_the_lock() -> N
     servers.stop(server)
 
 
-def test_a_comm_of_the_newest_ipykernel_routes_its_replies() -> None:
+def test_comm_of_the_newest_ipykernel_routes_replies() -> None:
     import ipykernel
     from ipykernel.comm import comm
 
@@ -311,7 +311,7 @@ def test_a_comm_of_the_newest_ipykernel_routes_its_replies() -> None:
         assert hasattr(comm.BaseComm, "_reply_subshell_for"), ipykernel.__version__
 
 
-def test_a_function_can_be_forgotten_and_made_known_again() -> None:
+def test_function_can_be_unregistered_and_registered() -> None:
     function = tf.function(lambda x: x + 1)
     function(tf.constant(1))
     here = context.context()

@@ -1,7 +1,6 @@
-"""One test per private name of TensorFlow that the doctor rests on; failures name the version.
+"""One test per private name of TensorFlow that the doctor uses. Failures name the version.
 
-How a dataset reads a service, and which modules are op libraries, is seen for real in
-tests/integration/test_doctor_datasets.py.
+tests/integration/test_doctor_datasets.py has the tests with real services and op libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tfd_notebook._compat.tf_data import graph
 VERSION = f"TensorFlow {tf.__version__}"
 
 
-#: In a process of its own, since no other test may have connected it to a cluster.
+#: Runs in a separate process, because it must not be connected to a cluster.
 ALONE = """
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -35,14 +34,14 @@ assert ours.runs_alone()
 """
 
 
-def test_a_context_that_was_set_up_tells_of_it() -> None:
+def test_initialized_context_is_detected() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, f"{VERSION}: {done.stderr[-2000:]}"
 
 
-def test_without_a_context_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_context_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_context", None)
     assert context.context_safe() is None, VERSION
     assert not ours.runs_alone()
@@ -55,9 +54,9 @@ def test_modules_of_op_libraries_are_marked(monkeypatch: pytest.MonkeyPatch) -> 
     with open(str(source.__file__)) as file:
         assert "_IS_TENSORFLOW_PLUGIN" in file.read(), VERSION
     before = graph.loaded_ops()  # of other tests in this process
-    made = ModuleType("an_op_library")
-    made._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]
-    made.Zeros = lambda: None  # type: ignore[attr-defined]
-    made.Any = object  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "an_op_library", made)
+    module = ModuleType("an_op_library")
+    module._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]
+    module.Zeros = lambda: None  # type: ignore[attr-defined]
+    module.Any = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "an_op_library", module)
     assert graph.loaded_ops() - before == {"Zeros"}

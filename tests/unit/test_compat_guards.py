@@ -44,7 +44,7 @@ def test_ipykernel_has_what_the_panel_uses() -> None:
     assert options == {"ident": b"comm-id", "buffers": [b"b"]}
 
 
-def test_ipython_knows_the_names_that_it_made() -> None:
+def test_ipython_has_its_own_variables() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     assert "user_ns_hidden" in InteractiveShell(user_ns={"own": 1}).__dict__
@@ -65,11 +65,11 @@ def test_a_pipe_is_written_with_flow_control(known: bool, monkeypatch: pytest.Mo
     asyncio.run(drained())
 
 
-def test_a_condition_knows_its_waiters() -> None:
+def test_condition_has_its_waiters() -> None:
     assert isinstance(threading.Condition()._waiters, deque)  # type: ignore[attr-defined]
 
 
-def test_references_to_what_one_list_holds() -> None:
+def test_references_of_a_list_are_found() -> None:
     only = [object()]
     assert iterator_cleanup._references(only) == iterator_cleanup._SINGLE_REFERENCE
     another = only[0]
@@ -78,20 +78,20 @@ def test_references_to_what_one_list_holds() -> None:
     assert iterator_cleanup._references(only) == iterator_cleanup._SINGLE_REFERENCE
 
 
-def test_a_server_is_read_in_a_known_layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_with_an_unknown_layout_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not servers.is_readable(object())
     assert servers.unlocked_stop(object()) is None
-    made = tf.data.experimental.service.DispatchServer(start=False)
-    assert servers.is_readable(made._server), VERSION
+    dispatch_server = tf.data.experimental.service.DispatchServer(start=False)
+    assert servers.is_readable(dispatch_server._server), VERSION
     monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1)
-    assert not servers.is_readable(made._server)
+    assert not servers.is_readable(dispatch_server._server)
     monkeypatch.undo()
-    servers.start(made)
-    assert servers.port_of(made) == int(made.target.rpartition(":")[2])
-    servers.stop(made)
+    servers.start(dispatch_server)
+    assert servers.port_of(dispatch_server) == int(dispatch_server.target.rpartition(":")[2])
+    servers.stop(dispatch_server)
 
 
-def test_operations_pass_the_entry_points() -> None:
+def test_operations_use_the_entry_points() -> None:
     for name in thread_parking._ENTRY_POINTS:
         assert callable(getattr(pywrap_tfe, name)), (VERSION, name)
     assert "TFE_Py_FastPathExecute" in gen_dataset_ops.iterator_get_next.__code__.co_names, VERSION
@@ -122,7 +122,9 @@ for use in (cluster.strategy, cluster.coordinator, lambda: cluster.resolver):
     ("name", "word"),
     [("cancellation.context", "context"), ("context.Context.set_server_def", "set_server_def")],
 )
-def test_a_tensorflow_without_an_internal_is_unsupported(name: str, word: str) -> None:
+def test_missing_tensorflow_internal_raises_unsupported(name: str, word: str) -> None:
     code = LACKING.format(name=name, word=word)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2_000:]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert completed.returncode == 0, completed.stderr[-2_000:]

@@ -1,4 +1,4 @@
-"""One test per private name of TensorFlow that watched iteration rests on.
+"""One test per private name of TensorFlow that observed iteration uses.
 
 Each failure names the TensorFlow version whose internals are different.
 """
@@ -54,7 +54,7 @@ def test_owned_iterator_keeps_its_hooks():
     assert dataset._apply_debug_options() is dataset, VERSION
 
 
-def test_iterator_spec_hands_out_the_resource_tensor_itself():
+def test_iterator_spec_returns_the_resource_tensor():
     iterator = iter(tf.data.Dataset.range(1))
     (component,) = iterator._type_spec._to_components(iterator)
     assert component is iterator._iterator_resource, VERSION
@@ -109,14 +109,14 @@ def test_flat_structures():
     assert set(element) == {"a", "b"}, VERSION
 
 
-def test_eager_tensors_count_their_items_and_the_context_knows_its_mode():
+def test_eager_tensors_have_item_counts():
     assert tf.zeros([2, 3])._num_elements() == 6, VERSION
     assert context.executing_eagerly(), VERSION
     assert context.context().executor.is_async() is False, VERSION
     assert ops.init_scope is not None, VERSION
 
 
-def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
+def test_latency_and_model_are_measured():
     iterator = compat.WatchedIterator(
         tf.data.Dataset.range(5).batch(2), observe._ErrorTranslator(Consumers())
     )
@@ -125,7 +125,7 @@ def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
     reading = iterator.meter.read()
     assert reading.elements == 2, VERSION
     assert reading.waited > 0, VERSION
-    if tf.__version__.startswith("2.15."):  # it tells nobody of its model
+    if tf.__version__.startswith("2.15."):  # it does not expose its model
         assert not hasattr(tf.raw_ops, "IteratorGetModelProto"), VERSION
         assert reading.bytes == 0, VERSION
         return
@@ -136,7 +136,7 @@ def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
     assert model.nodes[model.output].num_elements == 2, VERSION
     names = {node.name for node in model.nodes.values()}
     assert "LatencyStats" in names, VERSION
-    # The clock stands in front of a prefetch of ours, not behind one of TensorFlow's.
+    # The clock is before the package's prefetch, not after TensorFlow's prefetch.
     assert [n.name for n in model.nodes.values() if compat._is_async(n)][:1] == ["Prefetch"], (
         VERSION
     )
@@ -144,17 +144,17 @@ def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
 
 def test_names_of_the_asynchronous_datasets():
     dataset = tf.data.Dataset.range(4)
-    made = [
+    datasets = [
         dataset.prefetch(1),
         dataset.map(lambda x: x, num_parallel_calls=2),
         dataset.batch(2, num_parallel_calls=2),
         dataset.interleave(lambda x: tf.data.Dataset.from_tensors(x), num_parallel_calls=2),
     ]
-    assert {type(d).__name__ for d in made} <= set(compat._ASYNCHRONOUS), VERSION
+    assert {type(d).__name__ for d in datasets} <= set(compat._ASYNCHRONOUS), VERSION
     assert type(dataset.with_options(tf.data.Options())).__name__ in compat._TRANSPARENT, VERSION
 
 
-def test_an_unknown_tensorflow_gives_plain_iteration_and_one_warning(monkeypatch):
+def test_unknown_tensorflow_falls_back_with_one_warning(monkeypatch):
     import sys
 
     monkeypatch.delitem(sys.modules, "tfd_notebook._compat.tf_data.iterator")

@@ -1,4 +1,4 @@
-"""The registry of consumers: names, rates, histories, the end."""
+"""The registry of consumers: names, rates, histories and end."""
 
 import time
 
@@ -15,7 +15,7 @@ def started(name, consumers):
     return source, meter, consumers.add(source, name)
 
 
-def test_names_are_unique_among_the_living():
+def test_running_consumers_have_unique_names():
     consumers = Consumers()
     _, first, name = started("train", consumers)
     assert name == "train"
@@ -25,7 +25,7 @@ def test_names_are_unique_among_the_living():
     assert [row.name for row in consumers.rows()] == ["train-2", "train"]
 
 
-def test_epochs_add_up_in_one_row():
+def test_epochs_share_one_row():
     consumers = Consumers()
     source, meter, _ = started("train", consumers)
     meter.elements, meter.bytes = 10, 80
@@ -39,7 +39,7 @@ def test_epochs_add_up_in_one_row():
     assert (row.state, row.elements, row.bytes) == ("running", 15, 80)
 
 
-def test_the_last_twenty_that_ended_stay():
+def test_last_20_ended_consumers_are_kept():
     consumers = Consumers()
     for number in range(30):
         started(f"n{number}", consumers)[1].finish()
@@ -49,7 +49,7 @@ def test_the_last_twenty_that_ended_stay():
     living.end()
 
 
-def test_cancelling_tells_how_it_ended():
+def test_cancelled_consumer_reports_how_it_ended():
     consumers = Consumers()
     ended = []
     _, meter, _ = started("train", consumers)
@@ -68,7 +68,7 @@ def test_cancelling_tells_how_it_ended():
     assert "half" in meter.error.what
 
 
-def test_a_function_waits_only_while_nothing_is_buffered():
+def test_function_waits_only_for_an_empty_buffer():
     class Clock:
         buffered = True
 
@@ -96,7 +96,7 @@ def test_a_function_waits_only_while_nothing_is_buffered():
     assert closed == [True]
 
 
-def test_idle_and_the_wait_for_it():
+def test_wait_returns_when_consumers_are_idle():
     consumers = Consumers()
     assert consumers.idle()
     _, meter, _ = started("train", consumers)
@@ -109,14 +109,16 @@ def test_idle_and_the_wait_for_it():
     consumers.wait_idle(timeout=1)
 
 
-def test_rates_are_those_of_the_last_seconds():
+def test_rates_cover_the_last_seconds():
     series = Series()
     start = time.perf_counter()
     for step in range(1, 101):
         elements = 10 * min(step, 50) + max(0, step - 50)
         series.add(MetricTotals(elements, elements * 8, 0.05 * step), start + step / 10)
     elements, size, waiting = series.rates()
-    assert elements == pytest.approx(10, rel=0.2)  # a reading or two lie at the edge
+    assert elements == pytest.approx(
+        10, rel=0.2
+    )  # one or two readings are at the edge of the window
     assert size == pytest.approx(80, rel=0.2)
     assert waiting == pytest.approx(0.5, rel=0.05)
     history = series.history()

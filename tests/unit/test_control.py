@@ -1,4 +1,4 @@
-"""The socket by which other processes of this user reach the clusters of this one."""
+"""The socket through which other processes of this user control this process's clusters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ME = os.getpid()
 
 @pytest.fixture(autouse=True)
 def _own_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # The path of a socket is short: `tmp_path` may be too long for one.
+    # `tmp_path` may exceed the maximum length of a socket's path.
     with tempfile.TemporaryDirectory() as directory:
         monkeypatch.setenv("TFD_RUNTIME_DIR", f"{directory}/run")
         yield
@@ -55,21 +55,21 @@ def raw(path: Path, sent: bytes) -> dict[str, Any]:
         return json.loads(peer.makefile().readline())  # type: ignore[no-any-return]
 
 
-def test_it_answers(listening: Path) -> None:
+def test_socket_answers_a_request(listening: Path) -> None:
     assert cluster_control_socket.processes() == (ME,)
     (one,) = cluster_control_socket.clusters()
     assert (one["name"], one["state"], one["pid"], one["observed"]) == ("here", "ready", ME, 2)
     seen = cluster_control_socket.call(ME, {"command": "snapshot", "name": "here", "width": 60})
     assert seen["snapshot"]["tasks"][1]["task"] == "data_worker:0"
     assert "data_worker:0" in seen["text"]
-    said = cluster_control_socket.call(
+    answer = cluster_control_socket.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0"}
     )
-    assert said["text"] == "data_worker:0 has no output"
+    assert answer["text"] == "data_worker:0 has no output"
     more = cluster_control_socket.call(
-        ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": said["offset"]}
+        ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": answer["offset"]}
     )
-    assert more == {"text": "", "offset": said["offset"]}
+    assert more == {"text": "", "offset": answer["offset"]}
     assert cluster_control_socket.call(ME, {"command": "stop", "name": "here"}) == "stopped"
     assert not clusters()
 
@@ -79,7 +79,9 @@ def test_only_this_user_can_open_it(listening: Path) -> None:
     assert stat.S_IMODE(listening.parent.stat().st_mode) == 0o700
 
 
-def test_the_system_is_asked_who_is_there(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_credentials_come_from_the_system(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cluster_control_socket.clusters()
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
@@ -112,12 +114,12 @@ def test_the_system_is_asked_who_is_there(listening: Path, monkeypatch: pytest.M
         b'{"command": "cancel", "name": "here", "id": "7"}\n',
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(listening: Path, sent: bytes) -> None:
+def test_invalid_requests_are_refused_without_effect(listening: Path, sent: bytes) -> None:
     assert raw(listening, sent)["error"]["code"].startswith("TFD10")
     assert clusters()["here"].state == "ready"
 
 
-def test_a_request_without_end_is_cut_off(listening: Path) -> None:
+def test_oversized_request_is_rejected(listening: Path) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(10)
         peer.connect(str(listening))
@@ -126,7 +128,7 @@ def test_a_request_without_end_is_cut_off(listening: Path) -> None:
     assert cluster_control_socket.clusters()
 
 
-def test_errors_travel_with_their_kind(listening: Path) -> None:
+def test_errors_keep_their_class(listening: Path) -> None:
     with pytest.raises(errors.UnknownName, match="no task 'data_worker:9'") as caught:
         cluster_control_socket.call(
             ME, {"command": "logs", "name": "here", "task": "data_worker:9"}
@@ -134,7 +136,7 @@ def test_errors_travel_with_their_kind(listening: Path) -> None:
     assert caught.value.fix
 
 
-def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
+def test_silent_peers_do_not_block_others(listening: Path) -> None:
     silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for peer in silent:
         peer.connect(str(listening))
@@ -144,7 +146,7 @@ def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
 
 
 def test_dead_sockets_are_removed() -> None:
-    # This file stays when its process is killed.
+    # This file remains after its process is killed.
     code = (
         "import os, sys, pathlib; from tfd_notebook.net import unix_socket as unixsocket;"
         "s = unixsocket.listen(pathlib.Path(sys.argv[1]), 1); os._exit(0)"
@@ -158,11 +160,13 @@ def test_dead_sockets_are_removed() -> None:
         cluster_control_socket.call(999999999, {"command": "list"})
 
 
-def test_a_process_that_does_not_answer_is_named_and_hides_nobody(listening: Path) -> None:
+def test_unresponsive_process_is_named_and_hides_no_other(listening: Path) -> None:
     with unix_socket.listen(control_socket(999999998), 1):
         with pytest.raises(errors.TimeLimit, match="999999998"):
             cluster_control_socket.call(999999998, {"command": "list"}, timeout=0.1)
-        assert [one["name"] for one in cluster_control_socket.clusters(timeout=0.1)] == ["here"]
+        assert [cluster["name"] for cluster in cluster_control_socket.clusters(timeout=0.1)] == [
+            "here"
+        ]
 
 
 @contextlib.contextmanager
@@ -188,7 +192,7 @@ def test_descriptors_above_1023_work() -> None:
         cluster_control_socket.stop()
 
 
-def test_it_goes_on_after_connections_that_it_could_not_accept(
+def test_listener_continues_after_failed_accepts(
     listening: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -203,7 +207,7 @@ def test_it_goes_on_after_connections_that_it_could_not_accept(
     assert caplog.text.count("Too many open files") == 1
 
 
-def test_stopping_leaves_nothing(listening: Path) -> None:
+def test_stop_removes_socket_and_thread(listening: Path) -> None:
     assert cluster_control_socket.ensure_started() == listening
     cluster_control_socket.stop()
     cluster_control_socket.stop()
@@ -213,7 +217,7 @@ def test_stopping_leaves_nothing(listening: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
+def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None:
     code = (
         "import os, signal, sys\nfrom tfd_notebook.cluster import control_socket\n"
         "control_socket.ensure_started()\n"
@@ -230,7 +234,7 @@ def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
             os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
+def test_process_answers_before_a_command_ends_it() -> None:
     code = (
         "import threading, time\nfrom tfd_notebook.cluster import commands\n"
         "from tfd_notebook.cluster import control_socket as control\n"
@@ -244,15 +248,15 @@ def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
         assert ending.wait(30) == 0
 
 
-def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_path_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
     with Cluster(launcher="fake", name="far"):
         cluster_control_socket.ensure_started()
-        assert [one["name"] for one in cluster_control_socket.clusters()] == ["far"]
+        assert [cluster["name"] for cluster in cluster_control_socket.clusters()] == ["far"]
     cluster_control_socket.stop()
 
 
-def test_credentials_have_the_size_that_is_read() -> None:
+def test_credentials_have_the_expected_size() -> None:
     one, other = socket.socketpair()
     with one, other:
         packed = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 64)
@@ -263,9 +267,7 @@ def test_credentials_have_the_size_that_is_read() -> None:
 @pytest.mark.parametrize(
     "hours", [10**400, -(10**400), float("nan"), float("inf"), 0, -1], ids=lambda n: str(n)[:5]
 )
-def test_hours_of_any_size_are_refused_in_a_sentence(
-    listening: Path, command: str, hours: float
-) -> None:
+def test_hours_out_of_range_are_refused(listening: Path, command: str, hours: float) -> None:
     with pytest.raises(errors.UsageError, match=r"out of range\nNext: use more than 0"):
         cluster_control_socket.call(ME, {"command": command, "name": "here", "hours": hours})
     with pytest.raises(errors.UsageError, match="out of range"):
@@ -273,6 +275,6 @@ def test_hours_of_any_size_are_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("hours", ["8", True, None, [8]])
-def test_hours_that_are_no_number_are_refused(listening: Path, hours: Any) -> None:
+def test_hours_must_be_a_number(listening: Path, hours: Any) -> None:
     with pytest.raises(errors.UsageError, match="expected a number"):
         cluster_control_socket.call(ME, {"command": "detach", "name": "here", "hours": hours})

@@ -1,4 +1,4 @@
-"""What limits a coordinator: every kind is found, and none where there is nothing to be found."""
+"""Bottlenecks of a coordinator: each kind is detected, without false alarms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfd_notebook.model.spec import Role
 
 
 class Clock:
-    """A clock that only moves when it is told to."""
+    """A clock that only a test advances."""
 
     now = 1000.0
 
@@ -44,7 +44,7 @@ def rounds(
     queued: int = 0,
     store: Store | None = None,
 ) -> Store:
-    """Have two workers run closures at the same time, again and again, with breaks between."""
+    """Run closures on two workers concurrently and repeatedly, with breaks."""
     store = Store() if store is None else store
     for number in range(count):
         keys = [add(store, function, number % traces) for _ in range(2)]
@@ -73,7 +73,7 @@ def tasks(worker_cores: float, ps_bytes_per_s: float = 0.0) -> Sequence[TaskRow]
     return (*workers, *ps)
 
 
-#: What closures did, what is known besides, and what is to be said of it, and where.
+#: History of the closures, additional facts, the expected text, and the expected tasks.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "every result is fetched": (
         {"idle": 0.1},
@@ -149,20 +149,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_kind_is_found(case: str, clock: Clock) -> None:
+def test_every_kind_is_detected(case: str, clock: Clock) -> None:
     done, known, kind, stage = CASES[case]
-    found = judge(rounds(clock, **done), 2, **{"fetches": 0, "fetch_seconds": 0.0, **known})
-    assert (found.kind, found.stage) == (kind, stage)
-    assert bool(found.advice) == (kind != "none")
-    assert found.share is None or 0 <= found.share <= 1
-    assert repr(found)
+    bottleneck = judge(rounds(clock, **done), 2, **{"fetches": 0, "fetch_seconds": 0.0, **known})
+    assert (bottleneck.kind, bottleneck.stage) == (kind, stage)
+    assert bool(bottleneck.advice) == (kind != "none")
+    assert bottleneck.share is None or 0 <= bottleneck.share <= 1
+    assert repr(bottleneck)
 
 
-def test_more_workers_are_advised_only_where_they_can_help(clock: Clock) -> None:
+def test_more_workers_are_advised_only_if_they_help(clock: Clock) -> None:
     def advised(store: Store, rows: Sequence[TaskRow], paused: bool = False) -> str:
-        found = judge(store, 2, 0, 0.0, rows, paused=paused)
-        assert found.kind == "compute"
-        return found.advice
+        bottleneck = judge(store, 2, 0, 0.0, rows, paused=paused)
+        assert bottleneck.kind == "compute"
+        return bottleneck.advice
 
     idle, queued = rounds(clock), rounds(clock, queued=50)
     here, there = tasks(1000.0), [replace(row, host="node1") for row in tasks(1000.0)]
@@ -173,11 +173,9 @@ def test_more_workers_are_advised_only_where_they_can_help(clock: Clock) -> None
     assert advised(idle, there) == "it is idle now: no closure waits or runs"
 
 
-def test_advice_names_the_variables_of_the_user(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_names_the_users_variables(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     class Held:
-        """Stands for a cluster or a coordinator: only its variable's name matters here."""
+        """Stand-in for a cluster or a coordinator, of which only the variable's name matters."""
 
     cluster, coordinator = Held(), Held()
     queued, main = rounds(clock, queued=50), sys.modules["__main__"]
@@ -194,73 +192,73 @@ def test_advice_names_the_variables_of_the_user(
     assert advised(paused=True) == "it is paused now: steps.resume()"
 
 
-def test_no_kind_is_left_out() -> None:
+def test_every_kind_has_a_case() -> None:
     assert {kind for _, _, kind, _ in CASES.values()} == set(COORDINATOR_KINDS)
 
 
 @pytest.fixture
-def asked(clock: Clock) -> Callable[..., Limit]:
+def limit_of(clock: Clock) -> Callable[..., Limit]:
     def ask(store: Store, cores: float, reads: Any = ("step",)) -> Limit:
         return judge(store, 2, 0, 0.0, tasks(cores), reads_input=reads)
 
     return ask
 
 
-def test_what_an_idle_worker_does_now_says_nothing_of_then(
-    clock: Clock, asked: Callable[..., Limit]
+def test_current_idle_worker_does_not_change_past_limit(
+    clock: Clock, limit_of: Callable[..., Limit]
 ) -> None:
-    """After a join the workers are idle, whatever they did before."""
+    """After a join the workers are idle, independently of their earlier load."""
     store = rounds(clock, idle=0.0)
-    assert asked(store, 1.0).kind == "compute"
+    assert limit_of(store, 1.0).kind == "compute"
     clock.now += 60
-    assert asked(store, 0.0).kind == "compute"
+    assert limit_of(store, 0.0).kind == "compute"
     rounds(clock, store=store)
-    assert asked(store, 0.1).kind == "input"
+    assert limit_of(store, 0.1).kind == "input"
     clock.now += 60
-    assert asked(store, 1.0).kind == "input"
+    assert limit_of(store, 1.0).kind == "input"
 
 
-def test_nobody_is_accused_where_nobody_looked(clock: Clock, asked: Callable[..., Limit]) -> None:
+def test_unobserved_worker_is_not_reported(clock: Clock, limit_of: Callable[..., Limit]) -> None:
     store = rounds(clock)
     clock.now += 60
-    found = asked(store, 0.0)
-    assert found.kind == "compute"
-    assert "worker_cpu_cores" not in found.figures
+    result = limit_of(store, 0.0)
+    assert result.kind == "compute"
+    assert "worker_cpu_cores" not in result.figures
 
 
-def test_a_second_of_work_is_too_short_to_be_measured(
-    clock: Clock, asked: Callable[..., Limit]
-) -> None:
-    """The latest measure of the processors is, in part, of the time before."""
+def test_one_second_of_work_is_too_short(clock: Clock, limit_of: Callable[..., Limit]) -> None:
+    """The latest CPU sample partly covers the time before the work."""
     store = rounds(clock, idle=0.0)
     clock.now += 60
     rounds(clock, count=20, store=store)
-    assert asked(store, 0.1).kind == "compute"
+    assert limit_of(store, 0.1).kind == "compute"
 
 
-def test_closures_that_still_run_count(clock: Clock, asked: Callable[..., Limit]) -> None:
+def test_running_closures_count(clock: Clock, limit_of: Callable[..., Limit]) -> None:
     store = rounds(clock, count=10, seconds=5.0)
     clock.now += 60
     store.dispatched(add(store, "step", 0), 0)
-    assert asked(store, 0.1).kind == "compute"  # it has just begun
+    assert limit_of(store, 0.1).kind == "compute"  # it has just started
     rounds(clock, count=1, seconds=5.0, store=store)
     clock.now += 4
-    assert asked(store, 0.1).kind == "input"
+    assert limit_of(store, 0.1).kind == "input"
 
 
-def test_reading_is_compared_with_not_reading(clock: Clock, asked: Callable[..., Limit]) -> None:
+def test_closures_with_and_without_reading_are_compared(
+    clock: Clock, limit_of: Callable[..., Limit]
+) -> None:
     store = rounds(clock, seconds=0.05, function="step")
     rounds(clock, seconds=0.05, function="sum", store=store)
-    assert asked(store, 0.1).kind == "compute"  # those that read nothing take as long
+    assert limit_of(store, 0.1).kind == "compute"  # closures without reading take the same time
     store = rounds(clock, seconds=0.5, function="step")
     rounds(clock, seconds=0.05, function="sum", store=store)
-    assert asked(store, 0.1).kind == "input"
+    assert limit_of(store, 0.1).kind == "input"
 
 
 def test_reading_ends_with_the_closures_that_read(
-    clock: Clock, asked: Callable[..., Limit]
+    clock: Clock, limit_of: Callable[..., Limit]
 ) -> None:
     store = rounds(clock)
-    assert asked(store, 0.1).kind == "input"
+    assert limit_of(store, 0.1).kind == "input"
     rounds(clock, count=2_500, function="sum", store=store)
-    assert asked(store, 0.1).kind == "compute"
+    assert limit_of(store, 0.1).kind == "compute"

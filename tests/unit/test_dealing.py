@@ -1,4 +1,4 @@
-"""GPUs dealt out to the tasks of one host and of several, and who sees which."""
+"""Allocation of GPUs to the tasks of one or more hosts, and the GPUs that each task sees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_coordinator")
         ({Role.WORKER: 2, "evaluator": 1}, {"worker": 2, "evaluator": 1}),
     ],
 )
-def test_wishes(wish: Any, meaning: Any) -> None:
+def test_requests_are_parsed(wish: Any, meaning: Any) -> None:
     assert gpu_allocation.check(wish) == meaning
 
 
@@ -43,7 +43,7 @@ def test_wishes(wish: Any, meaning: Any) -> None:
         *({"ps": 1}, {"worker": -1}, {"worker": True}, {"worker": "1"}, {1: 1}),
     ],
 )
-def test_wishes_that_cannot_be_meant(wish: Any) -> None:
+def test_invalid_requests_are_refused(wish: Any) -> None:
     with pytest.raises(UsageError, match="gpus"):
         gpu_allocation.check(wish)
 
@@ -77,7 +77,7 @@ def share(*shares: tuple[int, ...]) -> tuple[HostAllocation, ...]:
         ({"evaluator": 1}, 2, 0, 0, GpuAllocation(0, share())),
     ],
 )
-def test_deals(
+def test_gpus_are_allocated(
     wish: Any, workers: int, evaluators: int, found: int, expected: GpuAllocation
 ) -> None:
     host = [HostGpus("here", tuple(range(found)))]
@@ -87,7 +87,7 @@ def test_deals(
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "found", "error", "said"),
+    ("wish", "workers", "found", "error", "message"),
     [
         ("auto", 5, 4, UsageError, "4 GPUs cannot be divided among 5 workers, and"),
         ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be divided evenly among 2 workers, and"),
@@ -99,15 +99,15 @@ def test_deals(
         ({"worker": 1}, 1, 0, Unsupported, "no NVML here"),
     ],
 )
-def test_deals_that_cannot_be(
-    wish: Any, workers: int, found: int, error: type[Exception], said: str
+def test_impossible_allocations_are_refused(
+    wish: Any, workers: int, found: int, error: type[Exception], message: str
 ) -> None:
     host = [HostGpus("here", tuple(range(found)), "" if found else "no NVML here")]
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         gpu_allocation.allocate_gpus(wish, workers, 1, host, alone)
 
 
-def test_each_task_gets_its_own() -> None:
+def test_tasks_get_distinct_gpus() -> None:
     dealt = GpuAllocation(2, share((0, 1, 2, 3), (4,)))
     assert [dealt.of(Role.WORKER, index, alone) for index in (0, 1)] == [(0, 1), (2, 3)]
     assert dealt.of(Role.EVALUATOR, 0, alone) == (4,)
@@ -125,7 +125,7 @@ ONE, TWO = HostGpus("ada@one", (0, 1)), HostGpus("ada@two", (0, 1, 2, 3))
 @pytest.mark.parametrize(
     ("wish", "workers", "evaluators", "expected"),
     [
-        ("auto", 2, 0, [(0, 1), (0, 1)]),  # as many as the host that has fewest can give
+        ("auto", 2, 0, [(0, 1), (0, 1)]),  # limited by the host with the fewest GPUs
         ("auto", 4, 0, [(0,), (0,), (1,), (1,)]),
         ("auto", 1, 0, [(0, 1)]),
         ((1, 0), 2, 0, [(1, 0), (1, 0)]),
@@ -135,7 +135,7 @@ ONE, TWO = HostGpus("ada@one", (0, 1)), HostGpus("ada@two", (0, 1, 2, 3))
         ({"worker": 1, "evaluator": 1}, 2, 1, [(0,), (0,), (1,)]),
     ],
 )
-def test_a_task_gets_only_gpus_of_its_host(
+def test_task_gets_only_gpus_of_its_host(
     wish: Any, workers: int, evaluators: int, expected: Any
 ) -> None:
     if expected is None:
@@ -143,15 +143,15 @@ def test_a_task_gets_only_gpus_of_its_host(
             gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
         return
     dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
-    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
-    seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
-    assert seen == expected
+    visible = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
+    visible += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
+    assert visible == expected
     assert dealt.count(workers, evaluators, in_turn) == sum(map(len, expected))
     assert GpuAllocation.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
 
-def seen_as(host: str, *numbers: int, others: int = 0) -> HostGpus:
-    """A name of a machine with these GPUs, and so many that only this name has."""
+def host_gpus(host: str, *numbers: int, others: int = 0) -> HostGpus:
+    """Return a name of a machine with these GPUs, and `others` that only this name has."""
     ids = [f"GPU-{number}" for number in numbers] + [f"{host}-{n}" for n in range(others)]
     return HostGpus(host, tuple(range(len(ids))), ids=tuple(ids))
 
@@ -161,41 +161,41 @@ def seen_as(host: str, *numbers: int, others: int = 0) -> HostGpus:
     [
         ("auto", 2, 0, 0, [(0, 2), (1, 3)]),
         ("auto", 4, 0, 0, [(0,), (1,), (2,), (3,)]),
-        ("auto", 1, 0, 0, [(0, 1, 2, 3)]),  # what the other name would have, nobody would use
+        ("auto", 1, 0, 0, [(0, 1, 2, 3)]),  # the other name would leave its GPUs unused
         ("auto", 2, 0, 4, [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ({"worker": 1}, 3, 0, 0, [(0,), (1,), (2,)]),
         ({"worker": 1, "evaluator": 2}, 2, 1, 0, [(0,), (2,), (1, 3)]),
     ],
 )
-def test_a_machine_with_two_names_deals_its_gpus_once(
+def test_machine_with_two_names_allocates_gpus_once(
     wish: Any, workers: int, evaluators: int, own: int, expected: Any
 ) -> None:
-    found = [seen_as("exec/0", 0, 1, 2, 3), seen_as("exec/1", 0, 1, 2, 3, others=own)]
-    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, in_turn)
-    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
-    seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
-    assert seen == expected
-    dealt_out = [f"{i % 2}:{n}" if own and n > 3 else n for i, of in enumerate(seen) for n in of]
+    inventory = [host_gpus("exec/0", 0, 1, 2, 3), host_gpus("exec/1", 0, 1, 2, 3, others=own)]
+    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, inventory, in_turn)
+    visible = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
+    visible += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
+    assert visible == expected
+    dealt_out = [f"{i % 2}:{n}" if own and n > 3 else n for i, of in enumerate(visible) for n in of]
     assert len(set(dealt_out)) == len(dealt_out)
 
 
-def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
-    found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
+def test_machine_with_two_names_counts_gpus_once() -> None:
+    inventory = [host_gpus("exec/0", 0, 1), host_gpus("exec/1", 0, 1)]
     with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be divided among 2 workers"):
-        gpu_allocation.allocate_gpus("auto", 4, 0, found, in_turn)
-    said = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
-    with pytest.raises(UsageError, match=said):
-        gpu_allocation.allocate_gpus((0, 1), 2, 0, found, in_turn)
+        gpu_allocation.allocate_gpus("auto", 4, 0, inventory, in_turn)
+    text = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
+    with pytest.raises(UsageError, match=text):
+        gpu_allocation.allocate_gpus((0, 1), 2, 0, inventory, in_turn)
     with pytest.raises(UsageError, match="1 on exec/0: its other GPUs are for exec/1, which"):
-        gpu_allocation.allocate_gpus({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
+        gpu_allocation.allocate_gpus({"worker": 1, "evaluator": 1}, 2, 1, inventory, in_turn)
 
 
-def test_what_nobody_needs_yet_is_for_workers_that_come() -> None:
-    found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
-    dealt = gpu_allocation.allocate_gpus({"worker": 1}, 1, 0, found, in_turn)
+def test_unused_gpus_are_kept_for_later_workers() -> None:
+    inventory = [host_gpus("exec/0", 0, 1), host_gpus("exec/1", 0, 1)]
+    dealt = gpu_allocation.allocate_gpus({"worker": 1}, 1, 0, inventory, in_turn)
     dealt.check(2, in_turn)
-    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(2)]
-    assert sorted(seen) == [(0,), (1,)]
+    received = [dealt.of(Role.WORKER, index, in_turn) for index in range(2)]
+    assert sorted(received) == [(0,), (1,)]
 
 
 NONE = HostGpus("ada@none", (), "there is no GPU")
@@ -214,7 +214,7 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
         ({"worker": 2, "evaluator": 1}, 2, 1, (ONE, TWO), UsageError, "evaluator .* on ada@one"),
     ],
 )
-def test_the_host_on_which_they_do_not_suffice_is_named(
+def test_host_with_too_few_gpus_is_named(
     wish: Any,
     workers: int,
     evaluators: int,
@@ -226,7 +226,7 @@ def test_the_host_on_which_they_do_not_suffice_is_named(
         gpu_allocation.allocate_gpus(wish, workers, evaluators, found, in_turn)
 
 
-def test_a_host_without_a_worker_keeps_its_own_for_one_that_comes() -> None:
+def test_host_without_workers_keeps_its_gpus() -> None:
     dealt = gpu_allocation.allocate_gpus("auto", 1, 0, [ONE, TWO], in_turn)
     dealt.check(3 - 1, in_turn)
     assert dealt.of(Role.WORKER, 1, in_turn) == (0, 1)
@@ -242,7 +242,7 @@ def machine() -> Iterator[Fake]:
         cluster.stop()
 
 
-def test_a_cluster_deals_them_out(machine: Fake) -> None:
+def test_cluster_allocates_gpus(machine: Fake) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, data_workers=1, evaluator=True, launcher=machine)
     assert machine.nodes[0].dealt == {
         "dispatcher:0": [],
@@ -262,11 +262,11 @@ def test_a_cluster_deals_them_out(machine: Fake) -> None:
         cluster.scale(workers=3)
     assert cluster.state == "ready"
     cluster.scale(workers=0)
-    cluster.scale(workers=4)  # dealt anew: nobody had any
+    cluster.scale(workers=4)  # a new allocation, because no worker had GPUs
     assert [machine.nodes[0].dealt[f"worker:{i}"] for i in range(4)] == [[0], [1], [2], [3]]
 
 
-def test_nothing_starts_where_they_do_not_go_round(machine: Fake) -> None:
+def test_start_fails_with_too_few_gpus(machine: Fake) -> None:
     with pytest.raises(UsageError, match=r"4 GPUs cannot be divided among 5 workers[^$]*gpus=0"):
         tfd.Cluster(workers=5, ps=1, launcher=machine)
     assert machine.nodes[0].dealt == {}
@@ -275,7 +275,7 @@ def test_nothing_starts_where_they_do_not_go_round(machine: Fake) -> None:
     assert not any(machine.nodes[1].dealt.values())
 
 
-def test_who_gets_none_is_said(machine: Fake) -> None:
+def test_workers_without_gpus_are_reported(machine: Fake) -> None:
     cluster = tfd.Cluster(workers=3, ps=1, launcher=machine)
     (notice,) = cluster.snapshot().notices
     assert notice.what == ("each worker gets 1 of the 4 GPUs, the same for all: 3 stay unused")
@@ -291,7 +291,7 @@ def machines() -> Iterator[Fake]:
 
 def test_all_gpus_of_all_hosts_are_in_one_table(machines: Fake) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, launcher=machines, gpus={"worker": 2})
-    assert [row.task for row in cluster.snapshot().gpus] == [""] * 6  # nothing was told yet
+    assert [row.task for row in cluster.snapshot().gpus] == [""] * 6  # not reported yet
     node = machines.nodes[0]
     assert node.dealt["worker:0"] == node.dealt["worker:1"] == [0, 1]
     node.use_gpus("ada@two", use_percent=[90, 80, 0, None], used=[40e9, 20e9, 0, 1e9])
@@ -320,7 +320,7 @@ def test_all_gpus_of_all_hosts_are_in_one_table(machines: Fake) -> None:
     assert tuple(cluster.gpus().to_frame().columns) == GPU_COLUMNS
 
 
-def test_inside_this_process_they_cannot_be_given() -> None:
+def test_inprocess_tasks_cannot_have_gpus() -> None:
     with pytest.raises(Unsupported, match="share its view"):
         tfd.Cluster(workers=1, launcher="inprocess", gpus=[0])
     assert not tfd.clusters()

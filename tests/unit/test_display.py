@@ -35,16 +35,16 @@ def shell() -> Iterator[InteractiveShell]:
 @pytest.mark.parametrize("kind", ["display_data", "execute_result", "update_display_data"])
 def test_plain_output_has_text_and_images_only(kind: str) -> None:
     content = {"data": RICH, "metadata": {"text/html": {"isolated": False}}}
-    with capture_output() as seen:
+    with capture_output() as captured:
         display.show_plain(kind, content)
-    (shown,) = seen.outputs
+    (shown,) = captured.outputs
     assert shown.data == {"text/plain": "a figure\ufffd]0;title\ufffd", "image/png": "iVBORw0KGgo="}
-    with capture_output() as seen:
+    with capture_output() as captured:
         display.show(kind, content)
-    assert seen.outputs[0].data == RICH
+    assert captured.outputs[0].data == RICH
 
 
-def test_plain_text_keeps_its_colours_and_steers_no_terminal(
+def test_plain_text_keeps_colours_and_drops_control_codes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = "\x1b[31mred\x1b[0m\r\n\x1b]0;title\x07\x1b[2J"
@@ -52,7 +52,7 @@ def test_plain_text_keeps_its_colours_and_steers_no_terminal(
     assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\r\n\ufffd]0;title\ufffd\ufffd[2J"
 
 
-def test_the_cell_has_the_option() -> None:
+def test_cell_magic_has_the_plain_option() -> None:
     parser = Parser("%%tfd_kernel")
     remote_kernel._cell_arguments(parser)
     options: Any = parser.parse_args(["kernel", "--plain"])

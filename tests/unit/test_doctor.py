@@ -1,4 +1,4 @@
-"""What the doctor finds in a process, its host, a description and a cluster without TensorFlow."""
+"""Findings about a process, its host, a description, and a cluster, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import config_files, probe, tf_messages
 from tfd_notebook.net.probe import Probe
 
-#: An address of which nobody is the owner (RFC 5737).
+#: An address for documentation, without a host (RFC 5737).
 ELSEWHERE = "192.0.2.1:2222"
 
 
@@ -46,7 +46,7 @@ def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def codes(target: Any = None) -> set[str]:
-    # Tests before this one may have set TensorFlow up in this process: TFD804 is for a child.
+    # Earlier tests may have set up TensorFlow in this process. A child process tests TFD804.
     return set(tfd.doctor(target).codes) - {"TFD804"}
 
 
@@ -64,41 +64,41 @@ def test_every_code_has_its_entry_with_its_severity_and_title() -> None:
     assert known.keys() == diagnostics.kinds().keys() | errors_of
 
 
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
+def test_healthy_process_has_no_findings() -> None:
     assert in_child() == set()
 
 
 def test_findings_are_a_list_a_table_text_and_html(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["<b>"]}}')
-    found = tfd.doctor()
-    (one,) = found
+    findings = tfd.doctor()
+    (one,) = findings
     assert (one.code, one.severity, one.where) == ("TFD803", "error", "TF_CONFIG")
-    assert list(found) == [found[0]] == list(found.errors)
-    assert found.records() == [one.as_dict()]
-    assert list(found.to_frame().columns) == ["code", "severity", "where", "what", "why", "fix"]
-    assert "✗ error" in repr(found)
-    assert "Next: " in repr(found)
-    shown = found._repr_mimebundle_()
+    assert list(findings) == [findings[0]] == list(findings.errors)
+    assert findings.records() == [one.as_dict()]
+    assert list(findings.to_frame().columns) == ["code", "severity", "where", "what", "why", "fix"]
+    assert "✗ error" in repr(findings)
+    assert "Next: " in repr(findings)
+    shown = findings._repr_mimebundle_()
     assert "&lt;b&gt;" in shown["text/html"]
     assert "<b>" not in shown["text/html"]
     assert "checked: this process" in shown["text/plain"]
     assert str(one).startswith("[TFD803] ")
 
 
-def test_a_check_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failing_check_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "file"))
-    (found,) = tfd.doctor()
-    assert (found.code, found.severity) == ("TFD800", "info")
-    assert "WorkDirError" in found.what
+    (finding,) = tfd.doctor()
+    assert (finding.code, finding.severity) == ("TFD800", "info")
+    assert "WorkDirError" in finding.what
 
 
-def test_what_is_no_target_is_an_error() -> None:
+def test_invalid_targets_are_refused() -> None:
     with pytest.raises(errors.UnknownName, match="no cluster 'nobody'"):
         tfd.doctor("nobody")
     with pytest.raises(errors.UsageError, match="invalid target of type int"):
         tfd.doctor(3)
-    with pytest.raises(errors.Malformed, match="no address"):
+    with pytest.raises(errors.Malformed, match="invalid address"):
         tfd.doctor({"worker": ["a"]})
 
 
@@ -121,13 +121,13 @@ def test_odd_job_names_and_a_missing_chief(monkeypatch: pytest.MonkeyPatch) -> N
         assert config(worker=[worker.address], ps=[ps.address]) == {"TFD802"}
         assert config(worker=[worker.address]) == set()
         with Server(status("wroker:0", "CPU")) as odd:
-            (found,) = tfd.doctor({"wroker": [odd.address]})
-        assert found.code == "TFD801"
-        assert "did you mean 'worker'?" in found.fix
+            (finding,) = tfd.doctor({"wroker": [odd.address]})
+        assert finding.code == "TFD801"
+        assert "did you mean 'worker'?" in finding.fix
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cluster": {"worker": ["a:99999"]}}'])
-def test_a_config_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_tf_config_is_found(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TF_CONFIG", text)
     assert codes() == {"TFD803"}
     for good in ("", "{}", '{"cluster": {}}'):
@@ -135,72 +135,72 @@ def test_a_config_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, text: str
         assert codes() == set()
 
 
-def test_duplicate_addresses() -> None:
-    with Server(status("worker:0", "CPU")) as one, Server(status("worker:1", "CPU")) as two:
-        assert codes({"worker": [one.address, two.address]}) == set()
-        assert codes({"worker": [one.address, one.address]}) == {"TFD805", "TFD807"}
+def test_duplicate_addresses_are_found() -> None:
+    with Server(status("worker:0", "CPU")) as server, Server(status("worker:1", "CPU")) as two:
+        assert codes({"worker": [server.address, two.address]}) == set()
+        assert codes({"worker": [server.address, server.address]}) == {"TFD805", "TFD807"}
 
 
 def test_localhost_advertised_to_other_hosts() -> None:
-    with Server(status("worker:0", "CPU")) as one:
-        assert "TFD806" in codes({"worker": [one.address, ELSEWHERE]})
-        assert codes({"worker": [one.address]}) == set()
+    with Server(status("worker:0", "CPU")) as server:
+        assert "TFD806" in codes({"worker": [server.address, ELSEWHERE]})
+        assert codes({"worker": [server.address]}) == set()
 
 
-def test_workers_that_tell_a_dispatcher_elsewhere_localhost() -> None:
-    def found(dispatcher: str, worker: str) -> set[str]:
-        seen = Service(
+def test_data_workers_with_localhost_and_a_remote_dispatcher() -> None:
+    def codes_of(dispatcher: str, worker: str) -> set[str]:
+        service = Service(
             dispatcher,
             Probe(dispatcher, "alive", "dispatcher", version=9),
             {worker: Probe(worker, "alive", "data_worker")},
         )
-        return {one.code for one in diagnostics.look("service", seen)}
+        return {finding.code for finding in diagnostics.look("service", service)}
 
     diagnosis.load()
-    assert found("192.0.2.1:2222", "localhost:1") == {"TFD806"}
-    assert found("192.0.2.1:2222", "192.0.2.2:2222") == set()
-    assert found("localhost:1", "localhost:2") == set()
+    assert codes_of("192.0.2.1:2222", "localhost:1") == {"TFD806"}
+    assert codes_of("192.0.2.1:2222", "192.0.2.2:2222") == set()
+    assert codes_of("localhost:1", "localhost:2") == set()
 
 
-def test_the_only_data_worker_restarts() -> None:
-    def found(state: TaskState, probe: str) -> list[str]:
+def test_restart_of_the_only_data_worker_is_found() -> None:
+    def findings_of(state: TaskState, probe: str) -> list[str]:
         at = "localhost:2"
         row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, state=state, reason="boom")
-        seen = Service(
+        service = Service(
             "localhost:1",
             Probe("localhost:1", "alive", "dispatcher", version=9),
             {at: Probe(at, probe, "data_worker", reason="refused")},  # type: ignore[arg-type]
             own=True,
             rows={at: row},
         )
-        return [f"{one.code} {one.what}" for one in diagnostics.look("service", seen)]
+        return [f"{one.code} {one.what}" for one in diagnostics.look("service", service)]
 
     diagnosis.load()
-    assert found(TaskState.RESTARTING, "refused") == [
+    assert findings_of(TaskState.RESTARTING, "refused") == [
         "TFD811 none of its data workers responds: "
         "data_worker:0 at localhost:2 is restarting (boom)"
     ]
-    assert found(TaskState.READY, "alive") == []
+    assert findings_of(TaskState.READY, "alive") == []
 
 
-def test_a_data_worker_on_another_network_is_named() -> None:
+def test_data_worker_on_another_network_is_named() -> None:
     at = "192.0.2.2:2222"
 
-    def found(open_to: str) -> str:
+    def finding_of(open_to: str) -> str:
         row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, open_to=open_to)
-        seen = Service(
+        service = Service(
             "192.0.2.1:2222",
             Probe("192.0.2.1:2222", "alive", "dispatcher", version=9),
             {at: Probe(at, "unreachable", reason="timed out")},
             rows={at: row},
         )
-        (one,) = diagnostics.look("service", seen)
+        (one,) = diagnostics.look("service", service)
         return one.what
 
     diagnosis.load()
-    assert f"{at} is unreachable from here: timed out" in found("")
-    assert "or the network blocks" in found("")
-    assert "its packet filter allows this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
+    assert f"{at} is unreachable from here: timed out" in finding_of("")
+    assert "or the network blocks" in finding_of("")
+    assert "its packet filter allows this host, 10.0.0.0/8" in finding_of("this host, 10.0.0.0/8")
 
 
 @contextlib.contextmanager
@@ -244,7 +244,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 
 def dispatcher_of(*workers: str) -> Server:
-    """Return a dispatcher that knows these data workers."""
+    """Return a dispatcher with these data workers."""
     known = tf_messages.GetWorkersResponse()
     for worker in workers:
         known.workers.add(address=worker)
@@ -258,7 +258,7 @@ def dispatcher_of(*workers: str) -> Server:
     )
 
 
-def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]]) -> None:
+def test_unreachable_data_worker_is_probed_once(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
         (one,) = diagnostics.look("service", Service.inspect(dispatcher.address))
@@ -268,7 +268,7 @@ def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]
     assert sum(waits[at]) <= data_service_checks._PROBE_SECONDS
 
 
-def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, list[float]]) -> None:
+def test_reachable_data_worker_is_not_named(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     answer = {probe._METHODS["data_worker"]: b""}
     with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
@@ -278,12 +278,12 @@ def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, lis
         )
 
 
-def test_another_task_answers_and_nobody_answers() -> None:
-    with Server(status("worker:1", "CPU")) as one:
-        assert codes({"worker": [one.address]}) == {"TFD807"}
-        assert codes({"worker": {1: one.address}}) == set()
-        assert codes(one.address) == set()
-        address = one.address
+def test_wrong_and_missing_answers_are_found() -> None:
+    with Server(status("worker:1", "CPU")) as server:
+        assert codes({"worker": [server.address]}) == {"TFD807"}
+        assert codes({"worker": {1: server.address}}) == set()
+        assert codes(server.address) == set()
+        address = server.address
     assert codes({"worker": {1: address}}) == {"TFD809"}
     assert codes(address) == {"TFD809"}
 
@@ -299,7 +299,7 @@ input()
 """
 
 
-def test_a_port_that_two_servers_share() -> None:
+def test_shared_port_is_found() -> None:
     def listen(port: str) -> Any:
         pipe = subprocess.PIPE
         started = subprocess.Popen(
@@ -313,8 +313,10 @@ def test_a_port_that_two_servers_share() -> None:
         assert "TFD808" not in codes({"worker": [f"localhost:{port}"]})
         second, _ = listen(port)
         try:
-            found = [x for x in tfd.doctor({"worker": [f"localhost:{port}"]}) if x.code == "TFD808"]
-            assert all(str(pid) in found[0].what for pid in (first.pid, second.pid))
+            matches = [
+                x for x in tfd.doctor({"worker": [f"localhost:{port}"]}) if x.code == "TFD808"
+            ]
+            assert all(str(pid) in matches[0].what for pid in (first.pid, second.pid))
         finally:
             second.communicate("\n", timeout=10)
     finally:
@@ -324,7 +326,7 @@ def test_a_port_that_two_servers_share() -> None:
 # The process and its host
 
 
-def test_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
@@ -333,7 +335,7 @@ def test_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes() == set()
 
 
-def test_hidden_gpus(tmp_path: Path) -> None:
+def test_hidden_gpus_are_found(tmp_path: Path) -> None:
     _nvml.write_module(tmp_path)
     _nvml.write_gpus(tmp_path / "gpus", (0, 0), (0, 0))
     there = {"PYTHONPATH": str(tmp_path), _nvml.VARIABLE: str(tmp_path / "gpus")}
@@ -342,14 +344,14 @@ def test_hidden_gpus(tmp_path: Path) -> None:
     assert in_child(**there) == set()
 
 
-def test_a_limit_of_address_space() -> None:
+def test_limit_of_address_space_is_found() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, ({0}, {0})); "
     assert in_child(limit.format(8 * 10**9) + DOCTOR) == {"TFD844"}
     assert in_child(limit.format(64 * 10**9) + DOCTOR) == set()
 
 
-def test_limits_of_control_groups(tmp_path: Path) -> None:
-    """As version 2 writes them: the tightest of a job and of what is around it."""
+def test_limits_of_control_groups_are_found(tmp_path: Path) -> None:
+    """The tightest limit of a Slurm job's cgroup (version 2) and its parents counts."""
     job = tmp_path / "slurm" / "job_7"
     job.mkdir(parents=True)
     (tmp_path / "mine").write_text("0::/slurm/job_7\n")
@@ -384,7 +386,7 @@ while memory.of_group()[1] < float(sys.argv[2]) * memory.of_group()[0]:
 
 
 @pytest.mark.root
-def test_a_control_group_that_is_nearly_full() -> None:
+def test_nearly_full_control_group_is_found() -> None:
     root = Path("/sys/fs/cgroup/memory")
     version_1 = root.is_dir()
     group = (root if version_1 else root.parent) / f"tfd-test-{os.getpid()}"
@@ -398,7 +400,7 @@ def test_a_control_group_that_is_nearly_full() -> None:
         group.rmdir()
 
 
-def test_a_policy_that_will_soon_end_a_task(
+def test_policy_limit_that_is_near_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config_files, "SYSTEM", tmp_path)
@@ -409,11 +411,11 @@ def test_a_policy_that_will_soon_end_a_task(
     launcher.nodes[0].measure("data_worker:0", rss_mb=500.0)
     assert "TFD844" not in codes(cluster)
     launcher.nodes[0].measure("data_worker:0", rss_mb=900.0)
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD844")
-    assert "line 1" in found.what
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD844")
+    assert "line 1" in finding.what
 
 
-def test_leftovers_of_dead_kernels() -> None:
+def test_leftovers_of_dead_kernels_are_found() -> None:
     held = (
         "import os; from tfd_notebook.cluster import control_socket; "
         "control_socket.ensure_started(); os._exit(0)"
@@ -426,8 +428,8 @@ def test_leftovers_of_dead_kernels() -> None:
     assert codes() == set()
 
 
-def test_a_kernel_that_will_be_culled() -> None:
-    # Its server is whoever started it.
+def test_kernel_that_will_be_culled_is_found() -> None:
+    # The process that started it counts as its server.
     server = (
         "import subprocess, sys; print(subprocess.run([sys.executable, '-c', "
         f"'import ipykernel; {DOCTOR}'], capture_output=True, text=True, check=True).stdout)"
@@ -436,7 +438,7 @@ def test_a_kernel_that_will_be_culled() -> None:
     assert in_child(server, "--MappingKernelManager.cull_idle_timeout=0") == set()
 
 
-def test_an_ipykernel_that_queues_clicks() -> None:
+def test_ipykernel_that_queues_clicks_is_found() -> None:
     old = str(Path(sys.prefix) / "ipykernel6")
     assert in_child(f"import ipykernel; {DOCTOR}", PYTHONPATH=old) == {"TFD862"}
     assert in_child(f"import ipykernel; {DOCTOR}") == set()
@@ -468,59 +470,59 @@ start("one", [0])
 start("two", [1])
 assert "TFD843" not in tfd.doctor().codes
 start("three", [0])
-(found,) = (one for one in tfd.doctor() if one.code == "TFD843")
-assert "GPU 0 of localhost" in found.what
-assert "one/worker:0, three/worker:0" in found.what
-print(found.code)
+(finding,) = (f for f in tfd.doctor() if f.code == "TFD843")
+assert "GPU 0 of localhost" in finding.what
+assert "one/worker:0, three/worker:0" in finding.what
+print(finding.code)
 """
 
 
-def test_a_gpu_that_two_tasks_share() -> None:
-    # Where TensorFlow was imported by a test before, the process would become a coordinator.
+def test_oversubscribed_gpu_is_found() -> None:
+    # With TensorFlow imported by an earlier test, the process would become a coordinator.
     assert in_child(SHARED_GPU) == {"TFD843"}
 
 
-def test_environment_that_came_too_late(
+def test_late_environment_variables_are_found(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "TFD832" not in codes(cluster)
     monkeypatch.setenv("AWS_REGION", "nowhere")
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD832")
-    assert "AWS_REGION" in found.what
-    assert "nowhere" not in str(found)
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD832")
+    assert "AWS_REGION" in finding.what
+    assert "nowhere" not in str(finding)
     monkeypatch.delenv("AWS_REGION")
     assert "TFD832" not in codes(cluster)
 
 
-def test_tasks_open_to_others(cluster: tfd.Cluster, fake: Fake) -> None:
+def test_tasks_open_to_other_hosts_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "TFD852" not in codes(cluster)
     fake.nodes[0].tell("data_worker:1", TaskState.READY, open_to="everyone")
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD852")
-    assert "data_worker:1 are open to everyone" in found.what
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD852")
+    assert "data_worker:1 are open to everyone" in finding.what
 
 
-def test_too_many_restarts_and_reconnects(cluster: tfd.Cluster, fake: Fake) -> None:
+def test_frequent_restarts_and_reconnects_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     for _ in range(2):
         cluster.kill("data_worker:0")
     assert "TFD853" not in codes(cluster)
     cluster.kill("data_worker:0")
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD853")
-    assert "data_worker:0 was restarted 3 times" in found.what
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD853")
+    assert "data_worker:0 was restarted 3 times" in finding.what
     for _ in range(3):
         fake.nodes[0]._on_event(HostDisconnected("localhost", 600.0))
         fake.nodes[0]._on_event(HostReconnected("localhost", 1.0))
-    said = [one.what for one in tfd.doctor(cluster) if one.code == "TFD853"]
-    assert any("localhost was lost and restored 3 times" in what for what in said)
+    received = [finding.what for finding in tfd.doctor(cluster) if finding.code == "TFD853"]
+    assert any("localhost was lost and restored 3 times" in what for what in received)
 
 
-def test_tasks_that_do_not_work(cluster: tfd.Cluster, fake: Fake) -> None:
+def test_failed_tasks_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "TFD854" not in codes(cluster)
     fake.nodes[0].tell("data_worker:0", TaskState.FAILED, "killed by signal 9", pid=None)
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD854")
-    assert "data_worker:0 is failed: killed by signal 9" in found.what
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD854")
+    assert "data_worker:0 is failed: killed by signal 9" in finding.what
 
 
-def test_a_socket_that_says_nothing_hangs_nobody() -> None:
+def test_silent_socket_does_not_block_the_doctor() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

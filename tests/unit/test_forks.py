@@ -1,4 +1,4 @@
-"""A child of os.fork() that ends leaves what belongs to its parent."""
+"""The end of a child of os.fork() does not affect resources of its parent."""
 
 import subprocess
 import sys
@@ -38,13 +38,15 @@ print("kept")
 
 
 def output(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
-    return done.stdout, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100
+    )
+    return completed.stdout, completed.stderr
 
 
-def test_the_copy_of_a_journal_stays():
+def test_forked_child_keeps_the_journal_copy():
     assert output(JOURNAL_COPY) == ("kept\n", "")
 
 
-def test_a_dispatcher_in_the_process_goes_on():
+def test_dispatcher_keeps_running_after_a_forked_child_ends():
     assert output(SERVER)[0] == "kept\n"

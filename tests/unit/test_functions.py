@@ -1,4 +1,4 @@
-"""Python functions of a pipeline: found in its graph, packed, and known to another process."""
+"""Python functions of a pipeline: search in its graph, pickling, and use in another process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokens(dataset: Any) -> tuple[str, ...]:
 
 
 def sent(dataset: Any) -> dict[str, Any]:
-    """Return what a worker runs for the dataset's tokens, once the kernel's own is gone."""
+    """Return the functions that a worker runs for the dataset's tokens, without the kernel's."""
     names, blob = pack(tokens(dataset))
     registry = py_functions.import_module(py_functions._MODULE)._py_funcs
     own = {token: registry._funcs.pop(token) for token in names}
@@ -102,17 +102,17 @@ def from_cell(source: str, name: str) -> Any:
 
 
 class TestTokens:
-    def test_no_two_are_alike_and_all_are_found(self) -> None:
+    def test_all_functions_are_found_with_unique_tokens(self) -> None:
         first, second = tokens(mapped(double)), tokens(mapped(double, stateful=False))
         assert len({*first, *second}) == 2
         assert all(map(py_functions.is_unique, (*first, *second)))
         assert len(tokens(Range(3).map(lambda x: tf.py_function(double, [x], tf.int64)))) == 1
 
-    def test_those_in_functions_of_functions_are_found(self) -> None:
+    def test_nested_functions_are_found(self) -> None:
         nested = Range(2).flat_map(lambda x: mapped(double).map(lambda y: y + x))
         assert len(tokens(nested)) == 1
 
-    def test_making_them_unique_can_be_repeated_and_undone(self) -> None:
+    def test_unique_tokens_can_be_repeated_and_undone(self) -> None:
         py_functions.make_tokens_unique()
         (token,) = tokens(mapped(double))
         assert token.count("_") == 2
@@ -121,17 +121,17 @@ class TestTokens:
         assert token.count("_") == 1
         assert all(map(py_functions.is_unique, tokens(mapped(double))))
 
-    def test_a_function_traced_before_is_refused(self) -> None:
+    def test_function_traced_before_is_refused(self) -> None:
         with tensorflow_counts():
             dataset = mapped(double)
         with pytest.raises(NotSerializable, match=r"(?s)double .*before tfd_notebook.*again"):
             pack(tokens(dataset))
 
-    def test_a_function_that_is_gone_is_refused(self) -> None:
+    def test_collected_function_is_refused(self) -> None:
         with pytest.raises(NotSerializable, match="no longer exists"):
             pack(["pyfunc_7_0123456789ab"])
 
-    def test_tensorflow_is_not_imported_for_it_but_changed_when_it_is(self) -> None:
+    def test_tensorflow_is_patched_only_after_its_import(self) -> None:
         code = (
             "import sys; from tfd_notebook._compat.tf_data import py_functions as pyfunc\n"
             "pyfunc.make_tokens_unique()\n"
@@ -147,7 +147,7 @@ class TestTokens:
 
 
 class TestTravel:
-    def test_functions_of_a_notebook(self) -> None:
+    def test_functions_of_a_notebook_are_sent(self) -> None:
         cell = "def helper(x): return np.int64(x + 1)\ndef augment(x): return helper(x) * 10"
         augment = from_cell(cell, "augment")
         dataset = mapped(augment)
@@ -165,15 +165,15 @@ class TestTravel:
         ],
         ids=["module", "lambda", "callable", "method", "partial"],
     )
-    def test_every_kind_of_function(self, function: Any, expected: list[int]) -> None:
+    def test_every_kind_of_function_is_sent(self, function: Any, expected: list[int]) -> None:
         assert run(mapped(function)) == expected
 
-    def test_a_closure_finds_the_globals_of_its_module(self) -> None:
+    def test_closure_finds_the_globals_of_its_module(self) -> None:
         _guarded.clear()
         assert run(mapped(guarded(3))) == [0, 3, 6]
         assert _guarded == {"calls": 3}
 
-    def test_a_generator_shares_its_state_among_its_functions(self) -> None:
+    def test_generator_functions_share_their_state(self) -> None:
         base = 40
 
         def count() -> Iterator[int]:
@@ -182,7 +182,7 @@ class TestTravel:
         dataset = tf.data.Dataset.from_generator(
             count, output_signature=tf.TensorSpec((), tf.int64)
         )
-        list(dataset)  # an iteration here is no part of what travels
+        list(dataset)  # an iteration in this process must not change the pickled dataset
         assert set(pack(tokens(dataset))[0].values()) == {"count"}
         assert run(dataset.repeat(2)) == [40, 41, 40, 41]
 
@@ -210,7 +210,7 @@ class TestTravel:
 
 
 class TestRefusal:
-    def test_the_thing_that_cannot_be_sent_is_named(self) -> None:
+    def test_object_that_cannot_be_pickled_is_named(self) -> None:
         cell = (
             "import threading\nlock = threading.Lock()\n"
             "def helper(x):\n    with lock:\n        return x\n"
@@ -223,7 +223,7 @@ class TestRefusal:
         assert "helper.lock (_thread.lock)" in caught.value.what
         assert caught.value.fix
 
-    def test_attributes_and_defaults_are_looked_into(self) -> None:
+    def test_attributes_and_defaults_are_inspected(self) -> None:
         shift = Shift(1)
         shift.by = types.SimpleNamespace(handle=threading.Lock())  # type: ignore[assignment]
         with pytest.raises(NotSerializable, match=r"Shift\.twice .* uses self\.by\.handle "):
@@ -231,7 +231,7 @@ class TestRefusal:
         with pytest.raises(NotSerializable, match=r"<lambda> .* uses guard "):
             pack(tokens(mapped(lambda x, guard=_lock: x)))
 
-    def test_a_module_that_the_worker_lacks_is_named(self) -> None:
+    def test_module_missing_on_the_worker_is_named(self) -> None:
         module = types.ModuleType("tfd_only_here")
         module.__spec__ = ModuleSpec("tfd_only_here", None)
         sys.modules["tfd_only_here"] = module
@@ -244,7 +244,7 @@ class TestRefusal:
             install(blob)
 
 
-def test_tensorflow_has_the_names_that_are_used() -> None:
+def test_tensorflow_has_the_used_names() -> None:
     script_ops = py_functions.import_module(py_functions._MODULE)
     registry = script_ops._py_funcs
     assert isinstance(registry, script_ops.FuncRegistry), tf.__version__

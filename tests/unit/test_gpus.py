@@ -1,4 +1,4 @@
-"""GPUs found and measured, with an NVML that is made up."""
+"""Detection and sampling of GPUs, with a fake NVML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfd_notebook.agent import gpu_discovery
 
 
 class FakeNVML:
-    """What `gpus` uses of the module pynvml."""
+    """The functions of pynvml that `gpus` uses."""
 
     class NVMLError(Exception):
         pass
@@ -57,9 +57,9 @@ class FakeNVML:
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNVML:
-    made = FakeNVML()
-    monkeypatch.setitem(sys.modules, "pynvml", made)  # type: ignore[arg-type]
-    return made
+    fake_nvml = FakeNVML()
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml)  # type: ignore[arg-type]
+    return fake_nvml
 
 
 def numbers(found: Mapping[str, Any]) -> list[int]:
@@ -73,24 +73,24 @@ def numbers(found: Mapping[str, Any]) -> list[int]:
         ("2,0", [2, 0]),
         (" 1 , 3", [1, 3]),
         ("GPU-22, GPU-00-abc", [2, 0]),
-        ("1,9,2", [1]),  # as CUDA: what it does not know ends the list
+        ("1,9,2", [1]),  # as in CUDA, an unknown device ends the list
         ("GPU-", []),
         ("-1", []),
         ("", []),
         ("MIG-1", []),
     ],
 )
-def test_the_environment_says_which_may_be_used(
+def test_environment_limits_the_usable_gpus(
     nvml: FakeNVML, setting: str | None, expected: list[int]
 ) -> None:
     environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    found = gpu_discovery.find(environment)
-    assert numbers(found) == expected
-    assert found["why"] == ("" if expected else f"CUDA_VISIBLE_DEVICES={setting} hides 4 GPUs")
+    result = gpu_discovery.find(environment)
+    assert numbers(result) == expected
+    assert result["why"] == ("" if expected else f"CUDA_VISIBLE_DEVICES={setting} hides 4 GPUs")
     assert nvml.users == 0
 
 
-def test_what_is_told_of_a_gpu(nvml: FakeNVML) -> None:
+def test_gpu_is_described(nvml: FakeNVML) -> None:
     assert gpu_discovery.find({})["gpus"][1] == {
         "index": 1,
         "name": "NVIDIA Imaginary 80GB",
@@ -99,7 +99,7 @@ def test_what_is_told_of_a_gpu(nvml: FakeNVML) -> None:
     }
 
 
-def test_without_nvml_there_are_none_and_the_reason_is_known(
+def test_missing_nvml_gives_no_gpus_and_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_without_nvml_there_are_none_and_the_reason_is_known(
     assert gpu_discovery.find({}) == {"gpus": [], "why": "this host has no GPU", "hidden": False}
 
 
-def test_use_and_memory(nvml: FakeNVML) -> None:
+def test_utilization_and_memory_are_sampled(nvml: FakeNVML) -> None:
     meter = gpu_discovery.GpuSampler()
     nvml.busy = {0: 35}
     used = {"used": 2_100_000_000}
@@ -118,7 +118,7 @@ def test_use_and_memory(nvml: FakeNVML) -> None:
     assert nvml.users == 1
 
 
-def test_a_meter_without_nvml_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_without_nvml_tries_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
     meter = gpu_discovery.GpuSampler()
     assert meter.read([0]) == {}
@@ -126,7 +126,7 @@ def test_a_meter_without_nvml_asks_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert meter.read([0]) == {}
 
 
-def test_what_a_process_sees() -> None:
+def test_visible_gpus_of_a_process() -> None:
     assert gpu_discovery.environment([]) == {"CUDA_VISIBLE_DEVICES": "-1"}
     assert gpu_discovery.environment([2, 0]) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

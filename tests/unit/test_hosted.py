@@ -1,4 +1,4 @@
-"""The part of a cluster that is on one host, in its agent."""
+"""The part of a cluster that an agent runs on its host."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from tfd_notebook.net import runtime_dir
 from tfd_notebook.net.probe import probe
 
 
-def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
+def test_unkillable_task_leaves_no_directory(capfd):
     async def work():
         directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
         agent = Agent("abcdefabcdef", directory, None)
@@ -38,7 +38,7 @@ def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
     assert "Bad file descriptor" in capfd.readouterr().err
 
 
-def test_a_task_is_buried_after_a_failed_attempt(capfd):
+def test_error_server_starts_after_a_failed_attempt(capfd):
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
 
     async def work():
@@ -52,15 +52,15 @@ def test_a_task_is_buried_after_a_failed_attempt(capfd):
         cluster = agent.clusters["lost"]
         task = cluster.tasks["ps:0"]
         task.state = TaskState.FAILED
-        found = []
+        results = []
         for allow in (cluster.allow, ()):
             cluster.allow = allow
             task.serve_error()
-            found.append(await asyncio.to_thread(probe, task.address))
+            results.append(await asyncio.to_thread(probe, task.address))
         await agent.do_close(session, "lost")
         runtime_dir.remove(agent.directory)
         lock.close()
-        return found
+        return results
 
     open_port, closed = asyncio.run(work())
     assert open_port.state == "refused"

@@ -1,4 +1,4 @@
-"""The rules of the house: what every file here keeps to, whatever it does."""
+"""Rules for all files of the repository."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfd_notebook"
-#: What neither ``import tfd_notebook`` nor ``%load_ext tfd_notebook`` may import.
+#: Modules that neither ``import tfd_notebook`` nor ``%load_ext tfd_notebook`` may import.
 HEAVY = ("tensorflow", "keras", "pandas", "grpc", "ipywidgets")
 TEXT = {".cfg", ".ipynb", ".md", ".py", ".toml", ".txt", ".yml", ""}
 
 
 def own_launchers() -> dict[str, Any]:
     """Return the launchers that the project declares as entry points, by name."""
-    found = {}
+    launchers = {}
     for name, target in project()["project"]["entry-points"][base.ENTRY_POINTS].items():
         module, _, attribute = target.partition(":")
-        found[name] = getattr(importlib.import_module(module), attribute)
-    return found
+        launchers[name] = getattr(importlib.import_module(module), attribute)
+    return launchers
 
 
 def project() -> dict[str, Any]:
@@ -54,7 +54,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def files() -> Iterator[Path]:
-    """All text files that belong to the project."""
+    """Return all text files of the project."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -69,9 +69,9 @@ def files() -> Iterator[Path]:
 
 
 def loaded(code: str) -> set[str]:
-    """Return the HEAVY modules that are loaded after `code` ran in a process of its own."""
+    """Run `code` in a new process, and return the HEAVY modules that it has loaded."""
     tail = f"import sys; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", f"{code}\n{tail}"],
         env=dict(os.environ, TFD_PRELOAD="off"),
         check=True,
@@ -79,7 +79,7 @@ def loaded(code: str) -> set[str]:
         text=True,
         timeout=60,
     )
-    return set(done.stdout.splitlines()[-1].split())
+    return set(completed.stdout.splitlines()[-1].split())
 
 
 def test_public_names_are_sorted_and_exist() -> None:
@@ -92,7 +92,7 @@ def test_public_names_are_sorted_and_exist() -> None:
         tfd_notebook.nonsense  # noqa: B018
 
 
-def test_type_checkers_see_the_names_that_users_see() -> None:
+def test_type_checkers_see_the_public_names() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.asname for node in block.body for alias in node.names}  # type: ignore[attr-defined]
@@ -119,7 +119,7 @@ def test_one_version() -> None:
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_error_tree_is_drawn_as_it_is() -> None:
+def test_documented_error_tree_matches_the_classes() -> None:
     drawn = dict(re.findall(r"(\w+)\s+(TFD\d{3})\s", errors.__doc__ or ""))
     kinds = [getattr(errors, name) for name in errors.__all__]
     assert drawn == {kind.__name__: kind.code for kind in kinds}
@@ -130,7 +130,7 @@ def test_error_tree_is_drawn_as_it_is() -> None:
 
 def _subclasses(kind: type[errors.TfdError]) -> Iterator[type[errors.TfdError]]:
     for child in kind.__subclasses__():
-        # Errors that are TensorFlow's, too, are made when one is raised, under the same name.
+        # Errors that are also TensorFlow's are created when raised, under the same name.
         if getattr(errors, child.__name__, None) is child:
             yield child
             yield from _subclasses(child)
@@ -146,19 +146,19 @@ def test_docs_name_every_error() -> None:
 def test_signatures_show_every_argument() -> None:
     cluster = inspect.signature(tfd_notebook.Cluster).parameters
     assert {"data_workers", "workers", "ps", "launcher", "gpus", "policy"} <= set(cluster)
-    assert all(one.kind is one.KEYWORD_ONLY for one in cluster.values())
+    assert all(p.kind is p.KEYWORD_ONLY for p in cluster.values())
     stream = inspect.signature(tfd_notebook.Cluster.stream).parameters
     assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard"}
     for kind in (*own_launchers().values(), RemoteLauncher):
         shown = inspect.signature(kind).parameters
-        assert all(one.kind is not one.VAR_KEYWORD for one in shown.values()), kind
+        assert all(p.kind is not p.VAR_KEYWORD for p in shown.values()), kind
         assert {"host", "allow"} <= set(shown), kind
         if issubclass(kind, RemoteLauncher):
             assert {"grace", "place", "secure"} <= set(shown), kind
 
 
 @pytest.mark.parametrize("name", ["fake", "jupyter", "spark", "ssh"])
-def test_an_unknown_option_of_a_launcher_is_an_error(name: str) -> None:
+def test_unknown_launcher_option_is_an_error(name: str) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'hots'"):
         base.launcher(name, {"hots": "one"})
 
@@ -180,8 +180,8 @@ def test_launchers_are_entry_points() -> None:
         assert kind.name == name
 
 
-def test_private_names_of_tensorflow_stay_behind_one_door() -> None:
-    found = []
+def test_private_names_of_tensorflow_stay_in_compat() -> None:
+    results = []
     for path, tree in modules():
         if path.startswith("tfd_notebook/_compat/"):
             continue
@@ -203,8 +203,8 @@ def test_private_names_of_tensorflow_stay_behind_one_door() -> None:
             elif isinstance(node, ast.Attribute):
                 names = [ast.unparse(node).replace("tf.python", "tensorflow.python")]
             if any("tensorflow.python" in name for name in names):
-                found.append(f"{path}:{node.lineno}")
-    assert not found
+                results.append(f"{path}:{node.lineno}")
+    assert not results
 
 
 #: Modules of pyspark whose documentation lists their names.
@@ -220,7 +220,7 @@ PYSPARK_ATTRIBUTES = {
 
 
 def private_names_of_pyspark(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and name of what `tree` uses of pyspark and pyspark does not document."""
+    """Yield line and name of each undocumented name of pyspark that `tree` uses."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -238,13 +238,13 @@ def private_names_of_pyspark(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_private_names_of_pyspark_stay_in_compat() -> None:
-    found = [
+    matches = [
         f"{path}:{line}: {name}"
         for path, tree in modules()
         if not path.startswith("tfd_notebook/_compat/")
         for line, name in private_names_of_pyspark(tree)
     ]
-    assert not found
+    assert not matches
 
 
 @pytest.mark.parametrize(
@@ -262,16 +262,16 @@ def test_private_names_of_pyspark_are_found(code: str) -> None:
     assert list(private_names_of_pyspark(ast.parse(code)))
 
 
-def test_layers_hold() -> None:
+def test_layer_contract_holds() -> None:
     command = shutil.which("lint-imports", path=Path(sys.executable).parent)
     assert command, "import-linter is missing"
-    done = subprocess.run(
+    completed = subprocess.run(
         [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
 
 
-def test_modules_stay_readable() -> None:
+def test_modules_have_limited_length() -> None:
     lengths = {
         path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines())
         for path in PACKAGE.rglob("*.py")
@@ -279,27 +279,27 @@ def test_modules_stay_readable() -> None:
     assert {path: length for path, length in lengths.items() if length > 500} == {}
 
 
-def test_no_file_names_a_machine() -> None:
+def test_files_contain_no_machine_names() -> None:
     private = re.compile(
         r"/(?:work|root|home|opt)/[\w.]|\bpypi\.org|pythonhosted|npmjs\.|file://\S"
     )
-    found = [
+    matches = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in files()
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if private.search(line) and path.name != Path(__file__).name
     ]
-    assert not found
+    assert not matches
 
 
-def test_pins_name_versions_only() -> None:
+def test_constraints_pin_versions_only() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pin = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.]+( ; .+)?")
     assert [line for line in lines if line and line[0] != "#" and not pin.fullmatch(line)] == []
 
 
 @pytest.mark.parametrize("kind", ["thread", "process", "port", "held port", "file"])
-def test_leak_check_finds(kind: str, leftovers: Callable[[], Any]) -> None:
+def test_leak_check_detects_machine_names(kind: str, leftovers: Callable[[], Any]) -> None:
     before = leftovers()
     before.check("nobody")
     undo = _leak(kind)
@@ -315,10 +315,10 @@ def test_leak_check_finds(kind: str, leftovers: Callable[[], Any]) -> None:
 
 def _leak(kind: str) -> Callable[[], object]:
     if kind == "thread":
-        done = threading.Event()
-        thread = threading.Thread(target=done.wait, daemon=True)
+        event = threading.Event()
+        thread = threading.Thread(target=event.wait, daemon=True)
         thread.start()
-        return lambda: (done.set(), thread.join())
+        return lambda: (event.set(), thread.join())
     if kind == "process":
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         return lambda: (process.kill(), process.communicate())

@@ -1,4 +1,4 @@
-"""Import paths of started processes: what is kept, in which order, and what is left out."""
+"""Import paths of started processes: kept entries, their order, and removed entries."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_tasks_import_what_the_kernel_imports(directories: tuple[Path, Path]) ->
     working, shared = directories
     path = interpreter.task_path()
     assert set(path) == {os.path.abspath(entry) for entry in sys.path}
-    assert path[0] == str(shared)  # named by the user, and in that place
+    assert path[0] == str(shared)  # in the position that the user specified
     assert path.index(str(working)) > path.index(interpreter.standard_library()[0])
 
 
-def test_a_working_directory_after_the_standard_library_stays_where_it_is(
+def test_later_working_directory_keeps_its_position(
     directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = [entry for entry in sys.path if entry]
@@ -42,7 +42,7 @@ def test_a_working_directory_after_the_standard_library_stays_where_it_is(
     assert interpreter.task_path() == [*entries, str(directories[0])]
 
 
-def test_a_working_directory_is_added_after_the_standard_library(
+def test_working_directory_is_added_after_stdlib(
     directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -51,7 +51,7 @@ def test_a_working_directory_is_added_after_the_standard_library(
     assert path.index(str(directories[0])) > path.index(interpreter.standard_library()[0])
 
 
-def test_helpers_leave_out_what_other_users_may_write_to(directories: tuple[Path, Path]) -> None:
+def test_helpers_omit_directories_writable_by_others(directories: tuple[Path, Path]) -> None:
     working, shared = directories
     path = interpreter.import_path()
     assert str(working) in path
@@ -72,7 +72,7 @@ def test_helpers_leave_out_what_other_users_may_write_to(directories: tuple[Path
     ],
 )
 @pytest.mark.root
-def test_a_working_directory_of_other_users_comes_last_for_tasks_and_helpers_leave_it_out(
+def test_untrusted_working_directory_comes_last_or_is_omitted(
     directories: tuple[Path, Path], owner: tuple[int, int], mode: int, trusted: bool
 ) -> None:
     working, _ = directories
@@ -87,24 +87,24 @@ def test_a_working_directory_of_other_users_comes_last_for_tasks_and_helpers_lea
         assert (path[-1] == str(working)) == (not trusted)
 
 
-def test_code_given_to_python_searches_the_working_directory_last_and_no_writable_one(
+def test_python_code_searches_the_working_directory_last(
     directories: tuple[Path, Path],
 ) -> None:
     working, shared = directories
     code = interpreter.FIRST + "\nimport json; print(json.dumps(sys.path))"
     for entry in ("", ".", str(working)):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([entry, str(shared), "missing"])},
             stdout=subprocess.PIPE,
             check=True,
         )
-        path = json.loads(done.stdout)
+        path = json.loads(completed.stdout)
         assert path[-1] == str(working)
         assert not {"", ".", "missing", str(shared), str(working / "missing")} & set(path)
 
 
-def test_variables_of_the_interpreter_are_kept_but_for_such_entries(
+def test_interpreter_variables_keep_trusted_entries(
     directories: tuple[Path, Path],
 ) -> None:
     working, shared = directories
@@ -115,14 +115,14 @@ def test_variables_of_the_interpreter_are_kept_but_for_such_entries(
     assert "PYTHONPATH" not in interpreter.environment({"PYTHONPATH": os.pathsep})
 
 
-def test_a_removed_working_directory_is_left_out(
+def test_removed_working_directory_is_omitted(
     directories: tuple[Path, Path], tmp_path: Path
 ) -> None:
     directories[0].rmdir()
     assert all(map(os.path.isabs, interpreter.task_path()))
 
 
-def test_a_notebooks_directory_replaces_none_of_pythons_modules_in_executors(
+def test_notebook_directory_does_not_shadow_stdlib_in_executors(
     directories: tuple[Path, Path],
 ) -> None:
     from tfd_notebook.spark.local_session import session
@@ -136,12 +136,12 @@ def test_a_notebooks_directory_replaces_none_of_pythons_modules_in_executors(
     assert path.index(interpreter.standard_library()[0]) < path.index(str(working))
 
 
-def test_tasks_of_a_slurm_cell_import_nothing_from_the_working_directory(
+def test_slurm_tasks_do_not_import_from_the_working_directory(
     directories: tuple[Path, Path],
 ) -> None:
     (directories[0] / "tensorflow.py").write_text("open('ran', 'w')\n")
     code = suggestions.SRUN.partition("TASK = '''\n")[2].partition("'''")[0]
-    # Without site-packages the import of TensorFlow fails, or finds the file here.
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
-    assert "No module named 'tensorflow'" in done.stderr
+    # Without site-packages, the import of TensorFlow fails or loads the file here.
+    completed = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
+    assert "No module named 'tensorflow'" in completed.stderr
     assert not (directories[0] / "ran").exists()

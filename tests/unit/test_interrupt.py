@@ -1,4 +1,4 @@
-"""The watch for Ctrl-C: what it cancels, what it leaves alone, and that it leaves no trace."""
+"""The watch for Ctrl-C: cancelled and ignored functions, and cleanup."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
 @pytest.fixture(autouse=True)
 def nobody_else():
-    """An iterator that a test of another file left holds a watch of its own: begin without."""
+    """Remove the watches of iterators that tests of other files have left."""
     sigint.undo()
 
 
@@ -32,13 +32,13 @@ def press():
 
 
 def block(meter, function=False):
-    """Make `meter` look blocked; return the event that its cancellation sets."""
+    """Simulate a blocked `meter`; return the event that its cancellation sets."""
     cancelled = threading.Event()
     meter.blocked[sigint.MAIN_THREAD] = (time.perf_counter(), cancelled.set, function)
     return cancelled
 
 
-def test_a_blocked_call_is_cancelled_after_a_grace(meter):
+def test_blocked_call_is_cancelled_after_a_grace_period(meter):
     cancelled = block(meter)
     start = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
@@ -48,7 +48,7 @@ def test_a_blocked_call_is_cancelled_after_a_grace(meter):
     assert meter.interrupted
 
 
-def test_a_call_that_ends_by_itself_stays_usable(meter):
+def test_call_that_ends_in_time_stays_usable(meter):
     cancelled = block(meter)
     with pytest.raises(KeyboardInterrupt):
         press()
@@ -57,7 +57,7 @@ def test_a_call_that_ends_by_itself_stays_usable(meter):
     assert not meter.interrupted
 
 
-def test_a_function_that_computes_is_cancelled_at_the_second_press_only(meter):
+def test_computing_function_is_cancelled_at_the_second_ctrl_c(meter):
     class Clock:
         def starved(self):
             return False
@@ -71,19 +71,19 @@ def test_a_function_that_computes_is_cancelled_at_the_second_press_only(meter):
     meter.clock = None
 
 
-def test_other_handlers_are_left_alone(meter):
-    seen = []
-    before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+def test_other_signal_handlers_are_kept(meter):
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append(1))
     try:
         cancelled = block(meter)
         press()
         assert not cancelled.wait(3 * sigint.GRACE)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert seen == [1]
+    assert received == [1]
 
 
-def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
+def test_wakeup_descriptor_of_an_event_loop_is_restored():
     ours, loops = socket.socketpair()
     loops.setblocking(False)
     outer = signal.set_wakeup_fd(loops.fileno())
@@ -103,7 +103,7 @@ def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
         loops.close()
 
 
-def test_the_last_release_ends_the_thread():
+def test_last_release_ends_the_thread():
     first, second = IteratorMetrics(), IteratorMetrics()
     sigint.arm(first)
     sigint.arm(second)

@@ -1,4 +1,4 @@
-"""The journal, from records written here as TensorFlow frames them."""
+"""The journal, from records in TensorFlow's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfd_notebook.net import tf_messages
 
 
 class Writer:
-    """Appends to a journal in `work_dir`."""
+    """Writer that appends to a journal in `work_dir`."""
 
     def __init__(self, work_dir: Path, number: int = 0) -> None:
         directory = work_dir / JOURNAL_DIR
@@ -59,14 +59,14 @@ def a_job(writer: Writer, iteration: int = 2000, mode: int = 1, workers: int = 2
     writer.add(acquire_iteration_client={"iteration_id": iteration, "iteration_client_id": 3000})
 
 
-def test_nothing_there_yet(tmp_path: Path) -> None:
+def test_missing_journal_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.read() == JournalState()
     a_job(Writer(tmp_path))
     assert journal.read().workers == ("localhost:1", "localhost:2")
 
 
-def test_state(tmp_path: Path) -> None:
+def test_state_follows_from_the_records(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     a_job(writer)
     state = Journal(tmp_path).read()
@@ -83,7 +83,7 @@ def test_state(tmp_path: Path) -> None:
     assert state.size_bytes == writer.path.stat().st_size
 
 
-def test_finished_when_every_task_is(tmp_path: Path) -> None:
+def test_iteration_finishes_with_its_last_task(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
     a_job(writer)
     writer.add(finish_task={"task_id": 4000})
@@ -100,7 +100,7 @@ def test_finished_when_every_task_is(tmp_path: Path) -> None:
     assert not state.finished("other")
 
 
-def test_removed_task_is_gone(tmp_path: Path) -> None:
+def test_removed_task_is_not_listed(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     a_job(writer)
     writer.add(remove_task={"task_id": 4000})
@@ -110,7 +110,7 @@ def test_removed_task_is_gone(tmp_path: Path) -> None:
     assert state.finished("train")
 
 
-def test_collected_iteration_starts_afresh(tmp_path: Path) -> None:
+def test_collected_iteration_starts_again(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
     a_job(writer)
     writer.add(garbage_collect_iteration={"iteration_id": 2000})
@@ -136,7 +136,7 @@ def test_splits_are_counted_by_iteration(tmp_path: Path) -> None:
         assert splits == {2000: 5 * round_, 2001: 3 * round_}
 
 
-def test_half_written_record_waits(tmp_path: Path) -> None:
+def test_partial_record_is_read_later(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
     record = framed(register_worker={"worker_address": "localhost:1"})
     for cut in (1, 11, 12, 20, len(record) - 1):
@@ -148,7 +148,7 @@ def test_half_written_record_waits(tmp_path: Path) -> None:
         assert journal.read().workers == ("localhost:1",)
 
 
-def test_same_state_when_nothing_is_new(tmp_path: Path) -> None:
+def test_unchanged_journal_returns_the_same_state(tmp_path: Path) -> None:
     a_job(Writer(tmp_path))
     journal = Journal(tmp_path)
     assert journal.read() is journal.read()
@@ -157,7 +157,7 @@ def test_same_state_when_nothing_is_new(tmp_path: Path) -> None:
 def test_next_dispatcher_writes_the_next_file(tmp_path: Path) -> None:
     first, journal = Writer(tmp_path, 9), Journal(tmp_path)
     a_job(first)
-    first.raw(b"\x07half")  # what its predecessor had begun when it was killed
+    first.raw(b"\x07half")  # a record that its killed predecessor has not completed
     assert len(journal.read().tasks) == 2
     second = Writer(tmp_path, 10)
     second.add(finish_task={"task_id": 4000})
@@ -168,7 +168,7 @@ def test_next_dispatcher_writes_the_next_file(tmp_path: Path) -> None:
     assert state.size_bytes == first.path.stat().st_size + second.path.stat().st_size
 
 
-def test_another_journal_in_its_place(tmp_path: Path) -> None:
+def test_replaced_journal_is_read_again(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
     a_job(writer)
     assert journal.read().jobs
@@ -182,7 +182,7 @@ def test_another_journal_in_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"\xff" * 40, struct.pack("<QI", 3, 0) + b"\xff\xff\xff" + bytes(4)]
 )
-def test_damaged(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_journal_is_reported(tmp_path: Path, damage: bytes) -> None:
     writer = Writer(tmp_path)
     a_job(writer)
     offset = writer.path.stat().st_size
@@ -191,7 +191,7 @@ def test_damaged(tmp_path: Path, damage: bytes) -> None:
         Journal(tmp_path).read()
 
 
-def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_records_are_skipped(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     record = b"\xfa\x01\x02\x08\x01"  # field 31, of a later version
     writer.raw(struct.pack("<QI", len(record), 0) + record + bytes(4))
@@ -199,7 +199,7 @@ def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
     assert Journal(tmp_path).read().jobs
 
 
-def test_a_long_journal_is_read_once(tmp_path: Path) -> None:
+def test_long_journal_is_read_once(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
     a_job(writer)
     writer.raw(framed(produce_split={"iteration_id": 2000}) * 300_000)  # more than one block

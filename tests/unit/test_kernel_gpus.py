@@ -1,4 +1,4 @@
-"""The GPUs of this host in the kernel's own hands: left to the workers that run beside it."""
+"""Visibility of this host's GPUs in the kernel, which leaves them to its local workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         cluster.stop()
 
 
-def test_they_are_left_before_tensorflow_takes_them(done: list[Any]) -> None:
+def test_gpus_are_hidden_before_tensorflow_starts(done: list[Any]) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
     assert done == [([], "GPU")]
     assert not cluster.snapshot().notices
@@ -35,7 +35,7 @@ def test_they_are_left_before_tensorflow_takes_them(done: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("gpus", "options"), [((), {}), ((0, 1), {"gpus": 0}), ((0, 1), {"launcher": "elsewhere"})]
 )
-def test_they_are_kept_where_no_worker_beside_it_has_one(
+def test_gpus_are_kept_without_local_workers_with_gpus(
     done: list[Any], gpus: tuple[int, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = Fake(gpus=gpus)
@@ -45,7 +45,7 @@ def test_they_are_kept_where_no_worker_beside_it_has_one(
     assert done == []
 
 
-def test_a_kernel_that_has_them_already_is_told(
+def test_kernel_that_already_uses_gpus_is_warned(
     done: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(devices: list[Any], kind: str) -> None:

@@ -23,11 +23,11 @@ from tfd_notebook.launchers.client.jupyter_server import split
         ("/a/lab/b/?token=abc", "/a/lab/b"),
     ],
 )
-def test_the_page_is_no_part_of_the_server(page: str, base: str) -> None:
+def test_page_is_removed_from_the_address(page: str, base: str) -> None:
     assert split(f"https://one:8888{page}") == (f"https://one:8888{base}", "abc")
 
 
 @pytest.mark.parametrize("url", ["", "one:8888", "grpc://one:1", "https://one:0", None, ["a"]])
-def test_what_is_no_address_is_refused(url: object) -> None:
+def test_invalid_address_is_refused(url: object) -> None:
     with pytest.raises(errors.UsageError, match="invalid Jupyter server address"):
         split(url)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The server's extension: who may ask, what is refused, and how an answer is come by."""
+"""The server extension: authentication, refused requests, and answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
-    """Return the status and what was said; `body` is posted."""
+    """Post `body`, and return status and content of the answer."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(address, data)
     if token:
@@ -50,11 +50,11 @@ def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
-def test_where_nothing_is_detached_nothing_is_listed(address: str) -> None:
+def test_list_is_empty_without_detached_clusters(address: str) -> None:
     assert ask(address) == (200, {"clusters": []})
 
 
-def test_strangers_are_told_nothing(address: str) -> None:
+def test_unauthenticated_requests_are_refused(address: str) -> None:
     assert ask(address, token="")[0] == 403
     assert ask(address, token="another")[0] == 403
     assert ask(f"{address}/c", {"do": "stop"}, token="")[0] == 403
@@ -79,7 +79,7 @@ def test_strangers_are_told_nothing(address: str) -> None:
         ("c", {"do": "stop"}, 404, "without a kernel"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_requests_are_refused(
     address: str, name: str, body: Any, status: int, what: str
 ) -> None:
     got, said = ask(f"{address}/{name}", body)
@@ -89,8 +89,8 @@ def test_what_cannot_be_meant_is_refused(
     assert set(said) == {"what", "fix", "code"}
 
 
-def test_a_page_of_another_site_changes_nothing(address: str) -> None:
-    # As a browser would send it: with the user's cookie, and without the token of our pages.
+def test_cross_site_requests_are_refused(address: str) -> None:
+    # Like a browser: with the user's cookie, and without the XSRF token.
     base = address.removesuffix("tfd-notebook/clusters")
     login = urllib.request.Request(f"{base}api/me")
     login.add_header("Authorization", f"token {TOKEN}")
@@ -106,14 +106,16 @@ def test_a_page_of_another_site_changes_nothing(address: str) -> None:
         assert "XSRF" in json.load(error)["message"] or "Forbidden" in error.reason
 
 
-def test_the_command_answers_or_says_why_not() -> None:
+def test_command_answers_or_reports_an_error() -> None:
     assert json.loads(asyncio.run(jupyter_server.tfd("list", "--json", limit=60))) == []
     with pytest.raises(errors.StateError, match="no running cluster") as error:
         asyncio.run(jupyter_server.tfd("stop", limit=60))
     assert error.value.fix
 
 
-def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_is_ended_after_its_timeout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     note = tmp_path / "pid"
     code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
@@ -124,7 +126,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not Path(f"/proc/{note.read_text()}").exists()
 
 
-def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_unattached_clusters_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"state": "ready", "launcher": "local", "planned": 2, "observed": 2, "reading": 0}
     known = [
         dict(one, name="held", pid=1, lease=2.0),
@@ -166,7 +168,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         given_up = asyncio.ensure_future(jupyter_server.unattached_clusters())
         asking = [asyncio.ensure_future(jupyter_server.unattached_clusters()) for _ in range(5)]
@@ -182,7 +184,7 @@ def test_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(ask())
 
 
-def test_a_list_that_failed_is_not_shared_with_later_requests(
+def test_failed_list_is_not_shared_with_later_requests(
     lists: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works = interpreter.command
@@ -197,21 +199,21 @@ def test_a_list_that_failed_is_not_shared_with_later_requests(
     asyncio.run(ask())
 
 
-def test_the_server_drives_no_cluster_itself() -> None:
+def test_server_extension_imports_no_cluster_code() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
         "asyncio.run(jupyter_server.unattached_clusters());"
         "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster.cluster'} & set(sys.modules))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.strip() == "set()"
+    assert completed.stdout.strip() == "set()"
 
 
-def test_the_wheel_enables_it() -> None:
-    said = json.loads((Path(__file__).parents[2] / "labextension" / "server.json").read_text())
-    assert said["ServerApp"]["jpserver_extensions"] == {jupyter_server.__name__: True}
+def test_wheel_enables_the_extension() -> None:
+    data = json.loads((Path(__file__).parents[2] / "labextension" / "server.json").read_text())
+    assert data["ServerApp"]["jpserver_extensions"] == {jupyter_server.__name__: True}
     assert jupyter_server._jupyter_server_extension_points() == [
         {"module": jupyter_server.__name__}
     ]

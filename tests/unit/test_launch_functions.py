@@ -11,7 +11,7 @@ def kept(some):
     return [tokens for tokens, _ in some]
 
 
-def test_a_set_goes_with_the_last_of_its_functions():
+def test_set_is_removed_with_its_last_function():
     some = Functions()
     some.add(["a", "b"], b"ab")
     some.forget(["a"])
@@ -20,7 +20,7 @@ def test_a_set_goes_with_the_last_of_its_functions():
     assert kept(some) == []
 
 
-def test_a_set_whose_functions_are_in_later_ones_is_not_needed():
+def test_set_is_dropped_if_later_sets_have_its_functions():
     some = Functions()
     for number in range(100):
         some.add(["base", str(number)], b"x")
@@ -29,7 +29,7 @@ def test_a_set_whose_functions_are_in_later_ones_is_not_needed():
     assert kept(some) == [("base", "99")]
 
 
-def test_a_function_that_comes_again_is_not_forgotten():
+def test_repeated_function_is_kept():
     some = Functions()
     some.add(["a", "b"], b"ab")
     some.forget(["a"])
@@ -39,7 +39,7 @@ def test_a_function_that_comes_again_is_not_forgotten():
     assert kept(some) == [("a",)]
 
 
-def test_a_set_that_is_repeated_replaces_itself():
+def test_repeated_set_replaces_itself():
     some = Functions()
     some.add(["a"], b"1")
     some.add(["b"], b"2")
@@ -47,7 +47,7 @@ def test_a_set_that_is_repeated_replaces_itself():
     assert list(some) == [(("b",), b"2"), (("a",), b"3")]
 
 
-def test_there_is_a_limit(monkeypatch):
+def test_total_size_is_limited(monkeypatch):
     monkeypatch.setattr(dataset_functions, "LARGEST", 10)
     some = Functions()
     some.add(["a"], b"x" * 8)

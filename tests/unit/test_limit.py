@@ -1,4 +1,4 @@
-"""What limits a pipeline, in words; and what limits it, from figures."""
+"""Bottlenecks of a pipeline: their detection from figures, and their texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def node(
 
 
 def grown(*nodes: Node) -> list[Model]:
-    """Return the model before anything was done, and as `nodes` say."""
+    """Return an empty model and the model with `nodes`."""
     before = [Node(n.id, n.kind, n.asynchronous, n.inputs, 0, 0.0, n.parallelism, 0) for n in nodes]
     return [Model({n.id: n for n in each}, nodes[0].id) for each in (before, nodes)]
 
@@ -68,22 +68,22 @@ class TestSentence:
         assert text.count(". ") == 2
         assert "\n" not in text
 
-    def test_nothing_to_do_is_not_dressed_up(self) -> None:
+    def test_no_bottleneck_gives_no_advice(self) -> None:
         assert repr(Limit("none")) == "No bottleneck."
 
-    def test_a_stage_comes_with_its_place(self) -> None:
+    def test_stage_has_its_source_location(self) -> None:
         assert "map(f) (In[3], line 4)" in repr(Limit("stage", "map(f) (In[3], line 4)", 0.5))
 
 
 class TestCompare:
-    def test_faster(self) -> None:
+    def test_faster_gain_has_its_factor(self) -> None:
         before = Limit("stage", "map(f)", 0.9, FIGURES, "change it", 2.0)
         after = Limit("consumer", "", 0.9, {**FIGURES, "elements_per_s": 76.0})
-        found = compare(before, after)
-        assert found.gain == pytest.approx(1.9)
-        assert "40.0 to 76.0 elements/s" in repr(found)
-        assert "1.9x faster (expected: 2.0x)" in repr(found)
-        assert "was map(f), is now consumer" in repr(found)
+        result = compare(before, after)
+        assert result.gain == pytest.approx(1.9)
+        assert "40.0 to 76.0 elements/s" in repr(result)
+        assert "1.9x faster (expected: 2.0x)" in repr(result)
+        assert "was map(f), is now consumer" in repr(result)
 
     def test_slower_and_the_same(self) -> None:
         slow = Limit("stage", "map(f)", 0.9, {**FIGURES, "elements_per_s": 20.0})
@@ -92,7 +92,7 @@ class TestCompare:
         assert "as fast as before" in repr(compare(fast, fast))
         assert "still map(f)" in repr(compare(fast, fast))
 
-    def test_batches_are_compared_with_single_elements_by_their_bytes(self) -> None:
+    def test_batches_and_single_elements_are_compared_by_bytes(self) -> None:
         single = Limit("transfer", figures={"elements_per_s": 4000.0, "bytes_per_s": 32_000.0})
         batched = Limit("none", figures={"elements_per_s": 400.0, "bytes_per_s": 204_800.0})
         change = compare(single, batched)
@@ -105,12 +105,12 @@ class TestCompare:
         assert compare(slow, fast).gain == 3.0
         assert "closures/s" in repr(compare(slow, fast))
 
-    def test_from_nothing(self) -> None:
+    def test_gain_over_a_zero_rate_is_infinite(self) -> None:
         nothing = Limit("none", figures={"elements_per_s": 0.0})
         assert compare(nothing, Limit("none", figures=FIGURES)).gain == float("inf")
         assert compare(nothing, nothing).gain == 1.0
 
-    def test_what_has_a_limit_stands_for_it(self) -> None:
+    def test_object_with_a_limit_is_accepted(self) -> None:
         class Stream:
             limit = Limit("none", figures=FIGURES)
 
@@ -118,7 +118,7 @@ class TestCompare:
 
 
 class TestCosts:
-    def test_what_shares_a_thread_shares_a_lane(self) -> None:
+    def test_stages_of_one_thread_share_their_cost(self) -> None:
         source = stage("Range")
         mapped = stage("Map", source)
         last = stage("Batch", mapped)
@@ -133,7 +133,7 @@ class TestCosts:
         assert lanes[0].busy == pytest.approx(0.95)
         assert [part.stage for part in lanes[0].parts] == [mapped, last, source]
 
-    def test_a_pool_is_a_lane_of_its_own_with_its_threads(self) -> None:
+    def test_thread_pool_has_a_separate_cost(self) -> None:
         source = stage("TFRecord")
         mapped = stage("Map", source)
         lanes = costs(
@@ -150,7 +150,7 @@ class TestCosts:
         assert (lanes[1].busy, lanes[1].threads) == pytest.approx((0.6, 2.0))
         assert lanes[1].parts[0].stage is mapped
 
-    def test_batch_and_map_drawn_together(self) -> None:
+    def test_fused_batch_and_map_is_one_stage(self) -> None:
         source = stage("Range")
         last = stage("Batch", stage("Map", source))
         lanes = costs(
@@ -159,7 +159,7 @@ class TestCosts:
         assert lanes[0].parts[0].stage is last.inputs[0]
         assert lanes[1].parts[0].stage is source
 
-    def test_a_prefetch_of_tensorflows_is_not_the_users(self) -> None:
+    def test_injected_prefetch_is_not_a_stage_of_the_user(self) -> None:
         wanted = stage("Prefetch", stage("Range"))
         mapped = stage("Map", wanted)
         lanes = costs(
@@ -172,7 +172,7 @@ class TestCosts:
         assert lanes[0].parts[0].stage is mapped
         assert wanted in [part.stage for part in lanes[0].parts]
 
-    def test_the_second_part_of_a_concatenation(self) -> None:
+    def test_second_part_of_a_concatenation_is_measured(self) -> None:
         first, second = stage("Map", stage("Range")), stage("Map", stage("Range"))
         made = Costs(stage("Concatenate", first, second))
 
@@ -187,7 +187,7 @@ class TestCosts:
         assert by_stage[id(first)] == 1.0
         assert by_stage[id(second)] == 7.0
 
-    def test_a_part_whose_kind_tells_it_when_the_first_was_never_seen(self) -> None:
+    def test_unseen_first_part_is_identified_by_its_kind(self) -> None:
         second = stage("Map", stage("Range"))
         made = costs(
             stage("Concatenate", stage("Range"), second),
@@ -197,7 +197,7 @@ class TestCosts:
         (lane,) = made.lanes()
         assert lane.parts[0].stage is second
 
-    def test_each_turn_of_a_repetition_is_the_same_stage(self) -> None:
+    def test_repetitions_are_the_same_stage(self) -> None:
         slow = stage("Map", stage("Range"))
         made = Costs(stage("Repeat", slow))
         for child, seconds in ((2, 0.0), (2, 1.0), (5, 2.0), (8, 3.0)):
@@ -208,7 +208,7 @@ class TestCosts:
             (slow, False, 6.0)
         ]
 
-    def test_another_iterator_starts_from_nothing(self) -> None:
+    def test_new_iterator_starts_from_zero(self) -> None:
         made = Costs(last := stage("Range"))
         for model in grown(node(1, "Range", seconds=5.0)):
             made.add(model, 10.0)
@@ -229,86 +229,90 @@ class TestJudge:
             ).lanes()
         )
 
-    def test_a_consumer_that_never_waits_is_the_limit(self) -> None:
+    def test_consumer_that_never_waits_is_the_bottleneck(self) -> None:
         lanes = self.lanes(0.9)
-        found = judge(measured(lanes, waited=0.2), self.last, 2, has_consumer=True)
-        assert (found.kind, found.share) == ("consumer", pytest.approx(0.98))
+        bottleneck = judge(measured(lanes, waited=0.2), self.last, 2, has_consumer=True)
+        assert (bottleneck.kind, bottleneck.share) == ("consumer", pytest.approx(0.98))
 
-    def test_a_busy_stage(self) -> None:
+    def test_busy_stage_is_the_bottleneck(self) -> None:
         lanes = self.lanes(0.95)
-        found = judge(measured(lanes), self.last, 4, has_consumer=True)
-        assert (found.kind, found.stage, found.saturated) == ("stage", self.last, False)
+        bottleneck = judge(measured(lanes), self.last, 4, has_consumer=True)
+        assert (bottleneck.kind, bottleneck.stage, bottleneck.saturated) == (
+            "stage",
+            self.last,
+            False,
+        )
 
-    def test_a_busy_source(self) -> None:
+    def test_busy_source_is_the_bottleneck(self) -> None:
         last = stage("Map", source := stage("TFRecord"))
         lanes = costs(last, node(1, "Map", 2, seconds=1), node(2, "TFRecord", seconds=8)).lanes()
-        found = judge(measured(tuple(lanes), cpu=0.2), last, 2, has_consumer=False)
-        assert (found.kind, found.stage) == ("source", source)
+        bottleneck = judge(measured(tuple(lanes), cpu=0.2), last, 2, has_consumer=False)
+        assert (bottleneck.kind, bottleneck.stage) == ("source", source)
 
-    def test_python_that_holds_the_lock(self) -> None:
+    def test_python_with_the_gil_is_the_bottleneck(self) -> None:
         lanes = self.lanes(0.95, python=True)
-        found = judge(measured(lanes, locked=0.9), self.last, 4, has_consumer=False)
-        assert (found.kind, found.stage) == ("python", self.last)
+        bottleneck = judge(measured(lanes, locked=0.9), self.last, 4, has_consumer=False)
+        assert (bottleneck.kind, bottleneck.stage) == ("python", self.last)
 
-    def test_python_that_waits_is_a_stage(self) -> None:
+    def test_waiting_python_function_is_a_stage(self) -> None:
         lanes = self.lanes(0.95, python=True)
-        found = judge(measured(lanes, locked=0.0, cpu=0.1), self.last, 4, has_consumer=False)
-        assert found.kind == "stage"
+        bottleneck = judge(measured(lanes, locked=0.0, cpu=0.1), self.last, 4, has_consumer=False)
+        assert bottleneck.kind == "stage"
 
-    def test_a_buffer_that_fills(self) -> None:
+    def test_filling_buffer_is_the_bottleneck(self) -> None:
         lanes = self.lanes(0.9, kind="Shuffle", number=1_000)
-        found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
-        assert (found.kind, found.stage) == ("stage", self.last)
-        assert found.share == pytest.approx(8 / 18)
+        bottleneck = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
+        assert (bottleneck.kind, bottleneck.stage) == ("stage", self.last)
+        assert bottleneck.share == pytest.approx(8 / 18)
 
     @pytest.mark.parametrize(
         ("seconds", "kind"), [(0.0, "source"), (0.1, "stage"), (10.0, "source")]
     )
-    def test_a_buffer_that_fills_on_a_busy_machine(self, seconds: float, kind: str) -> None:
-        """What fills it hardly gets to work, and has given some elements, or all of them."""
+    def test_filling_buffer_is_found_on_a_busy_machine(self, seconds: float, kind: str) -> None:
+        """The stage that fills the buffer hardly runs, and has produced some or all elements."""
         last = stage("Shuffle", source := stage("Range"), number=1_000)
         nodes = node(1, "Shuffle", 2), node(2, "Range", seconds=seconds)
         lanes = costs(last, *nodes, seconds=100.0).lanes()
-        found = judge(measured(tuple(lanes), elements=0), last, 4, has_consumer=False)
-        assert (found.kind, found.stage) == (kind, last if kind == "stage" else source)
+        bottleneck = judge(measured(tuple(lanes), elements=0), last, 4, has_consumer=False)
+        assert (bottleneck.kind, bottleneck.stage) == (kind, last if kind == "stage" else source)
 
-    def test_a_small_buffer_is_not_what_a_slow_start_comes_from(self) -> None:
+    def test_small_buffer_does_not_explain_a_slow_start(self) -> None:
         lanes = self.lanes(0.9, kind="Shuffle", number=10)
-        found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
-        assert found.share == pytest.approx(0.9, abs=0.02)
+        bottleneck = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
+        assert bottleneck.share == pytest.approx(0.9, abs=0.02)
 
-    def test_nothing_at_all_is_no_filling(self) -> None:
+    def test_missing_elements_are_not_a_filling_buffer(self) -> None:
         last = stage("Shuffle", stage("Generator"), number=100)
         verdict = judge(measured(elements=0, first=10.0), last, 2, False)
         assert verdict.kind == "source"
 
-    def test_slow_elements_are_no_filling(self) -> None:
+    def test_slow_elements_are_not_a_filling_buffer(self) -> None:
         lanes = self.lanes(0.9, kind="Shuffle", number=1_000)
-        found = judge(measured(lanes, first=5.0, elements=4), self.last, 4, has_consumer=False)
-        assert found.share == pytest.approx(0.9, abs=0.02)
+        bottleneck = judge(measured(lanes, first=5.0, elements=4), self.last, 4, has_consumer=False)
+        assert bottleneck.share == pytest.approx(0.9, abs=0.02)
 
-    def test_nothing_stands_out(self) -> None:
+    def test_even_costs_have_no_bottleneck(self) -> None:
         lanes = self.lanes(0.2)
         assert judge(measured(lanes), self.last, 2, has_consumer=False).kind == "none"
 
     def test_single_elements(self) -> None:
         lanes = self.lanes(0.2)
-        found = judge(measured(lanes, elements=90_000), self.last, 2, has_consumer=False)
-        assert (found.kind, found.stage) == ("consumer", self.last)
+        bottleneck = judge(measured(lanes, elements=90_000), self.last, 2, has_consumer=False)
+        assert (bottleneck.kind, bottleneck.stage) == ("consumer", self.last)
 
-    def test_no_model_is_no_accusation(self) -> None:
+    def test_missing_model_gives_no_bottleneck(self) -> None:
         assert judge(measured(), stage("Range"), 2, has_consumer=False).kind == "none"
 
-    def test_what_waits_for_a_service_is_for_the_service_to_explain(self) -> None:
+    def test_wait_for_a_service_is_explained_by_the_service(self) -> None:
         last = stage("Map", stage("DataService"))
         lanes = costs(last, node(1, "Map", 2, seconds=1), node(2, "DataService", seconds=9)).lanes()
         assert judge(measured(tuple(lanes)), last, 2, has_consumer=True).kind == "workers"
 
-    def test_a_busy_stage_behind_a_service(self) -> None:
+    def test_busy_stage_after_a_service_is_the_bottleneck(self) -> None:
         last = stage("Map", stage("DataService"))
         lanes = costs(last, node(1, "Map", 2, seconds=9), node(2, "DataService", seconds=1)).lanes()
-        found = judge(measured(tuple(lanes)), last, 4, has_consumer=True)
-        assert (found.kind, found.stage) == ("stage", last)
+        bottleneck = judge(measured(tuple(lanes)), last, 4, has_consumer=True)
+        assert (bottleneck.kind, bottleneck.stage) == ("stage", last)
 
 
 class TestService:
@@ -318,35 +322,35 @@ class TestService:
             for i, r in enumerate(rates)
         ]
 
-    def test_workers_that_compute(self) -> None:
-        found = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, alone=0.045)
-        assert (found.kind, found.saturated) == ("workers", True)
+    def test_computing_workers_are_the_bottleneck(self) -> None:
+        result = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, alone=0.045)
+        assert (result.kind, result.saturated) == ("workers", True)
 
-    def test_more_is_spent_on_the_way_than_on_the_work(self) -> None:
-        found = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, alone=0.001)
-        assert found.kind == "transfer"
+    def test_transfer_that_costs_more_than_work_is_found(self) -> None:
+        result = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, alone=0.001)
+        assert result.kind == "transfer"
 
-    def test_without_a_run_alone_the_bytes_tell(self) -> None:
+    def test_transfer_is_estimated_from_bytes_without_a_local_run(self) -> None:
         heavy = measured(cpu=0.8, bytes=4_000_000_000)
         assert judge_service(heavy, self.workers(1e8, 1e8), 2, None).kind == "transfer"
         light = measured(cpu=0.1, bytes=4_000)
         assert judge_service(light, self.workers(1e3, 1e3, cpu=0.9), 2, None).kind == "workers"
 
-    def test_workers_in_this_process_send_nothing_over_a_wire(self) -> None:
+    def test_inprocess_workers_have_no_transfer(self) -> None:
         workers = [WorkerUtilization(f"data_worker:{n}", "ready", None, None) for n in range(2)]
-        seen = measured(elements=3_000, bytes=4_500_000_000, cpu=1.9)
-        assert judge_service(seen, workers, 2, None).kind == "workers"
+        result = measured(elements=3_000, bytes=4_500_000_000, cpu=1.9)
+        assert judge_service(result, workers, 2, None).kind == "workers"
 
-    def test_one_that_lags_behind(self) -> None:
-        found = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, alone=0.01)
-        assert (found.kind, found.task, found.share) == ("workers", "data_worker:2", 0.9)
+    def test_slow_worker_is_named(self) -> None:
+        result = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, alone=0.01)
+        assert (result.kind, result.task, result.share) == ("workers", "data_worker:2", 0.9)
 
-    def test_one_that_is_not_there(self) -> None:
+    def test_missing_worker_is_named(self) -> None:
         gone = WorkerUtilization("data_worker:1", "restarting", None, None)
-        found = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
-        assert (found.kind, found.name) == ("workers", "data_worker:1 (restarting)")
+        result = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
+        assert (result.kind, result.name) == ("workers", "data_worker:1 (restarting)")
 
-    def test_one_that_has_no_share_is_not_accused(self) -> None:
+    def test_worker_without_splits_is_not_named(self) -> None:
         idle = WorkerUtilization("data_worker:3", "ready", 0.0, 0.0)
         new = WorkerUtilization("data_worker:4", "starting", None, None)
         workers = [*self.workers(10.0, 10.0, 10.0, cpu=0.6), idle, new]
@@ -354,7 +358,7 @@ class TestService:
 
 
 class TestWorkerLimit:
-    def test_busy_idle_slow_and_unknown(self) -> None:
+    def test_workers_are_busy_idle_slow_or_unknown(self) -> None:
         names = [f"data_worker:{number}" for number in range(4)]
         rates = (0.99, 10.0), (0.1, 10.0), (0.1, 1.0), (0.1, 9.0)
         workers = [
@@ -366,7 +370,7 @@ class TestWorkerLimit:
         assert "restart or replace data_worker:2" in worker_limit(names[2], workers).advice
         assert worker_limit("dispatcher:0", workers).kind == "none"
 
-    def test_the_slower_one_of_two_is_named(self) -> None:
+    def test_slower_worker_of_two_is_named(self) -> None:
         workers = [
             WorkerUtilization("data_worker:0", "ready", 0.9, 100.0, (100.0,) * 3),
             WorkerUtilization("data_worker:1", "ready", 0.2, 10.0, (10.0,) * 3),
@@ -377,34 +381,34 @@ class TestWorkerLimit:
 
 
 def accused(*workers: tuple[tuple[float, ...], float | None]) -> str:
-    """Return which worker is slow, given the rates and the working share of each."""
-    found = slow_worker(
+    """Return the slow worker, given the rates and the busy share of each worker."""
+    result = slow_worker(
         [
             WorkerUtilization(f"data_worker:{i}", "ready", 0.1, sum(r) / max(len(r), 1), r, working)
             for i, (r, working) in enumerate(workers)
         ]
     )
-    return found.task if found is not None else ""
+    return result.task if result is not None else ""
 
 
 class TestSlowWorker:
-    """Rates as they were measured, about one a second, the latest last."""
+    """Measured rates, about one per second, the latest last."""
 
-    def test_equal_bytes_and_others_that_wait(self) -> None:
+    def test_worker_with_equal_bytes_and_waiting_peers(self) -> None:
         slow, fast = ((80.0, 81.0, 79.0), 1.0), ((81.0, 80.0, 80.0), 0.3)
         assert accused(fast, slow, fast) == "data_worker:1"
         assert accused(fast, fast, fast) == accused(slow, slow, slow) == ""
 
-    def test_a_worker_that_works_for_what_it_sends(self) -> None:
+    def test_worker_with_proportional_work_is_not_slow(self) -> None:
         assert accused(((40.0,) * 3, 0.4), ((80.0,) * 3, 1.0)) == ""
 
-    def test_the_first_seconds(self) -> None:
+    def test_first_seconds_are_not_judged(self) -> None:
         assert accused(((0.4, 62.0), None), ((0.4, 129.0), None)) == ""
         assert accused(((129.0,), None), ((0.1,), None)) == ""
         assert accused(((0.0, 7.0, 7.0), 0.5), ((1.0, 54.0, 54.0), 0.5)) == ""
 
-    def test_short_stops(self) -> None:
-        """All three after one of them was stopped for two seconds."""
+    def test_short_stops_do_not_count(self) -> None:
+        """Rates of three workers after one of them was stopped for 2 s."""
         rates = (152.0, 154.0, 24.0), (154.0, 153.0, 58.0), (152.0, 154.0, 12.0)
         assert accused(*((each, 1.0) for each in rates)) == ""
         rates = (154.0, 24.0, 169.0), (154.0, 24.0, 169.0), (153.0, 0.0, 30.0)
@@ -419,11 +423,11 @@ class TestSlowWorker:
 
 
 class TestAdvice:
-    def test_more_workers_are_advised_only_where_a_core_is_free(
+    def test_more_workers_are_advised_only_with_a_free_core(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Host:
-            """Stands for a cluster: only its variable's name matters here."""
+            """Stand-in for a cluster, of which only the variable's name matters."""
 
         workers = Bottleneck("workers", 0.9)
         assert advise(workers, 2) == "cluster.scale(data_workers=3)"
@@ -441,7 +445,7 @@ class TestAdvice:
 
     def test_code_for_a_dataset_names_its_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Dataset:
-            """Stands for a dataset: only its variable's name matters here."""
+            """Stand-in for a dataset, of which only the variable's name matters."""
 
         origin, read = Dataset(), Dataset()
         transfer, copy = Bottleneck("transfer", 0.9), Bottleneck("device_copy", 0.9)
@@ -456,11 +460,9 @@ class TestAdvice:
         )
         assert advise(copy, 2, dataset=read).endswith(": images = images.prefetch(2)")
 
-    def test_a_variable_without_a_value_does_not_hold_the_cluster(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unset_variable_is_not_the_clusters_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Host:
-            """Stands for a cluster that has ended."""
+            """Stand-in for a cluster that has ended."""
 
         delivery = Delivery(weakref.ref(Host()), -1, "OFF", None)  # type: ignore[arg-type]
         monkeypatch.setattr(sys.modules["__main__"], "empty", None, raising=False)
@@ -479,32 +481,32 @@ class TestForecast:
         }
         return forecast((1, 2, 4, 16), **{**known, **changes})  # type: ignore[arg-type]
 
-    def test_workers_then_processors(self) -> None:
-        found = self.ask()
-        assert [round(f.elements_per_s) for f in found] == [100, 200, 400, 800]
-        assert [f.because for f in found] == ["workers", "workers", "workers", "processors"]
+    def test_rate_grows_with_workers_up_to_the_cores(self) -> None:
+        result = self.ask()
+        assert [round(f.elements_per_s) for f in result] == [100, 200, 400, 800]
+        assert [f.because for f in result] == ["workers", "workers", "workers", "processors"]
 
-    def test_a_consumer_that_does_not_wait_gets_no_more(self) -> None:
-        found = self.ask(wait_fraction=0.0)
-        assert [f.because for f in found[1:]] == ["consumer"] * 3
-        assert found[-1].elements_per_s == pytest.approx(100)
+    def test_consumer_that_does_not_wait_gains_nothing(self) -> None:
+        result = self.ask(wait_fraction=0.0)
+        assert [f.because for f in result[1:]] == ["consumer"] * 3
+        assert result[-1].elements_per_s == pytest.approx(100)
 
-    def test_what_limits_behind_the_workers_goes_on_to(self) -> None:
-        found = self.ask(behind=True)
-        assert [f.because for f in found[1:]] == ["pipeline"] * 3
-        assert found[-1].elements_per_s == pytest.approx(100)
+    def test_bottleneck_after_the_workers_limits_the_gain(self) -> None:
+        result = self.ask(behind=True)
+        assert [f.because for f in result[1:]] == ["pipeline"] * 3
+        assert result[-1].elements_per_s == pytest.approx(100)
 
     def test_more_workers_than_splits_do_not_help(self) -> None:
-        found = self.ask(useful=lambda count: min(count, 2))
-        assert [round(f.elements_per_s) for f in found] == [100, 200, 200, 200]
-        assert [f.because for f in found] == ["workers", "workers", "splits", "splits"]
+        result = self.ask(useful=lambda count: min(count, 2))
+        assert [round(f.elements_per_s) for f in result] == [100, 200, 200, 200]
+        assert [f.because for f in result] == ["workers", "workers", "splits", "splits"]
 
-    def test_workers_elsewhere_bring_processors(self) -> None:
+    def test_remote_workers_add_cores(self) -> None:
         assert self.ask(cores=None, wait_fraction=1.0)[-1].elements_per_s == pytest.approx(1600)
 
-    def test_the_spread_grows_with_noise_and_with_the_distance(self) -> None:
+    def test_uncertainty_grows_with_noise_and_extrapolation(self) -> None:
         calm, noisy = self.ask(), self.ask(rates=[50.0, 150.0])
-        for one in (calm, noisy):
-            assert all(f.low <= f.elements_per_s <= f.high for f in one)
-            assert one[0].high - one[0].low < one[1].high - one[1].low
+        for points in (calm, noisy):
+            assert all(f.low <= f.elements_per_s <= f.high for f in points)
+            assert points[0].high - points[0].low < points[1].high - points[1].low
         assert noisy[0].high > calm[0].high

@@ -1,4 +1,4 @@
-"""What a cluster that was found looks like: pure functions of what was seen."""
+"""Views of a resolved cluster, as pure functions of its snapshot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def many(count: int) -> ResolutionSnapshot:
     return replace(LOOK, tasks=tuple(tasks))
 
 
-def test_text_and_html_say_the_same_and_let_nothing_through() -> None:
+def test_text_and_html_agree_and_escape_their_content() -> None:
     bundle = views.look_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
     assert bundle == views.look_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
     for shown in bundle.values():
@@ -52,7 +52,7 @@ def test_text_and_html_say_the_same_and_let_nothing_through() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_any_number_of_tasks(count: int) -> None:
+def test_tables_have_limited_length(count: int) -> None:
     look = many(count)
     table = views.sightings_table(look, 100)
     assert len(table) == min(count, 100)
@@ -76,7 +76,7 @@ def test_narrow_text_keeps_task_state_and_reason() -> None:
     assert "answers there" in shown
 
 
-def test_an_offer_has_a_cell_and_no_table() -> None:
+def test_suggestion_has_a_cell_and_no_table() -> None:
     look = ResolutionSnapshot(
         "local", "", 1.0, (), (RuleResult("local", "fired", "nothing else"),), "tfd.Cluster()"
     )
@@ -86,21 +86,21 @@ def test_an_offer_has_a_cell_and_no_table() -> None:
     assert "no tasks" not in shown
 
 
-def test_changes() -> None:
+def test_changes_are_described() -> None:
     was, other, hung = TASKS
     back = replace(hung, state="alive")
     moved = replace(was, address="w9:1")
     new = TaskStatus("worker", 2, "w2:1", "alive")
-    found = changes((was, other, hung), (moved, back, new), 5.0)
-    assert [(one.task, one.before, one.after) for one in found] == [
+    result = changes((was, other, hung), (moved, back, new), 5.0)
+    assert [(change.task, change.before, change.after) for change in result] == [
         ("worker:0", "alive", "alive"),
         ("worker:1", "mismatch", ""),
         ("ps:0", "hung", "alive"),
         ("worker:2", "", "alive"),
     ]
-    assert found[0].reason == "moved from w0:1 to w9:1"
+    assert result[0].reason == "moved from w0:1 to w9:1"
     assert changes(TASKS, TASKS, 5.0) == ()
-    look = replace(LOOK, changes=found)
+    look = replace(LOOK, changes=result)
     for shown in views.look_bundle(look).values():
         assert "moved from w0:1" in shown
     frame = views.changes_table(look).to_frame()
@@ -108,15 +108,15 @@ def test_changes() -> None:
     assert list(views.changes_table(LOOK).to_frame().columns) == list(frame.columns)
 
 
-def test_it_is_json() -> None:
+def test_snapshot_is_json() -> None:
     look = replace(LOOK, changes=(Change(1.0, "ps:0", "alive", "hung"),))
-    said = json.loads(json.dumps(resolution.as_json(look)))
-    assert said["counts"] == {"alive": 1, "hung": 1, "mismatch": 1}
-    assert list(said["tasks"][0]) == list(resolution.COLUMNS)
-    assert said["changes"][0]["after"] == "hung"
+    data = json.loads(json.dumps(resolution.as_json(look)))
+    assert data["counts"] == {"alive": 1, "hung": 1, "mismatch": 1}
+    assert list(data["tasks"][0]) == list(resolution.COLUMNS)
+    assert data["changes"][0]["after"] == "hung"
 
 
-def test_every_state_has_a_sign_of_its_own_kind() -> None:
+def test_every_state_has_a_symbol() -> None:
     from tfd_notebook.views import formatting as figures
 
     for state in resolution.STATES:
@@ -124,9 +124,9 @@ def test_every_state_has_a_sign_of_its_own_kind() -> None:
         assert figures.tone(state) != "quiet"
 
 
-def test_options_of_a_line() -> None:
-    said = ["port=8470", 'jobs={"ps": 1}', "path=a=b", "name=x"]
-    assert read_options(said) == {"port": 8470, "jobs": {"ps": 1}, "path": "a=b", "name": "x"}
+def test_options_of_a_line_are_parsed() -> None:
+    options = ["port=8470", 'jobs={"ps": 1}', "path=a=b", "name=x"]
+    assert read_options(options) == {"port": 8470, "jobs": {"ps": 1}, "path": "a=b", "name": "x"}
     for wrong in ("port", "=1", "a-b=1", "class=1", "resolver=slurm"):
         with pytest.raises(UsageError, match="invalid option"):
             read_options([wrong])

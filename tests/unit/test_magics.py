@@ -1,4 +1,4 @@
-"""The magics in an IPython shell, over clusters whose tasks are only talk."""
+"""The magics in an IPython shell, with clusters of the fake launcher."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ START = "start --launcher fake --data-workers 2"
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    # Nothing here runs a task: TensorFlow need not be imported for one.
+    # No task runs here, so that the preload of TensorFlow is not needed.
     monkeypatch.setenv("TFD_PRELOAD", "off")
-    made = InteractiveShell()
-    magics.load_ipython_extension(made)
-    yield made
+    shell = InteractiveShell()
+    magics.load_ipython_extension(shell)
+    yield shell
     for cluster in clusters().values():
         cluster.stop()
-    magics.unload_ipython_extension(made)
-    made.history_manager.end_session()
+    magics.unload_ipython_extension(shell)
+    shell.history_manager.end_session()
 
 
 def tfd(shell: InteractiveShell, line: str, magic: str = "tfd_cluster") -> Any:
@@ -40,21 +40,21 @@ def tfd(shell: InteractiveShell, line: str, magic: str = "tfd_cluster") -> Any:
 
 
 def offered(shell: InteractiveShell, line: str) -> set[str]:
-    """What the line can become by Tab."""
+    """Return the completions of a line."""
     with provisionalcompleter():
         offers = list(shell.Completer.completions(line, len(line)))
     return {line[: offer.start] + offer.text for offer in offers}
 
 
 def completed(shell: InteractiveShell, line: str) -> list[str]:
-    """What Tab offers for a line of ours; IPython's old way and its new one must agree."""
+    """Return the completions of a magic. IPython's old and new completer must agree."""
     with pytest.warns(PendingDeprecationWarning):
         text, matches = shell.complete(None, line)
     assert {line[: len(line) - len(text)] + match for match in matches} == offered(shell, line)
     return sorted(matches)
 
 
-def test_start_names_the_variable_and_says_so(shell: Any, capsys: Any) -> None:
+def test_start_assigns_and_prints_the_variable(shell: Any, capsys: Any) -> None:
     cluster = tfd(shell, START)
     assert shell.user_ns["cluster"] is cluster
     assert "started; it is in the variable 'cluster'" in capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_a_cell_that_starts_a_cluster_can_be_run_again(shell: Any, capsys: Any) 
     assert shell.user_ns["cluster"] is second
 
 
-def test_start_never_overwrites_somebody_elses_variable(shell: Any, capsys: Any) -> None:
+def test_start_does_not_overwrite_a_users_variable(shell: Any, capsys: Any) -> None:
     shell.user_ns.update(cluster=7, cluster_2="x")
     made = tfd(shell, START)
     assert (shell.user_ns["cluster"], shell.user_ns["cluster_2"]) == (7, "x")
@@ -87,7 +87,7 @@ def test_start_never_overwrites_somebody_elses_variable(shell: Any, capsys: Any)
     assert shell.user_ns["cluster_3_2"] is other
 
 
-def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
+def test_commands_call_the_methods(shell: Any, capsys: Any) -> None:
     cluster = tfd(shell, START)
     assert isinstance(tfd(shell, "status"), views.View)
     assert list(tfd(shell, "status --frame")["task"]) == [t.name for t in cluster.tasks]
@@ -108,15 +108,15 @@ def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
     assert "fake" in repr(tfd(shell, "kinds"))
 
 
-def test_without_a_subcommand_it_is_a_form_that_starts_a_cluster(shell: Any) -> None:
+def test_magic_without_a_subcommand_shows_a_form(shell: Any) -> None:
     form = tfd(shell, "")
-    assert form.widget is None  # no front end here
+    assert form.widget is None  # without a front end
     twins, _ = form._repr_mimebundle_()
     assert "%tfd_cluster start --data-workers 2" in twins["text/plain"]
     assert "%tfd_cluster start --data-workers 2" in twins["text/html"]
 
 
-def test_several_clusters_want_a_name(shell: Any) -> None:
+def test_command_for_several_clusters_needs_a_name(shell: Any) -> None:
     for name in ("one", "two"):
         tfd(shell, f"{START} --name {name} -o {name}")
     with pytest.raises(errors.UsageError, match="one, two"):
@@ -127,7 +127,7 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "said"),
+    ("line", "kind", "message"),
     [
         ("strat", errors.UnknownName, "did you mean 'start'"),
         ("start --data-worker 2", errors.UnknownName, "did you mean '--data-workers'"),
@@ -167,10 +167,10 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
     ],
 )
 def test_bad_input_gets_a_clear_error_and_changes_nothing(
-    shell: Any, line: str, kind: type[Exception], said: str
+    shell: Any, line: str, kind: type[Exception], message: str
 ) -> None:
     cluster = tfd(shell, "start --launcher fake --data-workers 1 --name anybody")
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         tfd(shell, line)
     assert clusters() == {"anybody": cluster}
     assert cluster.state == "ready"
@@ -179,9 +179,9 @@ def test_bad_input_gets_a_clear_error_and_changes_nothing(
 def test_an_error_is_shown_without_a_traceback(shell: Any, capsys: Any) -> None:
     result = shell.run_cell("%tfd_cluster strat")
     assert isinstance(result.error_in_exec, errors.UnknownName)
-    said = capsys.readouterr().out.strip().splitlines()
-    assert said[0] == "UnknownName: [TFD101] %tfd_cluster has no command 'strat'"
-    assert len(said) == 2
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert lines[0] == "UnknownName: [TFD101] %tfd_cluster has no command 'strat'"
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_help_has_an_example(shell: Any, capsys: Any, magic: str) -> None:
 @pytest.mark.parametrize(
     "line", ["%tfd_cluster --help", "%tfd_cluster ?", "%tfd_cluster start ?", "%tfd_stream help"]
 )
-def test_help(shell: Any, capsys: Any, line: str) -> None:
+def test_help_lists_the_subcommands(shell: Any, capsys: Any, line: str) -> None:
     assert shell.run_cell(line).success
     assert "usage: " + line.split(" ")[0] in capsys.readouterr().out
 
@@ -223,12 +223,12 @@ def test_launchers_are_listed_by_both_names(shell: Any, name: str) -> None:
     assert "inprocess" in tfd(shell, name).text()
 
 
-def test_a_question_mark_shows_the_help(shell: Any) -> None:
+def test_question_mark_shows_the_help(shell: Any) -> None:
     shown = shell.object_inspect_mime("%tfd_cluster")
     assert "usage: %tfd_cluster" in shown["text/plain"]
 
 
-def test_completion(shell: Any) -> None:
+def test_subcommands_and_names_are_completed(shell: Any) -> None:
     assert completed(shell, "%tfd_cluster st") == ["start", "status", "stop"]
     assert completed(shell, "c = %tfd_cluster sta") == ["start", "status"]
     assert completed(shell, "tfd_stream p") == ["pause"]
@@ -255,7 +255,7 @@ def test_other_lines_are_completed_as_before(shell: Any) -> None:
     assert "%tfd_cluster" in offered(shell, "%tfd_c")
 
 
-def test_unloading_undoes_all(shell: Any) -> None:
+def test_unloading_removes_magics_and_hooks(shell: Any) -> None:
     magics.unload_ipython_extension(shell)
     assert not shell.Completer.custom_matchers
     assert not {"tfd_cluster", "tfd_stream"} & shell.magics_manager.magics["line"].keys()
@@ -265,7 +265,7 @@ def test_unloading_undoes_all(shell: Any) -> None:
     assert len(shell.Completer.custom_matchers) == 1
 
 
-def test_stream_commands_find_what_is_meant(shell: Any) -> None:
+def test_stream_commands_find_their_stream(shell: Any) -> None:
     with pytest.raises(errors.StateError, match="no running cluster"):
         tfd(shell, "start ds", "tfd_stream")
     tfd(shell, START)
@@ -334,7 +334,7 @@ STEPPER = ("tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd
 
 
 @pytest.mark.parametrize("magic", STEPPER)
-def test_the_stepper_wants_a_coordinator(shell: Any, magic: str) -> None:
+def test_stepper_needs_a_coordinator(shell: Any, magic: str) -> None:
     words = "3" if magic == "tfd_cancel" else ""
     with pytest.raises(errors.StateError, match="no running cluster"):
         tfd(shell, words, magic)
@@ -346,7 +346,7 @@ def test_the_stepper_wants_a_coordinator(shell: Any, magic: str) -> None:
 
 
 @pytest.mark.parametrize("magic", [*STEPPER, "tfd_schedule"])
-def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
+def test_stepper_shows_its_help(shell: Any, capsys: Any, magic: str) -> None:
     for words in ("--help", "?"):
         tfd(shell, words, magic)
         assert f"usage: %{magic}" in capsys.readouterr().out
@@ -355,7 +355,7 @@ def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("magic", "line", "kind", "said"),
+    ("magic", "line", "kind", "message"),
     [
         ("tfd_schedule", "nothing", errors.UnknownName, "holds a tf.function"),
         ("tfd_schedule", "len --times 0", errors.UsageError, "not a valid number of closures"),
@@ -371,16 +371,16 @@ def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
         ("tfd_cluster", "recover --build nothing", errors.UnknownName, "builds the model"),
     ],
 )
-def test_the_stepper_refuses(
-    shell: Any, magic: str, line: str, kind: type[Exception], said: str
+def test_stepper_refuses_invalid_arguments(
+    shell: Any, magic: str, line: str, kind: type[Exception], message: str
 ) -> None:
     tfd(shell, "start --launcher fake --workers 1 --ps 1")
     shell.user_ns["len"] = len
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         tfd(shell, line, magic)
 
 
-def test_a_cell_needs_a_cluster_and_a_body(shell: Any) -> None:
+def test_cell_magic_needs_a_cluster_and_a_body(shell: Any) -> None:
     with pytest.raises(errors.StateError, match="no running cluster"):
         shell.run_cell_magic("tfd_schedule", "--times 2", "1 + 1")
     with pytest.raises(errors.UsageError, match="the cell is empty"):

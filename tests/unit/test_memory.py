@@ -1,4 +1,4 @@
-"""The limits of control groups for memory and CPU, as versions 1 and 2 lay out their files."""
+"""Limits of control groups for memory and CPU, in the file layouts of versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = {
 
 
 class Tree:
-    """A process 7 in the group ``/job/task`` of a tree of control groups."""
+    """A process with the id 7 in the group ``/job/task`` of a tree of control groups."""
 
     def __init__(self, root: Path, version: int) -> None:
         directory, *self.names, line = FILES[version]
@@ -77,18 +77,18 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
     return Tree(tmp_path, request.param)
 
 
-def test_the_limit_of_the_task_itself(tree: Tree) -> None:
+def test_limit_of_the_task_is_used(tree: Tree) -> None:
     tree.write("job/task", 10**9, 5 * 10**8, 0)
     tree.write("job", 4 * 10**9, 5 * 10**8, 0)
     before = tree.groups()
     tree.write("job/task", 10**9, 10**9, 1)
-    said = tree.reached(before)
-    assert "1.00 GB, was reached (peak 1.00 GB" in said
-    assert said.endswith("job/task)")
-    assert memory.is_reason(said)
+    reason = tree.reached(before)
+    assert "1.00 GB, was reached (peak 1.00 GB" in reason
+    assert reason.endswith("job/task)")
+    assert memory.is_reason(reason)
 
 
-def test_the_limit_of_a_group_around_it(tree: Tree) -> None:
+def test_limit_of_a_parent_group_is_used(tree: Tree) -> None:
     """Version 1 counts the kill in the group of the process that was killed."""
     tree.write("job/task", None, 10**8, 3)
     tree.write("job", 2 * 10**9, 10**9, 3)
@@ -98,7 +98,7 @@ def test_the_limit_of_a_group_around_it(tree: Tree) -> None:
     assert "2.00 GB, was reached" in tree.reached(before)
 
 
-def test_a_task_that_ended_for_another_reason(tree: Tree) -> None:
+def test_other_ends_are_not_memory_limits(tree: Tree) -> None:
     tree.write("job/task", 10**9, 10**9, 2)
     assert tree.reached(tree.groups()) == ""
     assert tree.reached(()) == ""
@@ -111,7 +111,7 @@ def test_a_process_that_has_ended(tree: Tree) -> None:
 
 @pytest.fixture
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for a host with many cores: the quotas must be below their number."""
+    """Simulate a host with many cores, because the quotas must be below their number."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
 
 
@@ -128,7 +128,7 @@ class TestCores:
             (0.25, None, None, 1),
         ],
     )
-    def test_the_smallest_quota_limits_the_cores(
+    def test_smallest_quota_limits_the_cores(
         self, tree: Tree, task: float | None, job: float | None, top: float | None, cores: int
     ) -> None:
         for group, quota in (("job/task", task), ("job", job), (".", top)):
@@ -142,13 +142,13 @@ class TestCores:
         assert processors(tree.file, tree.root) == 8
         assert processors(tree.proc / "8" / "cgroup", tree.root) == 8
 
-    def test_the_quota_of_another_group_does_not_count(self, tree: Tree) -> None:
+    def test_quota_of_an_unrelated_group_is_ignored(self, tree: Tree) -> None:
         tree.allow("job/other", 1.0)
         assert processors(tree.file, tree.root) == 8
 
     def test_a_used_quota_makes_the_cores_busy(self, tree: Tree) -> None:
         def read() -> dict[cgroups.Quota, float]:
-            return {one: one.used() for one in cgroups.quotas(tree.file, tree.root)}
+            return {quota: quota.used() for quota in cgroups.quotas(tree.file, tree.root)}
 
         tree.allow("job/task", 4.0, used=10.0)
         tree.allow("job", 2.0, used=50.0)

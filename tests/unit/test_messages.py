@@ -1,4 +1,4 @@
-"""Tests that messages of other hosts are checked before they are used."""
+"""Validation of messages from other hosts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tfd_notebook.spark.driver.node_registry import Node
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"
 HOST = "cruncher-7"
-#: Values that no field of a message may lead anywhere with.
+#: Hostile values, which every field of a message must reject or tolerate.
 HOSTILE: tuple[Any, ...] = (
     None, True, -1, 0, 1, 70_000, 2**70, 1e400, float("nan"), -0.5, "", "x", "0.0.0.0/0",
     "0.0.0.0", "::", "224.0.0.1", "../../.bashrc", "/etc/passwd", JOURNAL, "localhost:1",
@@ -135,7 +135,7 @@ def monitored(config: ClusterConfig | None = None) -> Monitor:
 
 
 def spoilt(value: Any, chance: random.Random) -> Any:
-    """Return a JSON value of which one part, anywhere, is a hostile one, missing or new."""
+    """Return a copy of a JSON value in which one part is hostile, missing or added."""
     places: list[tuple[Any, Any]] = []
 
     def collect(inner: Any) -> None:
@@ -185,7 +185,7 @@ def foreign_elements(html: str) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
+def test_corrupt_event_ends_the_session_or_is_harmless(seed: int) -> None:
     chance = random.Random(seed)
     refused = 0
     for _ in range(150):
@@ -194,12 +194,12 @@ def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
         client.listen("c", lambda body, m=monitor: m.take({**body, "host": HOST}))  # type: ignore[misc]
         client.handle_line(frame(TASK))
         client.handle_line(frame(spoilt(chance.choice(EVENTS), chance)))
-        seen = monitor.snapshot()
+        snapshot = monitor.snapshot()
         # All views can show the message.
-        assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
-        repr(views.View(seen)).encode()
-        json.dumps([vars(row) for row in seen.tasks], allow_nan=False)
-        json.dumps([vars(row) for row in seen.gpus], allow_nan=False)
+        assert foreign_elements(views.View(snapshot)._repr_mimebundle_()["text/html"]) == []
+        repr(views.View(snapshot)).encode()
+        json.dumps([vars(row) for row in snapshot.tasks], allow_nan=False)
+        json.dumps([vars(row) for row in snapshot.gpus], allow_nan=False)
         if not client.alive:
             refused += 1
             assert HOST in client.why_lost
@@ -207,7 +207,7 @@ def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_spoilt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
+def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
     chance = random.Random(seed)
     refused = 0
     for _ in range(150):
@@ -232,7 +232,7 @@ def test_a_spoilt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
 
 
 def use_description(about: dict[str, Any]) -> None:
-    """Do with a description what `tfd.attach` and the list of clusters do."""
+    """Use a description as `tfd.attach` and the list of clusters do."""
     config = spec.unpack(about["config"])
     monitor = monitored(config)
     client = AgentClient("agent", HOST, lambda line: None)
@@ -244,13 +244,13 @@ def use_description(about: dict[str, Any]) -> None:
     json.dumps(attach._summary(said, 5), allow_nan=False)
 
 
-def test_a_whole_description_is_used() -> None:
+def test_valid_description_is_accepted() -> None:
     use_description(messages.description(ABOUT, "about"))
     assert messages.description({}, "about") == {}
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_spoilt_description_is_refused_or_can_be_used(seed: int) -> None:
+def test_corrupt_description_is_refused_or_usable(seed: int) -> None:
     chance = random.Random(seed)
     refused = 0
     for _ in range(150):
@@ -275,19 +275,19 @@ def test_a_spoilt_description_is_refused_or_can_be_used(seed: int) -> None:
     {"service": {**ABOUT["config"]["service"], "worker_config": {"port": 1}}},
     {"service": {**ABOUT["config"]["service"], "worker_config": {"protocol": "http"}}},
 ])  # fmt: skip
-def test_a_specification_from_another_host_is_checked(change: dict[str, Any]) -> None:
+def test_specification_of_another_host_is_validated(change: dict[str, Any]) -> None:
     about = {**ABOUT, "config": {**ABOUT["config"], **change}}
     with pytest.raises(errors.InvalidMessage, match=r"about\.config"):
         messages.description(about, "about")
 
 
-def test_a_cluster_is_described_under_its_own_name() -> None:
+def test_cluster_description_must_have_its_name() -> None:
     other = {"name": "other", "lease": None, "about": ABOUT, "tasks": [], "heard": True}
     with pytest.raises(errors.InvalidMessage, match=r"config\.name 'c': expected other"):
         messages.reply_value("clusters", [other])
 
 
-# Tasks and addresses that an agent was given
+# Requested tasks and addresses
 
 
 def packed(task: str, host: str = "10.0.0.5", port: int = 0) -> dict[str, Any]:
@@ -295,14 +295,14 @@ def packed(task: str, host: str = "10.0.0.5", port: int = 0) -> dict[str, Any]:
     return {"role": role, "index": int(index), "host": host, "port": port}
 
 
-def asked_to_hold(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
+def client_with_tasks(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
     """Return the client of a cluster that it has opened, its events, and the reply of a hold."""
     client = AgentClient("agent", HOST, lambda line: None)
-    told: list[Any] = []
-    client.listen("c", told.append)
+    received: list[Any] = []
+    client.listen("c", received.append)
     client.submit("open", cluster="c")
     client.handle_line(frame({"re": 1, "ok": True, "value": "/run/c"}))
-    return client, told, client.submit("hold", cluster="c", tasks=list(tasks))
+    return client, received, client.submit("hold", cluster="c", tasks=list(tasks))
 
 
 @pytest.mark.parametrize(("asked", "held"), [
@@ -314,8 +314,8 @@ def asked_to_hold(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
     ({"host": "fd00::1"}, {"worker:0": "[fd00::2]:4000"}),
     ({"port": 4000}, {"worker:0": "10.0.0.5:4001"}),
 ])  # fmt: skip
-def test_an_agent_holds_what_it_was_asked_for(asked: dict[str, Any], held: Any) -> None:
-    client, told, reply = asked_to_hold(packed("worker:0", **asked))
+def test_agent_must_hold_the_requested_tasks(asked: dict[str, Any], held: Any) -> None:
+    client, told, reply = client_with_tasks(packed("worker:0", **asked))
     client.handle_line(frame({"re": 2, "ok": True, "value": held}))
     with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
         reply.result(0)
@@ -323,8 +323,8 @@ def test_an_agent_holds_what_it_was_asked_for(asked: dict[str, Any], held: Any) 
 
 
 @pytest.mark.parametrize("asked", [{}, {"port": 4000}, {"host": "fd00::1"}])
-def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
-    client, told, reply = asked_to_hold(packed("worker:0", **asked))
+def test_task_must_be_reported_at_its_address(asked: dict[str, Any]) -> None:
+    client, told, reply = client_with_tasks(packed("worker:0", **asked))
     at = "[fd00::1]:4000" if "host" in asked else "10.0.0.5:4000"
     planned = {**TASK, "address": at, "state": "planned"}
     client.handle_line(frame(planned))
@@ -341,26 +341,26 @@ def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
     {"task": "worker:1"}, {"address": "10.0.0.6:4000"}, {"address": "10.0.0.5:4001"},
     {"address": "localhost:4000"},
 ])  # fmt: skip
-def test_an_agent_reports_no_other_task_or_address(change: dict[str, Any]) -> None:
-    client, told, _ = asked_to_hold(packed("worker:0"))
+def test_agent_must_not_report_other_tasks(change: dict[str, Any]) -> None:
+    client, told, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**TASK, **change}))
     assert f"session with {HOST}" in client.why_lost
     assert [type(event) for event in told] == [TasksLost]
 
 
-def test_a_resynchronised_agent_reports_no_other_task() -> None:
-    client, told, _ = asked_to_hold(packed("worker:0"))
+def test_resynchronised_agent_must_not_report_other_tasks() -> None:
+    client, told, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**EVENTS[6], "whole": False}))
-    found = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
-    client.handle_line(frame({"re": 3, "ok": True, "value": found}))
+    reply = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
+    client.handle_line(frame({"re": 3, "ok": True, "value": reply}))
     assert "worker:1" in client.why_lost
     assert [type(event) for event in told] == [TasksLost]
 
 
-def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
-    client, told, _ = asked_to_hold(packed("worker:0"))
+def test_detached_cluster_has_tasks_of_other_processes() -> None:
+    client, told, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.submit("lease", cluster="c", seconds=5.0, renew=False)
     other = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
@@ -373,32 +373,32 @@ def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
 @pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"re": []}, {"event": []},
                                   {"event": "away", "host": "x", "grace": 1},
                                   {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip
-def test_other_json_is_never_an_exception(body: Any) -> None:
+def test_other_json_raises_only_invalid_message(body: Any) -> None:
     client = AgentClient("agent", HOST, lambda line: None)
     client.handle_line(frame(body))
     client.handle_line(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
 
 
-def test_whole_messages_pass_as_they_are() -> None:
+def test_valid_messages_are_unchanged() -> None:
     for body in EVENTS:
         assert messages.event(body) == body
     for do, value in REPLIES.items():
         assert messages.reply_value(do, value) == value
 
 
-def test_each_request_of_an_agent_has_its_reply_defined() -> None:
-    asked = {name.removeprefix("do_") for name in vars(AgentHandlers) if name.startswith("do_")}
-    assert asked <= set(messages.REPLIES)
+def test_each_request_has_a_defined_reply() -> None:
+    methods = {name.removeprefix("do_") for name in vars(AgentHandlers) if name.startswith("do_")}
+    assert methods <= set(messages.REPLIES)
 
 
-def test_an_error_of_an_agent_is_one_of_this_package() -> None:
+def test_agent_error_becomes_an_error_of_the_package() -> None:
     for kind in ("annotations", "ClassVar", "__name__", "TfdErrorx"):
         error = agent_protocol.unpack_error({"kind": kind, "what": "x"})
         assert type(error) is errors.LaunchError
 
 
 class _Channel:
-    """A channel to an agent that sends what it is given."""
+    """A channel to an agent that sends the given messages."""
 
     def __init__(self, lines: list[bytes]) -> None:
         self.sent: list[bytes] = []
@@ -419,18 +419,18 @@ class _Channel:
         self.closed = True
 
 
-def test_a_link_ends_with_an_invalid_message_and_names_the_host() -> None:
+def test_invalid_message_ends_the_session_and_names_the_host() -> None:
     hello = EVENTS[6]
     channel = _Channel([frame(hello), frame({**TASK, "pid": "<b>"}), frame(TASK)])
-    told: list[Any] = []
+    received: list[Any] = []
     link = AgentSession("agent", HOST, lambda: channel)
-    link.client.listen("c", told.append)
+    link.client.listen("c", received.append)
     channel.go_on.set()
     link._thread.join(20)
     assert channel.closed
     assert f"session with {HOST}" in link.client.why_lost
     assert "task.pid" in link.client.why_lost
-    assert [type(event) for event in told] == [TasksLost]
+    assert [type(event) for event in received] == [TasksLost]
     link.close()
 
 
@@ -438,7 +438,7 @@ def test_a_link_ends_with_an_invalid_message_and_names_the_host() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_spoilt_greeting_is_an_error_that_names_the_host(seed: int) -> None:
+def test_corrupt_handshake_raises_an_error_with_the_host(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(150):
         line = "TFDHELLO " + json.dumps(spoilt(GREETING, chance))
@@ -453,7 +453,7 @@ def test_a_spoilt_greeting_is_an_error_that_names_the_host(seed: int) -> None:
 
 
 @pytest.mark.parametrize("line", [b"TFDHELLO", b"TFDHELLO {", b"TFDHELLO " + b"[" * 100_000])
-def test_half_a_greeting(line: bytes) -> None:
+def test_truncated_handshake_is_refused(line: bytes) -> None:
     with pytest.raises(errors.TfdError, match=HOST):
         read_handshake(HOST, iter([line + b"\n"]))
 
@@ -466,13 +466,13 @@ def test_half_a_greeting(line: bytes) -> None:
     "10.0.0.0/8", "fe80::1%\n[x]\nexec = y", "fe80::1%a b", "10.0.0.5\n", " 10.0.0.5", "name", "",
     5, None,
 ])  # fmt: skip
-def test_no_address_of_one_host(value: Any) -> None:
+def test_invalid_host_address_is_refused(value: Any) -> None:
     with pytest.raises(errors.InvalidMessage):
         validation.ip_address(value, "address")
 
 
 @pytest.mark.parametrize("value", ["10.0.0.5", "::1", "fd00::1", "fe80::1%eth0", "127.0.0.1"])
-def test_address_of_one_host(value: str) -> None:
+def test_valid_host_address_is_accepted(value: str) -> None:
     assert validation.ip_address(value, "address") == value
 
 
@@ -480,13 +480,13 @@ def test_address_of_one_host(value: str) -> None:
     "a:1\nexec = x", "a:0", "a:65536", "a:١", "a", ":1", "a b:1", "a/b:1", "fd00::1:80", "[a]:1",
     "[fe80::1%\nx]:1", "0.0.0.0:1", "[::]:1", "a;b:1", "a:1 ", "999.1.1.1:1", 5,
 ])  # fmt: skip
-def test_no_address_of_a_task(value: Any) -> None:
+def test_invalid_task_address_is_refused(value: Any) -> None:
     with pytest.raises(errors.InvalidMessage):
         validation.address(value, "address")
 
 
 @pytest.mark.parametrize("value", ["a:1", "a.b-c_d:65535", "10.0.0.5:80", "[fd00::1]:80"])
-def test_address_of_a_task(value: str) -> None:
+def test_valid_task_address_is_accepted(value: str) -> None:
     assert validation.address(value, "address") == value
 
 
@@ -518,17 +518,17 @@ def let_in(way: str) -> tuple[str, ...]:
     "0.0.0.0/0 0 10.0.0.5 0", "::/0 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.0/8 0",
     "0.0.0.0 0 10.0.0.5 0", "224.0.0.1 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.5",
 ])  # fmt: skip
-def test_a_host_cannot_open_the_ports_of_the_others(way: str) -> None:
+def test_host_cannot_open_the_ports_of_other_hosts(way: str) -> None:
     with pytest.raises(errors.InvalidMessage, match="blue"):
         let_in(way)
 
 
-def test_the_hosts_of_a_cluster_are_let_in() -> None:
+def test_hosts_of_a_cluster_are_allowed() -> None:
     assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
-    assert let_in("") == ()  # reached by a name
+    assert let_in("") == ()  # reachable by name
 
 
-def test_the_policy_is_asked_for_the_hosts_of_a_cluster(
+def test_policy_is_checked_for_the_hosts_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "policy.toml"
@@ -557,22 +557,20 @@ def test_the_policy_is_asked_for_the_hosts_of_a_cluster(
         (True, "10.0.0.5:4000", "0123456789ab.tfd"),
     ],
 )
-def test_an_agent_writes_no_foreign_line_into_the_configuration(
-    port: Any, to: str, host: str
-) -> None:
-    end = TunnelEnd.__new__(TunnelEnd)  # nothing of it is reached
+def test_agent_cannot_inject_configuration_lines(port: Any, to: str, host: str) -> None:
+    end = TunnelEnd.__new__(TunnelEnd)  # its methods are not called
     with pytest.raises(errors.InvalidMessage):
         end.forward(port, to, host)
 
 
 @pytest.mark.parametrize("answer", [
     {"name": "a.tfd\n[x]", "port": 1, "trust": []},
-    {"name": "0123456789ab.tfd", "port": 1, "trust": []},  # not the one that was issued
+    {"name": "0123456789ab.tfd", "port": 1, "trust": []},  # not the issued name
     {"name": None, "port": 1, "trust": []},
     {"name": "0123456789ab.tfd", "port": "1", "trust": []},
     {"name": "0123456789ab.tfd", "port": 0, "trust": []},
 ])  # fmt: skip
-def test_a_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
+def test_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     signed = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     request = signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
@@ -590,8 +588,8 @@ def test_a_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
 
 def copied(*answers: Any) -> tuple[JournalCopy, Callable[[], None]]:
     rest = [*answers, {}]
-    made = JournalCopy(lambda have: rest.pop(0) if len(rest) > 1 else rest[0])
-    return made, made.refresh
+    journal_copy = JournalCopy(lambda have: rest.pop(0) if len(rest) > 1 else rest[0])
+    return journal_copy, journal_copy.refresh
 
 
 @pytest.mark.parametrize("name", [
@@ -599,7 +597,7 @@ def copied(*answers: Any) -> tuple[JournalCopy, Callable[[], None]]:
     "tf_data_dispatcher_journal/journal_", "tf_data_dispatcher_journal/journal_0/x",
     "tf_data_dispatcher_journal/journal_0\n", "", "tf_data_dispatcher_journal/journal_" + "1" * 99,
 ])  # fmt: skip
-def test_a_journal_has_no_other_files(name: str, tmp_path: Path) -> None:
+def test_journal_copy_has_journal_files_only(name: str, tmp_path: Path) -> None:
     copy_, refresh = copied({name: [0, "QUJD"]})
     with pytest.raises(errors.InvalidMessage):
         refresh()
@@ -610,21 +608,21 @@ def test_a_journal_has_no_other_files(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [
     [5, "QUJD"], [0, "not base64"], [0, 5], [0], "QUJD", None, [-1, "QUJD"], [0, "QUJD", 1],
 ])  # fmt: skip
-def test_a_journal_continues_where_it_ended(content: Any) -> None:
+def test_journal_copy_continues_at_its_end(content: Any) -> None:
     copy_, refresh = copied({JOURNAL: content})
     with pytest.raises(errors.InvalidMessage):
         refresh()
     copy_.close()
 
 
-def test_a_journal_is_copied() -> None:
+def test_journal_is_copied() -> None:
     copy_, refresh = copied({JOURNAL: [0, "QUJD"]}, {JOURNAL: [3, "REVG"]})
     refresh()
     assert Path(copy_.directory, JOURNAL).read_bytes() == b"ABCDEF"
     copy_.close()
 
 
-def test_a_journal_follows_no_link(tmp_path: Path) -> None:
+def test_journal_copy_follows_no_links(tmp_path: Path) -> None:
     copy_, refresh = copied({JOURNAL: [0, "QUJD"]})
     os.symlink(tmp_path, Path(copy_.directory, "tf_data_dispatcher_journal"))
     with pytest.raises(OSError, match=r"(?i)link|directory"):
@@ -633,7 +631,7 @@ def test_a_journal_follows_no_link(tmp_path: Path) -> None:
     copy_.close()
 
 
-def test_a_journal_without_an_end_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_journal_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_REFRESH", 10_000)
     monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_TOTAL", 25_000)
     more = base64.b64encode(bytes(1000)).decode()
@@ -650,10 +648,10 @@ def test_a_journal_without_an_end_is_copied_in_parts(monkeypatch: pytest.MonkeyP
 # Views
 
 
-def test_the_number_of_a_gpu_is_no_html() -> None:
+def test_gpu_number_is_escaped_in_html() -> None:
     bad: Any = "<img src=x onerror=alert(1)>"
-    seen = Snapshot(1, 0.0, "c", "ssh", "ready", gpus=(GpuRow("h", bad, "H100", "worker:0"),))
-    assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
+    snapshot = Snapshot(1, 0.0, "c", "ssh", "ready", gpus=(GpuRow("h", bad, "H100", "worker:0"),))
+    assert foreign_elements(views.View(snapshot)._repr_mimebundle_()["text/html"]) == []
 
 
 # Kernels of other Jupyter servers
@@ -680,26 +678,26 @@ def read(tree: Any) -> BusClient:
     return reader
 
 
-def test_a_whole_tree_of_another_kernel_is_read() -> None:
-    seen = read(TREE).snapshot("c")
-    assert seen.task("worker:0").pid == 5
-    assert seen.coordinator is not None
-    assert seen.coordinator.queue_ms == (1.0, 2.0, 3.0)
-    assert seen.spark is not None
-    assert seen.spark.nodes[0].log == ("x",)
+def test_valid_tree_of_another_kernel_is_read() -> None:
+    snapshot = read(TREE).snapshot("c")
+    assert snapshot.task("worker:0").pid == 5
+    assert snapshot.coordinator is not None
+    assert snapshot.coordinator.queue_ms == (1.0, 2.0, 3.0)
+    assert snapshot.spark is not None
+    assert snapshot.spark.nodes[0].log == ("x",)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_spoilt_tree_of_another_kernel_is_refused_or_can_be_shown(seed: int) -> None:
+def test_corrupt_tree_of_a_kernel_is_refused_or_shown(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(100):
         try:
-            seen = read(spoilt(TREE, chance)).snapshot("c")
+            snapshot = read(spoilt(TREE, chance)).snapshot("c")
         except errors.InvalidMessage:
             continue
-        assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
-        repr(views.View(seen)).encode()
-        for row in (*seen.tasks, *seen.streams):
+        assert foreign_elements(views.View(snapshot)._repr_mimebundle_()["text/html"]) == []
+        repr(views.View(snapshot)).encode()
+        for row in (*snapshot.tasks, *snapshot.streams):
             json.dumps(vars(row), allow_nan=False)
 
 
@@ -710,7 +708,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_spoilt_closures_of_another_kernel_are_refused(seed: int) -> None:
+def test_corrupt_closures_of_another_kernel_are_refused(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(100):
         reader = read(TREE)
@@ -728,17 +726,17 @@ def test_spoilt_closures_of_another_kernel_are_refused(seed: int) -> None:
     '{"header": {"msg_type": "stream"}, "parent_header": {}, "content": {"name": "x"}}',
     '{"header": {"msg_type": "comm_msg"}, "parent_header": {}, "content": {"comm_id": 5}}',
 ])  # fmt: skip
-def test_a_message_of_a_kernel_is_checked(received: Any) -> None:
+def test_message_of_a_kernel_is_validated(received: Any) -> None:
     with pytest.raises(errors.InvalidMessage):
         _message(received)
 
 
-def test_a_host_that_shares_ports_is_this_one() -> None:
+def test_host_that_shares_ports_is_local() -> None:
     line = "TFDHELLO " + json.dumps({**GREETING, "identity": identity()})
     assert read_handshake("here", iter([line.encode()])).is_here
 
 
-# Nodes on Spark, and tasks of Spark that feed
+# Nodes on Spark, and Spark tasks that feed rows
 
 KNOWN = {"state": "running", "path": "/d/in", "board": "http://h:6006", "board_pid": 5,
          "no_board": "", "open_to": "this host", "error": ""}  # fmt: skip
@@ -765,30 +763,30 @@ SPARK: tuple[dict[str, Any], ...] = (
 FUNCTION_ERROR = {"number": 1, "host": "h", "what": "ValueError: x", "traceback": "t" * 100_000}
 
 
-def test_whole_messages_of_spark_pass_as_they_are() -> None:
+def test_valid_spark_messages_are_unchanged() -> None:
     for message in SPARK:
         assert spark_messages.spark_message(message, message["say"]) == message
     assert spark_messages.function_error(FUNCTION_ERROR, "message") == FUNCTION_ERROR
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
+def test_corrupt_spark_message_is_refused_or_usable(seed: int) -> None:
     chance = random.Random(seed)
     kinds = tuple({message["say"] for message in SPARK})
     refused = 0
     for _ in range(300):
         try:
-            said = spark_messages.spark_message(spoilt(chance.choice(SPARK), chance), *kinds)
+            answer = spark_messages.spark_message(spoilt(chance.choice(SPARK), chance), *kinds)
         except errors.InvalidMessage:
             refused += 1
             continue
-        json.dumps(said, allow_nan=False).encode()
+        json.dumps(answer, allow_nan=False).encode()
         node = Node(roles.assign(1, 0, None, False, False)[0])
-        if "known" in said:
-            node.update_state(said["known"])
-        if "numbers" in said:
-            node.update_counters(said["numbers"])
-            node.append_log(said["log"])
+        if "known" in answer:
+            node.update_state(answer["known"])
+        if "numbers" in answer:
+            node.update_counters(answer["numbers"])
+            node.append_log(answer["log"])
         row = node_registry.node_row(node)
         json.dumps(vars(row), allow_nan=False)
         assert int(node.board.rpartition(":")[2] or 0) < 65536

@@ -1,4 +1,4 @@
-"""Probes of everything that can be at a port, without TensorFlow."""
+"""Probes of servers of all kinds, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
 
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[str]:
-    """A TCP server that says `answer` to everyone, or accepts nobody."""
+    """Run a TCP server that sends `answer` to every client, or accepts no connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
         if answer is None:
             yield address
             return
-        done = threading.Event()
+        event = threading.Event()
 
         def serve() -> None:
             server.settimeout(0.05)
-            while not done.is_set():
+            while not event.is_set():
                 try:
                     connection, _ = server.accept()
                 except TimeoutError:
@@ -60,7 +60,7 @@ def listening(answer: bytes | None) -> Iterator[str]:
         try:
             yield address
         finally:
-            done.set()
+            event.set()
             thread.join()
 
 
@@ -73,17 +73,17 @@ DISPATCHER = {VERSION: tf_messages.GetVersionResponse(version=9).SerializeToStri
 WORKER = {TASKS: b""}
 
 
-def test_dispatcher() -> None:
+def test_dispatcher_is_recognized() -> None:
     with Server(DISPATCHER) as server:
-        found = probe(f"grpc://{server.address}")
-    assert (found.address, found.state, found.kind) == (server.address, "alive", "dispatcher")
-    assert found.alive
-    assert found.version == 9
-    assert not found.reason
-    assert 0 < found.latency_ms < 1000
+        result = probe(f"grpc://{server.address}")
+    assert (result.address, result.state, result.kind) == (server.address, "alive", "dispatcher")
+    assert result.alive
+    assert result.version == 9
+    assert not result.reason
+    assert 0 < result.latency_ms < 1000
 
 
-def test_server_with_devices() -> None:
+def test_server_reports_its_devices() -> None:
     status = tf_messages.GetStatusResponse()
     status.device_attributes.add(
         name="/job:ps/replica:0/task:1/device:CPU:0",
@@ -93,9 +93,9 @@ def test_server_with_devices() -> None:
         physical_device_desc="a CPU",
     )
     with Server({STATUS: status.SerializeToString()}) as server:
-        found = probe(server.address)
-    assert found.kind == "server"
-    (device,) = found.devices
+        result = probe(server.address)
+    assert result.kind == "server"
+    (device,) = result.devices
     assert device.name.startswith("/job:ps/replica:0/task:1/")
     assert device.type == "CPU"
     assert device.memory_bytes == 268435456
@@ -104,83 +104,83 @@ def test_server_with_devices() -> None:
 
 
 @pytest.mark.parametrize(("expect", "calls"), [(None, 3), ("data_worker", 1), ("dispatcher", 3)])
-def test_expect_makes_it_one_call(expect: str | None, calls: int) -> None:
+def test_expected_kind_needs_one_call(expect: str | None, calls: int) -> None:
     with Server(WORKER) as server:
         assert probe(server.address, expect=expect).kind == "data_worker"
         assert len(server.asked) == calls
 
 
-def test_nothing_there() -> None:
-    found = probe(f"127.0.0.1:{free_port()}")
-    assert (found.state, found.kind) == ("refused", None)
-    assert "refused" in found.reason
+def test_closed_port_is_refused() -> None:
+    result = probe(f"127.0.0.1:{free_port()}")
+    assert (result.state, result.kind) == ("refused", None)
+    assert "refused" in result.reason
 
 
-def test_a_name_that_nobody_knows() -> None:
-    found = probe("nobody.invalid:1")
-    assert found.state == "unreachable"
-    assert found.reason.startswith("the address of the host is unknown: ")
-    assert len(found.reason) < 80
+def test_unknown_name_is_unreachable() -> None:
+    result = probe("nobody.invalid:1")
+    assert result.state == "unreachable"
+    assert result.reason.startswith("the address of the host is unknown: ")
+    assert len(result.reason) < 80
 
 
-def test_hung_keeps_to_the_limit() -> None:
+def test_hung_server_is_reported_within_the_timeout() -> None:
     with listening(None) as address, Prober() as prober:
-        for _ in range(2):  # the second time over a connection that it keeps
+        for _ in range(2):  # the second call uses a cached connection
             start = time.monotonic()
-            found = prober.probe(address, timeout=0.3)
+            result = prober.probe(address, timeout=0.3)
             assert 0.2 < time.monotonic() - start < 0.5
-            assert found.state == "hung"
-            assert "0.3 s" in found.reason
+            assert result.state == "hung"
+            assert "0.3 s" in result.reason
 
 
-def test_no_connection() -> None:
+def test_unreachable_address_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         waiting = []
-        for _ in range(4):  # fill the queue: the kernel then drops what comes
+        for _ in range(4):  # fill the queue, so that the kernel drops new connections
             waiting.append(socket.socket())
             waiting[-1].setblocking(False)
             waiting[-1].connect_ex(server.getsockname())
-        found = probe("{}:{}".format(*server.getsockname()), timeout=0.3)
+        result = probe("{}:{}".format(*server.getsockname()), timeout=0.3)
         for connection in waiting:
             connection.close()
-    assert found.state == "unreachable"
-    assert "no connection" in found.reason
+    assert result.state == "unreachable"
+    assert "no connection" in result.reason
 
 
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"], ids=["http", "ssh"]
 )
-def test_foreign(answer: bytes) -> None:
+def test_other_protocols_are_foreign(answer: bytes) -> None:
     with listening(answer) as address:
-        found = probe(address)
-    assert (found.state, found.kind) == ("foreign", None)
+        result = probe(address)
+    assert (result.state, result.kind) == ("foreign", None)
 
 
 @pytest.mark.parametrize("expect", ["dispatcher", "data_worker", "server"])
-def test_a_server_whose_answers_are_not_messages_is_foreign(expect: Kind) -> None:
+def test_server_with_invalid_answers_is_foreign(expect: Kind) -> None:
     garbage = b"\xff" * 9
     with Server(dict.fromkeys((STATUS, VERSION, TASKS, WORKERS), garbage)) as server:
-        found = probe(server.address, 5.0, expect=expect)
-        assert (found.state, found.kind) == ("foreign", "grpc")
+        result = probe(server.address, 5.0, expect=expect)
+        assert (result.state, result.kind) == ("foreign", "grpc")
         with pytest.raises(DispatcherLost, match="another server answers"):
             dispatcher_workers(server.address, 5.0)
         with pytest.raises(NoWorkers, match="another server answers"):
             worker_tasks(server.address, 5.0)
 
 
-def test_other_grpc_server() -> None:
+def test_other_grpc_server_is_foreign() -> None:
     with Server({}) as server:
-        found = probe(server.address)
-    assert (found.state, found.kind) == ("foreign", "grpc")
+        result = probe(server.address)
+    assert (result.state, result.kind) == ("foreign", "grpc")
 
 
-def test_refusal_in_words() -> None:
+def test_refusal_has_a_reason() -> None:
     with Server({TASKS: fails(grpc.StatusCode.DATA_LOSS, "gone for good")}) as server:
-        found = probe(server.address, expect="data_worker")
-    assert (found.state, found.kind, found.reason) == ("foreign", "grpc", "gone for good")
+        result = probe(server.address, expect="data_worker")
+    assert (result.state, result.kind, result.reason) == ("foreign", "grpc", "gone for good")
 
 
-def test_restarted_is_seen_at_once() -> None:
+def test_restarted_server_is_detected_at_once() -> None:
     port = free_port()
     with Prober() as prober:
         for _ in range(3):
@@ -190,14 +190,14 @@ def test_restarted_is_seen_at_once() -> None:
                 start = time.monotonic()
                 assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
                 assert time.monotonic() - start < 0.1
-        # Died and came back between two probes: the connection kept is dead, the task is not.
+        # After a restart between two probes, the cached connection is dead but the task runs.
         with Server(WORKER, port):
             assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
         with Server(WORKER, port):
             assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
 
 
-def test_leaves_nothing() -> None:
+def test_probe_leaves_no_connection() -> None:
     with Server(WORKER) as server:
         probe(server.address)
         descriptors, threads = len(os.listdir("/dev/fd")), set(threading.enumerate())
@@ -216,7 +216,7 @@ def test_leaves_nothing() -> None:
         assert not [thread for thread in new if thread.name.startswith("tfd-probe")]
 
 
-def test_closed_by_another_thread() -> None:
+def test_probe_can_be_closed_by_another_thread() -> None:
     with listening(None) as address:
         prober = Prober()
         with ThreadPoolExecutor(1) as pool:
@@ -228,18 +228,18 @@ def test_closed_by_another_thread() -> None:
             assert result.result(3).state == "unreachable"
 
 
-def test_many_in_order_and_in_parallel() -> None:
+def test_many_probes_run_in_parallel_and_keep_their_order() -> None:
     with Server(DISPATCHER) as server, listening(None) as hung:
         addresses = [hung, server.address, f"127.0.0.1:{free_port()}", hung, hung]
         start = time.monotonic()
-        found = probe_many(addresses, timeout=0.4)
+        result = probe_many(addresses, timeout=0.4)
         assert time.monotonic() - start < 0.8
-    assert [p.address for p in found] == addresses
-    assert [p.state for p in found] == ["hung", "alive", "refused", "hung", "hung"]
+    assert [p.address for p in result] == addresses
+    assert [p.state for p in result] == ["hung", "alive", "refused", "hung", "hung"]
     assert probe_many([]) == ()
 
 
-def test_proxy_is_obeyed_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_used_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     for name in ("no_proxy", "no_grpc_proxy"):
         monkeypatch.delenv(name, raising=False)
@@ -251,12 +251,12 @@ def test_proxy_is_obeyed_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "address", ["localhost", "localhost:0", ":1", "a b:1:2", "localhost:99999"]
 )
-def test_no_address(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError):
         probe(address)
 
 
-def test_workers_and_tasks() -> None:
+def test_workers_and_tasks_of_a_dispatcher() -> None:
     workers, tasks = tf_messages.GetWorkersResponse(), tf_messages.GetWorkerTasksResponse()
     workers.workers.add(address="a:1")
     workers.workers.add(address="b:2")
@@ -267,7 +267,7 @@ def test_workers_and_tasks() -> None:
         assert worker_tasks(server.address) == (WorkerTask(4000, 2000),)
 
 
-def test_requests_that_fail() -> None:
+def test_failed_requests_raise_errors() -> None:
     nobody = f"127.0.0.1:{free_port()}"
     with pytest.raises(DispatcherLost, match="refused"):
         dispatcher_workers(nobody)
@@ -282,7 +282,7 @@ def test_requests_that_fail() -> None:
         dispatcher_workers(server.address)
 
 
-def test_complete_tasks() -> None:
+def test_completed_tasks_are_listed() -> None:
     done: list[tuple[str, int]] = []
 
     def update(request: bytes, context: grpc.ServicerContext) -> bytes:

@@ -29,11 +29,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
+def test_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
     write(tmp_path / "etc/box.toml", 'launcher = "local"\nallow = ["10.0.0.0/8"]')
     found = base.launcher("box")
     assert (found.name, found.allow) == ("local", ("10.0.0.0/8",))
-    # The user's own comes first.
+    # The user's profile takes precedence.
     write(tmp_path / "home/tfd_notebook/box.toml", 'launcher = "fake"\ngpus = [0, 1]')
     with tfd.Cluster(data_workers=1, launcher="box", name="boxed") as cluster:
         assert cluster.snapshot().launcher == "fake"
@@ -41,23 +41,23 @@ def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("launcher = ", "cannot be read"),
         ("hosts = ['a']", "has no launcher"),
         ('launcher = "fake"\nspeed = 3', "unexpected keyword argument 'speed'"),
     ],
 )
-def test_a_bad_profile_is_named(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_profile_is_named(tmp_path: Path, text: str, message: str) -> None:
     write(tmp_path / "home/tfd_notebook/bad.toml", text)
-    with pytest.raises(errors.UsageError, match=said) as told:
+    with pytest.raises(errors.UsageError, match=message) as caught:
         base.launcher("bad")
-    assert "bad.toml" in str(told.value)
-    # It is in nobody's way who does not use it.
+    assert "bad.toml" in str(caught.value)
+    # A user who does not use it is not affected.
     assert "bad" in launchers_table().text()
 
 
-def test_without_a_profile_the_places_are_named(tmp_path: Path) -> None:
+def test_missing_profile_error_names_the_searched_paths(tmp_path: Path) -> None:
     with pytest.raises(errors.UnknownName, match="profiles are files in"):
         base.launcher("nowhere")
     write(tmp_path / "etc/far.toml", 'launcher = "teleport"')
@@ -80,13 +80,13 @@ class TestPolicy:
     def _policy(self, tmp_path: Path) -> None:
         write(tmp_path / "etc/policy.toml", POLICY)
 
-    def refused(self, said: str, line: str, **options: object) -> None:
-        with pytest.raises(errors.Refused, match=said) as told:
+    def refused(self, message: str, line: str, **options: object) -> None:
+        with pytest.raises(errors.Refused, match=message) as caught:
             tfd.Cluster(name="refused", **{"launcher": "fake", **options})
-        assert f"policy.toml, {line}" in str(told.value)
+        assert f"policy.toml, {line}" in str(caught.value)
         assert "refused" not in tfd.clusters()
 
-    def test_what_is_too_much_is_refused_with_file_and_line(self) -> None:
+    def test_exceeded_policy_is_refused_with_file_and_line(self) -> None:
         self.refused("4 tasks are too many", "line 2: tasks = 3", data_workers=3)
         self.refused("2 GPUs are too many", "line 3: gpus = 1", workers=2, gpus=[0, 1])
         self.refused("launcher 'local' is not", "line 5: launchers", launcher="local")
@@ -94,7 +94,7 @@ class TestPolicy:
             "opened to 10.0.0.0/8", "line 6", launcher=tfd.launchers.Fake(allow="10.0.0.0/8")
         )
 
-    def test_gpus_that_come_by_themselves_and_scaling_count_too(self) -> None:
+    def test_automatic_gpus_and_scaling_count_for_the_policy(self) -> None:
         self.refused("2 GPUs", "line 3", workers=2, launcher=tfd.launchers.Fake(gpus=(0, 1)))
         with tfd.Cluster(data_workers=1, launcher="fake", name="small") as cluster:
             with pytest.raises(errors.Refused, match="4 tasks"):
@@ -103,18 +103,18 @@ class TestPolicy:
                 cluster.detach(3)
             assert len(cluster.tasks) == 2
 
-    def test_what_is_allowed_is_started(self) -> None:
+    def test_allowed_cluster_starts(self) -> None:
         allowed = tfd.launchers.Fake(allow="10.1.2.0/24")
         with tfd.Cluster(data_workers=2, launcher=allowed, name="fits") as cluster:
             assert cluster.detach(2)
 
-    def test_one_that_others_can_write_limits_nothing(self, tmp_path: Path) -> None:
+    def test_policy_writable_by_others_is_ignored(self, tmp_path: Path) -> None:
         (tmp_path / "etc/policy.toml").chmod(0o666)
         with pytest.warns(UserWarning, match="must belong to root"):
             assert admin_policy.limits() == admin_policy.Limits()
 
     @pytest.mark.parametrize("text", ["tasks = -1", "colour = 3", 'allow = ["x"]', "tasks ="])
-    def test_one_that_cannot_be_understood_starts_nothing(self, tmp_path: Path, text: str) -> None:
+    def test_invalid_policy_prevents_every_start(self, tmp_path: Path, text: str) -> None:
         write(tmp_path / "etc/policy.toml", text)
         with pytest.raises(errors.UsageError, match=r"policy\.toml"):
             tfd.Cluster(launcher="fake", name="refused")

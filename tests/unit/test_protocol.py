@@ -1,4 +1,4 @@
-"""Frames survive the way, and nothing else is taken for one."""
+"""Frames are transferred unchanged, and other data is rejected."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def frame(body):
     return agent_protocol.encode(agent_protocol.Frame("host", "agent", 7, body))
 
 
-def test_round_trip():
+def test_frame_survives_a_round_trip():
     body = {"text": "a\nb ü \u2028", "n": [1, None, 2.5]}
     line = frame(body)
     assert line.count(b"\n") == 1
@@ -23,15 +23,15 @@ def test_round_trip():
     "line",
     [b"", b"Welcome to host!\n", b"TFD1 host agent\n", b"TFD2 h a 1 2 {}\n", b"TFD1 h a x 2 {}\n"],
 )
-def test_other_lines_are_no_frames(line):
+def test_other_lines_are_not_frames(line):
     assert agent_protocol.decode(line) is None
 
 
-def test_a_torn_frame_is_no_frame():
+def test_truncated_frame_is_not_a_frame():
     assert agent_protocol.decode(frame({"a": "b" * 100})[:-20] + b"\n") is None
 
 
-def test_errors_survive_the_way():
+def test_errors_survive_the_transfer():
     error = errors.PortInUse("port 1 is taken", task="dispatcher:0", fix="use another")
     back = agent_protocol.unpack_error(agent_protocol.pack_error(error))
     assert type(back) is errors.PortInUse
@@ -42,7 +42,7 @@ def test_errors_survive_the_way():
 
 
 def answering(body):
-    """A client whose agent answers every request with `body`."""
+    """Return a client whose agent answers every request with `body`."""
 
     def send(line):
         number = agent_protocol.decode(line).body["id"]
@@ -56,19 +56,19 @@ def test_request_returns_the_value():
     assert answering({"ok": True, "value": 5}).request("x", 1) == 5
 
 
-def test_request_raises_what_the_agent_raised():
+def test_request_raises_the_agents_error():
     error = agent_protocol.pack_error(errors.UnknownName("no such task"))
     with pytest.raises(errors.UnknownName, match="no such task"):
         answering({"ok": False, "error": error}).request("x", 1)
 
 
-def test_request_has_a_limit():
+def test_request_has_a_timeout():
     client = AgentClient("agent", "host", lambda line: None)
     with pytest.raises(errors.TimeLimit, match="did not reply"):
         client.request("x", 0.01)
 
 
-def test_a_request_that_was_given_up_is_not_sent_again():
+def test_abandoned_request_is_not_sent_again():
     client = AgentClient("agent", "host", lambda line: None, reconnects=True)
     with pytest.raises(errors.TimeLimit):
         client.request("given up", 0.01)
@@ -80,17 +80,17 @@ def test_a_request_that_was_given_up_is_not_sent_again():
     assert waiting.result(1) == 5
 
 
-def test_a_lost_agent_fails_waiting_and_later_requests_and_tells_clusters():
+def test_lost_agent_fails_requests_and_notifies_clusters():
     client = AgentClient("agent", "host", lambda line: None)
-    told = []
-    client.listen("c", told.append)
+    received = []
+    client.listen("c", received.append)
     waiting = client.submit("x")
     client.lost("it ended")
     with pytest.raises(errors.AgentLost, match="it ended"):
         waiting.result(1)
     with pytest.raises(errors.AgentLost, match="it ended"):
         client.request("x", 1)
-    assert told == [TasksLost("it ended")]
+    assert received == [TasksLost("it ended")]
 
 
 def test_events_reach_their_cluster_only():
@@ -103,21 +103,21 @@ def test_events_reach_their_cluster_only():
     assert (len(mine), len(other)) == (1, 0)
 
 
-def test_another_version_is_refused_by_both_numbers():
+def test_incompatible_version_error_has_both_versions():
     client = AgentClient("agent", "host", lambda line: None)
     client.handle_line(frame({"event": "hello", "version": 99, "pid": 1}))
     with pytest.raises(errors.AgentLost, match=r"99.*1"):
         client.request("x", 1)
 
 
-def test_a_host_may_have_spaces_in_its_name():
+def test_host_name_may_contain_spaces():
     line = agent_protocol.encode(agent_protocol.Frame("nice -n 10", "agent", 1, {"id": 1}))
-    found = agent_protocol.decode(line)
-    assert found is not None
-    assert (found.host, found.agent, found.body) == ("nice_-n_10", "agent", {"id": 1})
+    result = agent_protocol.decode(line)
+    assert result is not None
+    assert (result.host, result.agent, result.body) == ("nice_-n_10", "agent", {"id": 1})
 
 
-def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
+def test_agent_without_the_session_sends_the_full_state():
     asked, told = [], []
     client = AgentClient(
         "agent", "host", lambda line: asked.append(agent_protocol.decode(line).body)
@@ -127,7 +127,7 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     client.handle_line(frame({**hello, "whole": True}))
     assert asked == []
     client.handle_line(frame({**hello, "whole": False}))
-    assert [(one["do"], one["arguments"]) for one in asked] == [("adopt", {"cluster": "c"})]
+    assert [(item["do"], item["arguments"]) for item in asked] == [("adopt", {"cluster": "c"})]
     event = {
         "event": "task",
         "cluster": "c",

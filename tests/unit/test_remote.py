@@ -1,4 +1,4 @@
-"""Ways to other hosts: what is tried again, what is not, and what is left by who gives up."""
+"""Connections to other hosts: retries, permanent errors, and cleanup after an interrupt."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ pytest.importorskip("websocket")
 
 THIRDPARTY = Path(__file__).parents[1] / "thirdparty"
 
-#: Somebody who is logged in by ssh, as far as names tell, and has a cluster by a command.
+#: A process with the name of an ssh session, and a cluster of a third-party launcher.
 LOGGED_IN = """
 import ctypes, sys
 ctypes.CDLL(None).prctl(15, b"sshd-session", 0, 0, 0)  # PR_SET_NAME
@@ -65,7 +65,7 @@ class Launcher(remote.RemoteLauncher):
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_who_gives_up_while_hosts_are_asked_leaves_nothing(monkeypatch, reached):
+def test_interrupted_connect_leaves_no_session(monkeypatch, reached):
     ended = []
 
     class Session:
@@ -91,22 +91,22 @@ def test_who_gives_up_while_hosts_are_asked_leaves_nothing(monkeypatch, reached)
     assert len(ended) == reached
 
 
-def test_an_agent_that_is_silent_is_not_taken_for_lost(monkeypatch, tmp_path):
+def test_silent_agent_is_not_reported_as_lost(monkeypatch, tmp_path):
     monkeypatch.setattr(session, "_CONNECT_SECONDS", 0.3)
     with (
         unix_socket.listen(tmp_path / "agent.sock", 1),
-        pytest.raises(errors.LaunchError, match="did not answer") as told,
+        pytest.raises(errors.LaunchError, match="did not answer") as caught,
     ):
         session.AgentSession(
             "agent", "there", lambda: session.SocketChannel.to(tmp_path / "agent.sock")
         )
-    # Whoever is told so may end what is left of the cluster on other hosts.
-    assert not isinstance(told.value, errors.AgentLost)
+    # After AgentLost, the caller may end the rest of the cluster on other hosts.
+    assert not isinstance(caught.value, errors.AgentLost)
 
 
-def test_a_way_of_somebody_else_is_left_alone(tmp_path):
-    """A command's relay runs in the session of whoever is logged in, and must not end that."""
-    done = subprocess.run(
+def test_ssh_session_of_the_user_is_not_ended(tmp_path):
+    """The relay of a command runs in the user's ssh session, and must not end it."""
+    completed = subprocess.run(
         [sys.executable, "-c", LOGGED_IN, str(THIRDPARTY)],
         capture_output=True,
         text=True,
@@ -117,12 +117,12 @@ def test_a_way_of_somebody_else_is_left_alone(tmp_path):
             "TFD_RUNTIME_DIR": str(tmp_path),
         },
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "way: ''\nstill logged in\n"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout == "way: ''\nstill logged in\n"
 
 
-def test_a_connection_that_breaks_is_no_bad_certificate():
-    """As a proxy does whose server is being restarted: it may come back."""
+def test_broken_connection_is_not_a_certificate_error():
+    """A proxy closes the connection while its server restarts, so that retries are useful."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up():
@@ -136,10 +136,10 @@ def test_a_connection_that_breaks_is_no_bad_certificate():
         with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
             server.connect("kernel")
         listener.close()
-        assert server.has("kernel")  # nobody said otherwise
+        assert server.has("kernel")  # without an answer, the kernel counts as present
 
 
-def test_a_token_is_in_no_error():
-    with pytest.raises(errors.UsageError) as told:
+def test_errors_do_not_contain_the_token():
+    with pytest.raises(errors.UsageError) as caught:
         jupyter_server.split("one:8888/?token=S3CRET")
-    assert "S3CRET" not in str(told.value)
+    assert "S3CRET" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`tfd.resolve` over servers that answer, hang, are gone or are somebody else."""
+"""`tfd.resolve` for servers that answer, hang, have ended, or are a different task."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def silent() -> Iterator[str]:
 @pytest.fixture
 def refused() -> Iterator[str]:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and never listens
+        held.bind(("127.0.0.1", 0))  # without listen()
         yield "{}:{}".format(*held.getsockname())
 
 
 @contextlib.contextmanager
 def talking(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A TCP server that does `serve` with each connection."""
+    """Run a TCP server that calls `serve` for each connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def work() -> None:
@@ -80,11 +80,11 @@ def states(found: tfd.Resolution) -> list[str]:
 
 
 class TestTable:
-    def test_every_state(self, worker: Server, silent: str, refused: str) -> None:
+    def test_every_state_is_reported(self, worker: Server, silent: str, refused: str) -> None:
         with talking(answer_http) as http, Server({}) as grpc:
             addresses = [worker.address, worker.address, silent, refused, http, grpc.address]
-            found = tfd.resolve({"worker": [*addresses, "no-such-host.invalid:1"]})
-        frame = found.to_frame()
+            resolution = tfd.resolve({"worker": [*addresses, "no-such-host.invalid:1"]})
+        frame = resolution.to_frame()
         assert tuple(frame.columns) == COLUMNS
         assert list(frame["state"]) == [
             "alive",
@@ -102,69 +102,69 @@ class TestTable:
         assert frame["reason"][0] == ""
         assert all(frame["reason"][1:])
 
-    def test_a_data_service_among_workers(self) -> None:
+    def test_data_service_among_workers_is_a_mismatch(self) -> None:
         from tfd_notebook.net import tf_messages
 
         version = tf_messages.GetVersionResponse(version=9).SerializeToString()
         with Server({"/tensorflow.data.DispatcherService/GetVersion": version}) as server:
-            found = tfd.resolve({"dispatcher": [server.address], "worker": [server.address]})
-        frame = found.to_frame()
+            resolution = tfd.resolve({"dispatcher": [server.address], "worker": [server.address]})
+        frame = resolution.to_frame()
         assert list(frame["state"]) == ["alive", "mismatch"]
         assert "a dispatcher answers there" in frame["reason"][1]
-        assert f'tfd.attach("grpc://{server.address}")' in found.cell
+        assert f'tfd.attach("grpc://{server.address}")' in resolution.cell
 
-    def test_swapped_identities(self) -> None:
-        with Server(status("worker:0", "CPU")) as one, Server(status("worker:1", "CPU")) as two:
-            found = tfd.resolve({"worker": [two.address, one.address]})
-        assert states(found) == ["mismatch", "mismatch"]
-        assert list(found.to_frame()["identity"]) == ["worker:1", "worker:0"]
+    def test_swapped_identities_are_mismatches(self) -> None:
+        with Server(status("worker:0", "CPU")) as server, Server(status("worker:1", "CPU")) as two:
+            resolution = tfd.resolve({"worker": [two.address, server.address]})
+        assert states(resolution) == ["mismatch", "mismatch"]
+        assert list(resolution.to_frame()["identity"]) == ["worker:1", "worker:0"]
 
-    def test_in_a_union_only_jobs_count(self, worker: Server) -> None:
+    def test_union_compares_jobs_only(self, worker: Server) -> None:
         union = tfd.resolvers.UnionResolver(
             theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["127.0.0.1:1"]})),
             theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": [worker.address]})),
         )
         assert states(tfd.resolve(union)) == ["refused", "alive"]
 
-    def test_a_proxy_that_tensorflow_obeys(
+    def test_proxy_of_tensorflow_is_used(
         self, monkeypatch: pytest.MonkeyPatch, worker: Server
     ) -> None:
-        """What gRPC is told by variables is what TensorFlow does: another one may answer."""
+        """TensorFlow uses the proxy in gRPC's variables, so that a different server can answer."""
         with talking(answer_http) as proxy:
             monkeypatch.setenv("http_proxy", f"http://{proxy}")
-            found = tfd.resolve({"worker": [worker.address]})
-            (row,) = found.last.tasks
+            resolution = tfd.resolve({"worker": [worker.address]})
+            (row,) = resolution.last.tasks
             assert row.state != "alive"
             assert "http_proxy" in row.reason
             assert "directly it is alive" in row.reason
             monkeypatch.setenv("no_proxy", "127.0.0.1")
-            assert found.look().tasks[0].state == "alive"
+            assert resolution.look().tasks[0].state == "alive"
 
-    def test_silent_tasks_are_waited_for_together(self) -> None:
-        """One after the other would take more time than a test has."""
+    def test_silent_tasks_are_probed_concurrently(self) -> None:
+        """Sequential probes would exceed the timeout of the test."""
         with socket.create_server(("", 0), backlog=1024) as server:
             port = server.getsockname()[1]
             addresses = [f"127.0.0.{number}:{port}" for number in range(1, 201)]
-            found = tfd.resolve({"worker": addresses})
-        assert found.last.counts == {"hung": 200}
+            resolution = tfd.resolve({"worker": addresses})
+        assert resolution.last.counts == {"hung": 200}
 
-    def test_one_address_for_several_tasks(self, worker: Server, refused: str) -> None:
+    def test_address_of_several_tasks_is_alive_for_one(self, worker: Server, refused: str) -> None:
         spec = {"ps": [refused] * 5, "worker": [worker.address] * 2, "dispatcher": [refused]}
-        found = tfd.resolve(spec)
-        assert found.last.counts == {"alive": 1, "refused": 6, "mismatch": 1}
+        resolution = tfd.resolve(spec)
+        assert resolution.last.counts == {"alive": 1, "refused": 6, "mismatch": 1}
 
 
 class TestFirst:
-    def test_tf_config(self, monkeypatch: pytest.MonkeyPatch, worker: Server) -> None:
+    def test_tf_config_is_resolved(self, monkeypatch: pytest.MonkeyPatch, worker: Server) -> None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": [worker.address]}}))
-        found = tfd.resolve()
-        assert found.rule == "tf_config"
-        assert isinstance(found.resolver, TFConfigResolver)
-        assert found.cluster_spec().as_dict() == {"worker": [worker.address]}
-        assert found.cell == "cluster = tfd.resolve().attach()"
-        assert "1 alive" in repr(found)
+        resolution = tfd.resolve()
+        assert resolution.rule == "tf_config"
+        assert isinstance(resolution.resolver, TFConfigResolver)
+        assert resolution.cluster_spec().as_dict() == {"worker": [worker.address]}
+        assert resolution.cell == "cluster = tfd.resolve().attach()"
+        assert "1 alive" in repr(resolution)
 
-    def test_a_task_is_told_to_be_a_server(
+    def test_suggestion_for_a_task_starts_a_server(
         self, monkeypatch: pytest.MonkeyPatch, refused: str, worker: Server
     ) -> None:
         config = {
@@ -172,31 +172,33 @@ class TestFirst:
             "task": {"type": "worker", "index": 1},
         }
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        found = tfd.resolve()
-        assert "tf.distribute.Server(" in found.cell
-        compile(found.cell, "cell", "exec")
+        resolution = tfd.resolve()
+        assert "tf.distribute.Server(" in resolution.cell
+        compile(resolution.cell, "cell", "exec")
 
-    def test_an_argument_overrides(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_argument_overrides_the_environment(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": ["w:1"]}}))
         path = tmp_path / "c.json"
         path.write_text('{"ps": ["127.0.0.1:1"]}')
-        for found in (tfd.resolve(str(path)), tfd.resolve("file", path=str(path))):
-            assert found.rule == "argument"
-            assert found.cluster_spec().jobs == ["ps"]
+        for resolution in (tfd.resolve(str(path)), tfd.resolve("file", path=str(path))):
+            assert resolution.rule == "argument"
+            assert resolution.cluster_spec().jobs == ["ps"]
 
-    def test_broken_tf_config_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_tf_config_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TF_CONFIG", '{"cluster": ')
-        with pytest.raises(errors.Malformed, match="TF_CONFIG is no JSON"):
+        with pytest.raises(errors.Malformed, match="TF_CONFIG: invalid JSON"):
             tfd.resolve()
 
-    def test_an_offer_resolves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_suggestion_does_not_resolve(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TPU_NAME", "mine")
-        found = tfd.resolve()
-        assert found.resolver is None
-        for use in (found.cluster_spec, found.look, lambda: next(found.watch(1))):
+        resolution = tfd.resolve()
+        assert resolution.resolver is None
+        for use in (resolution.cluster_spec, resolution.look, lambda: next(resolution.watch(1))):
             with pytest.raises(errors.NotThere, match="TPU_NAME"):
                 use()
-        assert len(found.to_frame()) == 0
+        assert len(resolution.to_frame()) == 0
 
     @pytest.mark.parametrize(
         ("arguments", "options", "what"),
@@ -209,21 +211,21 @@ class TestFirst:
             (("local",), {"name": "gone"}, "no cluster 'gone'"),
         ],
     )
-    def test_what_cannot_be_meant(
+    def test_invalid_arguments_are_refused(
         self, arguments: tuple[Any, ...], options: dict[str, Any], what: str
     ) -> None:
         with pytest.raises(errors.UsageError, match=what):
             tfd.resolve(*arguments, **options)
 
-    def test_addresses_that_are_none(self) -> None:
-        with pytest.raises(errors.Malformed, match="which is no address"):
+    def test_invalid_addresses_are_rejected(self) -> None:
+        with pytest.raises(errors.Malformed, match="invalid address 'host'"):
             tfd.resolve({"worker": ["host"]})
 
-    def test_no_kernel_elsewhere(self) -> None:
+    def test_missing_remote_kernel_is_an_error(self) -> None:
         with pytest.raises(errors.NotThere, match="kernel"):
             tfd.resolve("jupyter")
 
-    def test_a_resolver_of_tensorflows_that_fails(self) -> None:
+    def test_failing_tensorflow_resolver_is_reported(self) -> None:
         class Broken(theirs.ClusterResolver):  # type: ignore[misc,name-defined]
             def cluster_spec(self) -> Any:
                 raise RuntimeError("no such thing")
@@ -236,56 +238,60 @@ class TestFirst:
 
 
 class TestWatch:
-    def test_ups_and_downs(self) -> None:
+    def test_state_changes_are_published(self) -> None:
         server = Server(status("worker:0", "CPU"))
-        found = tfd.resolve({"worker": [server.address]})
-        seen = []
-        with contextlib.closing(found):
-            for look in found.watch(60, every=0.05):
-                seen.append(look.tasks[0].state)
-                if len(seen) == 1:
+        resolution = tfd.resolve({"worker": [server.address]})
+        received = []
+        with contextlib.closing(resolution):
+            for look in resolution.watch(60, every=0.05):
+                received.append(look.tasks[0].state)
+                if len(received) == 1:
                     server.stop()
-                elif len(seen) == 2:
+                elif len(received) == 2:
                     server = Server(status("worker:0", "CPU"), server.port)
                 elif look.tasks[0].state == "alive":
                     break
         server.stop()
-        assert (seen[0], seen[-1]) == ("alive", "alive")
-        assert "refused" in seen
-        changes = found.history().to_frame()
+        assert (received[0], received[-1]) == ("alive", "alive")
+        assert "refused" in received
+        changes = resolution.history().to_frame()
         assert changes["before"][0] == "alive"
         assert list(changes["after"])[-1] == "alive"
 
-    def test_tasks_that_come_and_a_file_that_breaks(self, tmp_path: Path, worker: Server) -> None:
+    def test_new_tasks_and_invalid_files_are_published(
+        self, tmp_path: Path, worker: Server
+    ) -> None:
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"worker": [worker.address]}))
-        found = tfd.resolve(str(path))
-        looks = found.watch(60, every=0.05)
+        resolution = tfd.resolve(str(path))
+        looks = resolution.watch(60, every=0.05)
         assert next(looks).trouble == ""
         path.write_text("{")
         look = next(looks)
-        assert "no JSON" in look.trouble
+        assert "invalid JSON" in look.trouble
         assert look.counts == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
-        # A file that is just written may be read when it is empty.
+        # The file may be read while it is still empty.
         while (look := next(looks)).trouble:
             pass
         assert look.counts == {"alive": 1, "refused": 1}
         assert (look.changes[-1].before, look.changes[-1].after) == ("", "refused")
         looks.close()
-        found.close()
+        resolution.close()
 
-    def test_it_ends(self, worker: Server) -> None:
-        found = tfd.resolve({"worker": [worker.address]})
-        assert len(list(found.watch(0.2, every=0.05))) == 1
-        found.close()
+    def test_watch_ends_after_its_time(self, worker: Server) -> None:
+        resolution = tfd.resolve({"worker": [worker.address]})
+        assert len(list(resolution.watch(0.2, every=0.05))) == 1
+        resolution.close()
         for wrong in (0, -1, float("nan"), "1"):
             with pytest.raises(errors.UsageError, match="more than 0 seconds"):
-                next(found.watch(wrong))  # type: ignore[arg-type]
+                next(resolution.watch(wrong))  # type: ignore[arg-type]
 
 
 class TestForms:
-    def test_the_same_question_is_the_same_resolution(self, worker: Server, tmp_path: Path) -> None:
+    def test_repeated_call_returns_the_same_resolution(
+        self, worker: Server, tmp_path: Path
+    ) -> None:
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"worker": [worker.address]}))
         desk = ResolveService()
@@ -297,11 +303,11 @@ class TestForms:
         assert again["changed"] == 1
         assert desk.resolve(ask)["changes"] == ()
         assert desk.resolution(ask).last.counts == {"alive": 1, "refused": 1}
-        names = [one["name"] for one in desk.choices({})["choices"]]
+        names = [item["name"] for item in desk.choices({})["choices"]]
         assert names[0] == "auto"
         desk.close()
 
-    def test_who_looks_again_is_told_what_changed(self, tmp_path: Path, worker: Server) -> None:
+    def test_repeated_call_reports_the_changes(self, tmp_path: Path, worker: Server) -> None:
         with Server(status("worker:1", "CPU")) as other:
             path = tmp_path / "c.json"
             path.write_text(json.dumps({"worker": [worker.address, other.address]}))
@@ -314,16 +320,16 @@ class TestForms:
             whole = desk.resolve(ask)
             assert (names(whole), whole["since"]) == ([0, 1], None)
             ask["again"] = True
-            # Latencies may differ for good now and then, and that is told.
+            # A lasting change of the latency is published, too.
             until(lambda: names(desk.resolve({**ask, "since": desk.resolve(ask)["number"]})) == [])
-            seen = desk.resolve(ask)
-            assert names(seen) == [0, 1]
-        part = desk.resolve({**ask, "since": seen["number"]})
-        assert part["since"] == seen["number"] < part["number"]
+            resolution = desk.resolve(ask)
+            assert names(resolution) == [0, 1]
+        part = desk.resolve({**ask, "since": resolution["number"]})
+        assert part["since"] == resolution["number"] < part["number"]
         assert 1 in names(part)
         assert part["counts"] == {"alive": 1, "refused": 1}
         assert desk.resolve({**ask, "since": whole["number"] - 1})["since"] is None
-        # Other tasks: the rows have another order, perhaps.
+        # After a change of tasks, the order of the rows may differ.
         path.write_text(json.dumps({"worker": [worker.address]}))
         shorter = desk.resolve({**ask, "since": part["number"]})
         assert (names(shorter), shorter["since"]) == ([0], None)
@@ -341,7 +347,7 @@ class TestForms:
             {"resolver": "slurm", "options": {"resolver": "file"}},
         ],
     )
-    def test_what_a_form_must_not_say(self, ask: dict[str, Any]) -> None:
+    def test_invalid_forms_are_refused(self, ask: dict[str, Any]) -> None:
         with pytest.raises(errors.UsageError):
             ResolveService().resolve(ask)
 
@@ -356,7 +362,7 @@ class TestCommandLine:
             timeout=120,
         )
 
-    def test_table_json_and_watch(self, worker: Server, refused: str) -> None:
+    def test_command_prints_table_json_and_changes(self, worker: Server, refused: str) -> None:
         config = json.dumps({"cluster": {"worker": [worker.address, refused]}})
         done = self.run(TF_CONFIG=config)
         assert done.returncode == 0, done.stderr
@@ -366,7 +372,7 @@ class TestCommandLine:
         (line,) = done.stdout.splitlines()
         assert [task["state"] for task in json.loads(line)["tasks"]] == ["alive", "refused"]
 
-    def test_what_goes_wrong(self) -> None:
+    def test_command_reports_errors(self) -> None:
         done = self.run(TF_CONFIG="{")
         assert (done.returncode, done.stdout) == (1, "")
         assert "TFD702" in done.stderr

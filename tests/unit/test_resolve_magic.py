@@ -1,4 +1,4 @@
-"""``%tfd_resolve`` in an IPython shell, its form, and what a front end asks."""
+"""``%tfd_resolve`` in an IPython shell, its form, and requests of a front end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("nowhere")
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     monkeypatch.setenv("TFD_PRELOAD", "off")
-    made = InteractiveShell()
-    magics.load_ipython_extension(made)
-    yield made
+    shell = InteractiveShell()
+    magics.load_ipython_extension(shell)
+    yield shell
     for cluster in tfd.clusters().values():
         cluster.stop()
-    magics.unload_ipython_extension(made)
-    made.history_manager.end_session()
+    magics.unload_ipython_extension(shell)
+    shell.history_manager.end_session()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def run(shell: InteractiveShell, line: str = "") -> Any:
     return shell.run_line_magic("tfd_resolve", line)
 
 
-def test_it_returns_a_resolution_or_a_frame(shell: Any, config: None, worker: Server) -> None:
+def test_magic_returns_a_resolution_or_a_frame(shell: Any, config: None, worker: Server) -> None:
     found = run(shell)
     assert (found.rule, found.last.counts) == ("tf_config", {"alive": 1})
     assert list(run(shell, "--frame").columns) == list(COLUMNS)
@@ -60,7 +60,7 @@ def test_it_returns_a_resolution_or_a_frame(shell: Any, config: None, worker: Se
     assert run(shell, "mine").last.counts == {"alive": 1}
 
 
-def test_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> None:
+def test_magic_accepts_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> None:
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps({"worker": [worker.address]}))
     for line in (str(path), f"file --set path={path}"):
@@ -78,7 +78,7 @@ def test_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> Non
         ("--wach 3", "no option '--wach'"),
     ],
 )
-def test_what_cannot_be_meant(shell: Any, config: None, line: str, what: str) -> None:
+def test_invalid_arguments_are_refused(shell: Any, config: None, line: str, what: str) -> None:
     with pytest.raises(errors.UsageError, match=what):
         run(shell, line)
 
@@ -88,21 +88,21 @@ def test_watching_shows_what_changes(
 ) -> None:
     found = run(shell, "--watch 0.2")
     assert found.last.counts == {"alive": 1}
-    said = capsys.readouterr().out
-    assert "1 task: 1 alive" in said
-    assert "watched; 0 changes" in said
+    text = capsys.readouterr().out
+    assert "1 task: 1 alive" in text
+    assert "watched; 0 changes" in text
 
 
 def test_help_and_completion(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(shell, "--help") is None
     assert "--watch SECONDS" in capsys.readouterr().out
     magic = shell.magics_manager.magics["line"]["tfd_resolve"]
-    offered = {one.text for one in magic.complete("")["completions"]}
+    offered = {item.text for item in magic.complete("")["completions"]}
     assert set(CHOICES) <= offered
-    assert [one.text for one in magic.complete("--wa")["completions"]] == ["--watch"]
+    assert [item.text for item in magic.complete("--wa")["completions"]] == ["--watch"]
 
 
-def test_a_form_finds_and_uses_a_cluster(
+def test_form_resolves_and_uses_a_cluster(
     shell: Any, config: None, worker: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(widgets, "_front_end", lambda: True)
@@ -116,7 +116,7 @@ def test_a_form_finds_and_uses_a_cluster(
 
     def answered(ask: str, **request: Any) -> Any:
         page.say("command", ask=ask, **request)
-        return until(lambda: [one for one in page.got("reply") if one["ask"] == ask])[0]
+        return until(lambda: [item for item in page.got("reply") if item["ask"] == ask])[0]
 
     said = answered("1", command="resolvers")["value"]
     assert (said["chosen"], said["options"]) == ("auto", {})
@@ -133,7 +133,7 @@ def test_a_form_finds_and_uses_a_cluster(
     form.close()
 
 
-def test_an_offer_is_json_too(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_NAME", "mine")
     asked = resolve.commands(shell)["resolve"]
     look = json.loads(json.dumps(asked({"resolver": "auto"})))

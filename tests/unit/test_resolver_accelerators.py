@@ -1,4 +1,4 @@
-"""How many accelerators tasks have: asked of servers that answer as TensorFlow's do."""
+"""Number of accelerators, from servers that answer like TensorFlow's servers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cluster(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[st
     return spec
 
 
-def test_a_live_cluster_is_asked(cluster: dict[str, list[str]]) -> None:
+def test_running_cluster_is_probed(cluster: dict[str, list[str]]) -> None:
     spec = tf.train.ClusterSpec(cluster)
     for resolver in (theirs.TFConfigClusterResolver(), theirs.SimpleClusterResolver(spec)):
         assert resolver.num_accelerators("worker", 0) == {}
@@ -60,7 +60,7 @@ def test_a_live_cluster_is_asked(cluster: dict[str, list[str]]) -> None:
         ours.check()
 
 
-def test_of_unequal_hosts_each_has_the_least(cluster: dict[str, list[str]]) -> None:
+def test_unequal_hosts_report_the_smallest_number(cluster: dict[str, list[str]]) -> None:
     assert TFConfigResolver().num_accelerators() == {"GPU": 2}
     assert TFConfigResolver().num_accelerators("worker") == {"GPU": 2}
     assert TFConfigResolver().num_accelerators(task_id=2) == {"GPU": 3, "TPU": 1}
@@ -68,16 +68,16 @@ def test_of_unequal_hosts_each_has_the_least(cluster: dict[str, list[str]]) -> N
     assert chief.num_accelerators(task_id=0) == {}
 
 
-def test_tasks_that_are_not_there(cluster: dict[str, list[str]]) -> None:
+def test_missing_tasks_are_named(cluster: dict[str, list[str]]) -> None:
     for job, index in (("worker", 3), ("chief", 0), ("chief", None)):
         with pytest.raises(errors.UnknownName, match=f"TF_CONFIG has no task {job}:{index or 0}"):
             TFConfigResolver().num_accelerators(job, index)
 
 
-def test_another_task_at_the_address(
+def test_different_task_at_the_address_is_an_error(
     cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What TensorFlow's Slurm resolver made of ten hosts: a task believes to be another."""
+    """TensorFlow's Slurm resolver sorts ten hosts wrongly, so that tasks are mismatched."""
     cluster["worker"].reverse()
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster}))
     with pytest.raises(errors.TasksMissing, match="worker:2 answers there") as caught:
@@ -89,7 +89,7 @@ def test_another_task_at_the_address(
     assert str(caught.value).count("answers there") == 2
 
 
-def test_a_server_of_another_kind_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_server_at_the_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     version = {"/tensorflow.data.DispatcherService/GetVersion": b"\x08\x09"}
     with Server(version) as server:
         spec = {"cluster": {"worker": [server.address]}}
@@ -98,12 +98,12 @@ def test_a_server_of_another_kind_at_the_address(monkeypatch: pytest.MonkeyPatch
             TFConfigResolver().check()
 
 
-def test_cores_of_a_tpu() -> None:
+def test_cores_of_a_tpu_are_counted() -> None:
     with Server(status("worker:0", "CPU", *["TPU"] * 8)) as server:
         assert TPUResolver(f"grpc://{server.address}").num_accelerators() == {"TPU": 8}
 
 
-def test_tasks_of_two_clusters_have_new_numbers() -> None:
+def test_union_renumbers_tasks_of_two_clusters() -> None:
     with Server(status("worker:0")) as one, Server(status("worker:0", "GPU")) as two:
         both = UnionResolver(
             *(
@@ -120,7 +120,7 @@ def test_tasks_of_two_clusters_have_new_numbers() -> None:
 
 
 def skeleton() -> Any:
-    """The skeleton of TensorFlow's reference page: three methods, and plain attributes."""
+    """Return the skeleton of TensorFlow's reference page: three methods and plain attributes."""
 
     class Skeleton(Resolver):
         def __init__(self) -> None:
@@ -142,7 +142,7 @@ def skeleton() -> Any:
     return Skeleton()
 
 
-def test_a_subclass_of_the_reference_pages_skeleton() -> None:
+def test_subclass_of_the_reference_skeleton_works() -> None:
     resolver = skeleton()
     assert isinstance(resolver, theirs.ClusterResolver)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
@@ -157,7 +157,7 @@ def test_a_subclass_of_the_reference_pages_skeleton() -> None:
     assert both.cluster_spec() == resolver.cluster_spec()
 
 
-def test_a_subclass_may_leave_the_rest_to_the_base() -> None:
+def test_subclass_inherits_all_other_methods() -> None:
     class Least(Resolver):
         def cluster_spec(self) -> Any:
             return tf.train.ClusterSpec({"worker": ["a:1"]})
@@ -167,12 +167,12 @@ def test_a_subclass_may_leave_the_rest_to_the_base() -> None:
         Resolver().tasks()
 
 
-def test_a_kind_that_no_task_has_counts_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_type_counts_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     with Server(status("worker:0")) as server:
         spec = {"cluster": {"worker": [server.address]}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(spec))
-        found = TFConfigResolver().num_accelerators()
-    assert found == {}
-    assert found["GPU"] == 0
+        result = TFConfigResolver().num_accelerators()
+    assert result == {}
+    assert result["GPU"] == 0
     monkeypatch.delenv("TF_CONFIG")
     assert SlurmResolver({"worker": 1}, gpus_per_task=0).num_accelerators()["GPU"] == 0

@@ -1,4 +1,4 @@
-"""Compute Engine and TPUs, by Google's own client and recorded answers."""
+"""Resolvers for Compute Engine and TPUs, with Google's client and recorded answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestGCE:
     def instance(address: str) -> tuple[int, Any]:
         return 200, {"networkInterfaces": [{"networkIP": address}]}
 
-    def test_the_present_client(self) -> None:
+    def test_current_client_is_used(self) -> None:
         other, _ = self.service(self.group("w-1"), self.instance("10.0.0.1"))
         with pytest.raises(TypeError, match="unexpected keyword argument"):
             theirs.GCEClusterResolver(*self.where, 8470, service=other).cluster_spec()
@@ -58,12 +58,12 @@ class TestGCE:
         assert (method, json.loads(body)) == ("POST", {"instanceState": "RUNNING"})
         assert "/zones/my-zone/instances/w-1" in second
 
-    def test_no_dead_library_is_needed(self) -> None:
+    def test_obsolete_library_is_not_needed(self) -> None:
         with pytest.raises(ImportError, match="googleapiclient must be installed"):
             theirs.GCEClusterResolver(*self.where, 8470, credentials=None)
         GCEResolver(*self.where)
 
-    def test_pages_and_order(self) -> None:
+    def test_pages_are_joined_and_sorted(self) -> None:
         made, http = self.service(
             self.group("w-10", "w-2", nextPageToken="more"),
             self.group("w-1"),
@@ -78,7 +78,7 @@ class TestGCE:
             "w-10",
         ]
 
-    def test_ipv6(self) -> None:
+    def test_ipv6_addresses_are_supported(self) -> None:
         made, _ = self.service(
             self.group("w"), (200, {"networkInterfaces": [{"ipv6Address": "fd00::1"}]})
         )
@@ -86,9 +86,9 @@ class TestGCE:
         assert spec.as_dict() == {"worker": ["[fd00::1]:8470"]}
 
     @pytest.mark.parametrize(
-        ("answers", "kind", "said"),
+        ("answers", "kind", "message"),
         [
-            ([(401, {})], errors.AccessDenied, "missing, wrong or expired .HTTP 401"),
+            ([(401, {})], errors.AccessDenied, "missing, invalid or expired .HTTP 401"),
             (
                 [(403, {"error": {"message": "no permission X"}})],
                 errors.AccessDenied,
@@ -96,30 +96,32 @@ class TestGCE:
             ),
             ([(404, {"error": {"message": "no group"}})], errors.NotThere, "no group"),
             ([(500, "oops")], errors.NoAnswer, "HTTP 500"),
-            ([(200, '{"items": [{"ins')], errors.Malformed, "cannot be read"),
-            ([(200, {"items": [{}]})], errors.Malformed, "cannot be read"),
+            ([(200, '{"items": [{"ins')], errors.Malformed, "invalid answer"),
+            ([(200, {"items": [{}]})], errors.Malformed, "invalid answer"),
             ([(200, {})], errors.NoTasks, "no running instance"),
-            ([("group",), (200, {"networkInterfaces": []})], errors.Malformed, "cannot be read"),
+            ([("group",), (200, {"networkInterfaces": []})], errors.Malformed, "invalid answer"),
             ([("group",), (404, {"error": {"message": "gone"}})], errors.NotThere, "gone"),
         ],
     )
-    def test_answers_that_are_no_good(
-        self, answers: list[Any], kind: type[errors.TfdError], said: str
+    def test_invalid_answers_raise_errors(
+        self, answers: list[Any], kind: type[errors.TfdError], message: str
     ) -> None:
         made, _ = self.service(*(self.group("w") if a == ("group",) else a for a in answers))
-        with pytest.raises(kind, match=said) as caught:
+        with pytest.raises(kind, match=message) as caught:
             GCEResolver(*self.where, service=made).cluster_spec()
         assert "my-project/my-zone/my-group" in str(caught.value)
         assert "\nNext: " in str(caught.value)
 
-    def test_no_credentials(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_credentials_are_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
         monkeypatch.setenv("NO_GCE_CHECK", "true")
         monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
         with pytest.raises(errors.AccessDenied, match="credentials are missing") as caught:
             GCEResolver(*self.where).cluster_spec()
         assert "gcloud auth application-default login" in str(caught.value)
 
-    def test_expired_credentials(self, serving: Callable[..., str]) -> None:
+    def test_expired_credentials_are_an_error(self, serving: Callable[..., str]) -> None:
         url = serving(
             400, {"error": "invalid_grant", "error_description": "Token has been expired"}
         )
@@ -130,7 +132,7 @@ class TestGCE:
         with pytest.raises(errors.AccessDenied, match="expired"):
             GCEResolver(*self.where, credentials=credentials).cluster_spec()
 
-    def test_nobody_gives_out_tokens(self) -> None:
+    def test_unreachable_token_server_is_an_error(self) -> None:
         credentials = Credentials(
             "old",
             refresh_token="x",
@@ -142,7 +144,7 @@ class TestGCE:
         with pytest.raises(errors.NoAnswer, match="does not answer"):
             GCEResolver(*self.where, credentials=credentials).cluster_spec()
 
-    def test_nobody_answers(self) -> None:
+    def test_unreachable_api_is_an_error(self) -> None:
         class Silent(HttpMock):  # type: ignore[misc]
             def request(self, *_: Any, **__: Any) -> Any:
                 raise TimeoutError("timed out")
@@ -151,7 +153,7 @@ class TestGCE:
         with pytest.raises(errors.NoAnswer, match="does not answer: timed out"):
             GCEResolver(*self.where, service=made).cluster_spec()
 
-    def test_arguments_that_cannot_be_meant(self) -> None:
+    def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(errors.UsageError, match="zone=None"):
             GCEResolver("p", None, "g")  # type: ignore[arg-type]
         with pytest.raises(errors.UsageError, match="port=70000"):
@@ -159,16 +161,18 @@ class TestGCE:
 
 
 class TestTPU:
-    def test_addresses_are_looked_at(self) -> None:
+    def test_invalid_addresses_are_refused(self) -> None:
         other = theirs.TPUClusterResolver("grpc://not an address:99999")
         assert other.cluster_spec().as_dict() == {"worker": ["not an address:99999"]}
         for wrong in ("grpc://not an address:1", "grpc://h:99999", "grpc://h:1,", "grpc://::1"):
-            with pytest.raises(errors.Malformed, match="which is no address"):
+            with pytest.raises(errors.Malformed, match="invalid address"):
                 TPUResolver(wrong)
-        with pytest.raises(errors.UsageError, match="neither a name nor an address"):
+        with pytest.raises(errors.UsageError, match="expected a name or an address"):
             TPUResolver("http://10.0.0.1:8470")
 
-    def test_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_addresses_come_from_the_argument_or_environment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(
             "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://10.0.0.1,grpc://10.0.0.2:8471"
         )
@@ -181,12 +185,12 @@ class TestTPU:
         with_chief = TPUResolver("grpc://h:1", coordinator_name="chief", coordinator_address="c:1")
         assert with_chief.cluster_spec().as_dict() == {"worker": ["h:1"], "chief": ["c:1"]}
 
-    def test_local(self) -> None:
+    def test_local_tpu_has_no_tasks(self) -> None:
         resolver = TPUResolver("local")
         assert resolver.cluster_spec().as_dict() == {}
         assert resolver.num_accelerators() == {"TPU": 0}
 
-    def test_workers_are_asked(self) -> None:
+    def test_workers_are_probed_for_cores(self) -> None:
         with pytest.raises(errors.TasksMissing, match=r"worker:0 at nobody\.invalid:8470"):
             TPUResolver("grpc://nobody.invalid").num_accelerators()
 
@@ -195,7 +199,7 @@ class TestTPU:
         http = HttpMockSequence([({"status": "200"}, json.dumps(answer))] * 2)
         return build("tpu", "v1", http=http, static_discovery=True)
 
-    def test_a_name(self) -> None:
+    def test_name_is_resolved_by_the_api(self) -> None:
         ends = [{"ipAddress": f"10.0.0.{i}", "port": 8470} for i in (1, 2)]
         made = self.node(state="READY", networkEndpoints=ends)
         resolver = TPUResolver("mine", zone="z", project="p", service=made)
@@ -205,7 +209,7 @@ class TestTPU:
         with pytest.raises(errors.NoTasks, match="projects/p/locations/z/nodes/mine is CREATING"):
             resolver.cluster_spec()
 
-    def test_project_and_zone_of_this_host(
+    def test_project_and_zone_come_from_the_metadata_server(
         self, monkeypatch: pytest.MonkeyPatch, serving: Callable[..., str]
     ) -> None:
         url = serving(200, "projects/17/zones/my-zone")
@@ -216,25 +220,25 @@ class TestTPU:
         assert resolver.place == "the TPU projects/p/locations/my-zone/nodes/mine"
         assert resolver.master() == "grpc://10.0.0.9:8470"
 
-    def test_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(errors.NotThere, match="no TPU is named"):
+    def test_missing_or_invalid_settings_are_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(errors.NotThere, match="no TPU: "):
             TPUResolver()
         monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-        with pytest.raises(errors.NotThere, match="project and zone of the TPU are not known"):
+        with pytest.raises(errors.NotThere, match="reading project and zone of the TPU"):
             TPUResolver("mine")
         monkeypatch.setenv("TPU_CONFIG", "{")
-        with pytest.raises(errors.Malformed, match="TPU_CONFIG is no JSON"):
+        with pytest.raises(errors.Malformed, match="TPU_CONFIG: invalid JSON"):
             TPUResolver()
         monkeypatch.setenv("TPU_CONFIG", "[]")
-        with pytest.raises(errors.Malformed, match="names no TPU"):
+        with pytest.raises(errors.Malformed, match="expected an object"):
             TPUResolver()
-        with pytest.raises(errors.UsageError, match="say both, or none"):
+        with pytest.raises(errors.UsageError, match="expected both coordinator_name and"):
             TPUResolver("grpc://h:1", coordinator_name="chief")
 
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
-    """Return what starts a server that always gives one answer, and returns its URL."""
+    """Return a function that starts a server with a fixed answer and returns its URL."""
     servers: list[tuple[http.server.HTTPServer, threading.Thread]] = []
 
     def serve(status: int, answer: Any) -> str:
@@ -251,7 +255,7 @@ def serving() -> Iterator[Callable[..., str]]:
             do_POST = do_GET  # noqa: N815
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Discard the log."""
 
         server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

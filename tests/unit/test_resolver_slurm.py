@@ -1,4 +1,4 @@
-"""Slurm's variables, read as Slurm means them; tests between hosts have a real Slurm."""
+"""Slurm's environment variables. The tests between hosts use a real Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("nowhere")
 
 
 def step(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-    """Set what Slurm sets in a task of a step; tests between hosts have a real one."""
+    """Set the variables of a task in a Slurm step."""
     given = {
         "JOB_ID": "7",
         "STEP_ID": "0",
@@ -49,7 +49,7 @@ class TestSlurm:
             theirs.SlurmClusterResolver()
         assert SlurmResolver().cluster_spec().num_tasks("worker") == 3
 
-    def test_no_gpus_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_gpu_count_is_probed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
         with pytest.raises(ValueError, match="must not be zero"):
             theirs.SlurmClusterResolver(gpus_per_node=0).cluster_spec()
@@ -57,13 +57,15 @@ class TestSlurm:
         assert ours.cluster_spec().num_tasks("worker") == 3
         assert ours.num_accelerators() == {}
 
-    def test_no_visible_device_is_no_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hidden_devices_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert theirs.SlurmClusterResolver().num_accelerators() == {"GPU": 1}
         assert SlurmResolver().num_accelerators() == {}
 
-    def test_asking_changes_no_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resolver_changes_no_environment_variable(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         step(monkeypatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
         theirs.SlurmClusterResolver(gpus_per_node=1).cluster_spec()
@@ -73,14 +75,14 @@ class TestSlurm:
         SlurmResolver(gpus_per_node=1).cluster_spec()
         assert dict(os.environ) == before
 
-    def test_who_it_is_is_known_before_it_is_asked_for_the_cluster(
+    def test_own_task_is_available_before_cluster_spec(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         step(monkeypatch)
         assert theirs.SlurmClusterResolver(gpus_per_node=1).task_id is None
         assert (SlurmResolver().task_type, SlurmResolver().task_id) == ("worker", 1)
 
-    def test_jobs_get_ranks_as_tensorflow_has_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_jobs_get_ranks_as_in_tensorflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch, STEP_NODELIST="n[1-2]", STEP_TASKS_PER_NODE="2,1", PROCID="2")
         jobs = {"worker": 1, "ps": 1, "chief": 1}
         ours = SlurmResolver(jobs, port_base=1000)
@@ -102,14 +104,14 @@ class TestSlurm:
             ("plane=2", {"DIST_PLANESIZE": "2"}, "n1:1 n1:2 n2:1 n1:3"),
         ],
     )
-    def test_distributions(
+    def test_distributions_of_tasks_are_followed(
         self, monkeypatch: pytest.MonkeyPatch, method: str, more: dict[str, str], order: str
     ) -> None:
         layout = {"STEP_NODELIST": "n[1-2]", "STEP_TASKS_PER_NODE": "3,1", "PROCID": "0"}
         step(monkeypatch, DISTRIBUTION=method, **layout, **more)
         assert SlurmResolver(port_base=1).cluster_spec().as_dict()["worker"] == order.split()
 
-    def test_a_place_that_is_another_ones_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_host_of_a_rank_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
         monkeypatch.setenv("SLURMD_NODENAME", "n10")
         with pytest.raises(errors.Malformed, match="rank 1 is on n10, and should be on n2"):
@@ -124,7 +126,7 @@ class TestSlurm:
             ("a-b.example", ["a-b.example"]),
         ],
     )
-    def test_lists_of_hosts(
+    def test_lists_of_hosts_are_expanded(
         self, monkeypatch: pytest.MonkeyPatch, hosts: str, expected: list[str]
     ) -> None:
         step(monkeypatch, STEP_NODELIST=hosts)
@@ -134,49 +136,53 @@ class TestSlurm:
     @pytest.mark.parametrize(
         "hosts", ["n[1-2", "n1-2]", "n[2-1]", "n[x]", "a,,b", "n[1-99999999]", "a,", "n[[1]]"]
     )
-    def test_lists_that_are_none(self, monkeypatch: pytest.MonkeyPatch, hosts: str) -> None:
+    def test_invalid_lists_of_hosts_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch, hosts: str
+    ) -> None:
         step(monkeypatch, STEP_NODELIST=hosts)
-        with pytest.raises(errors.Malformed, match="is no list of hosts"):
+        with pytest.raises(errors.Malformed, match="invalid list of hosts"):
             SlurmResolver().cluster_spec()
 
     @pytest.mark.parametrize(
-        ("variables", "said"),
+        ("variables", "message"),
         [
-            ({"STEP_TASKS_PER_NODE": "two"}, "STEP_TASKS_PER_NODE='two' cannot be read"),
-            ({"STEP_TASKS_PER_NODE": "1(x2)"}, "3 hosts, but the tasks of 2"),
-            ({"PROCID": "x"}, "SLURM_PROCID='x' is no number"),
-            ({"PROCID": "3"}, "this is rank 3, and there are 3 tasks"),
-            ({"DISTRIBUTION": "arbitrary"}, "'arbitrary': which rank is on which host"),
+            ({"STEP_TASKS_PER_NODE": "two"}, "invalid SLURM_STEP_TASKS_PER_NODE='two'"),
+            ({"STEP_TASKS_PER_NODE": "1(x2)"}, "3 hosts, but the number of tasks of 2"),
+            ({"PROCID": "x"}, "SLURM_PROCID='x': expected a number"),
+            ({"PROCID": "3"}, "invalid rank 3: expected less than 3"),
+            ({"DISTRIBUTION": "arbitrary"}, "'arbitrary': the hosts of the ranks are unknown"),
         ],
     )
-    def test_variables_that_cannot_be_meant(
-        self, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+    def test_invalid_variables_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
     ) -> None:
         step(monkeypatch, **variables)
-        with pytest.raises(errors.Malformed, match=said):
+        with pytest.raises(errors.Malformed, match=message):
             SlurmResolver().task_id  # noqa: B018
 
-    def test_arguments_that_cannot_be_meant(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for options, said in (
+    def test_invalid_arguments_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for options, message in (
             ({"jobs": {"worker": -1}}, "out of range"),
             ({"jobs": {"worker": "2"}}, "whole number"),
             ({"port_base": 0}, "port_base=0"),
             ({"gpus_per_node": -1}, "gpus_per_node"),
             ({"gpus_per_task": 1.5}, "gpus_per_task"),
             ({"tasks_per_node": -1}, "tasks_per_node"),
-            ({"job": "x; rm"}, "no number of a Slurm job"),
+            ({"job": "x; rm"}, "expected the number of a Slurm job"),
         ):
-            with pytest.raises(errors.UsageError, match=said):
+            with pytest.raises(errors.UsageError, match=message):
                 SlurmResolver(**options)  # type: ignore[arg-type]
         step(monkeypatch)
-        with pytest.raises(errors.UsageError, match=r"has 2 tasks, but Slurm's step 7\.0 has 3"):
+        with pytest.raises(
+            errors.UsageError, match=r"expected 3 tasks as in Slurm's step 7\.0, got 2"
+        ):
             SlurmResolver({"worker": 2}).cluster_spec()
-        with pytest.raises(errors.UsageError, match="65536 is out of range"):
+        with pytest.raises(errors.UsageError, match="65536: expected 1 to 65535"):
             SlurmResolver(port_base=65535, tasks_per_node=2).cluster_spec()
         with pytest.raises(errors.NoTasks, match="has no tasks"):
             SlurmResolver(tasks_per_node=0).cluster_spec()
 
-    def test_in_an_allocation_without_a_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_allocation_without_a_step_is_resolved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
         monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
@@ -185,46 +191,48 @@ class TestSlurm:
         assert resolver.cluster_spec().num_tasks("worker") == 3
         assert (resolver.task_type, resolver.master()) == (None, "")
 
-    def test_outside_of_slurm(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        with pytest.raises(errors.NotThere, match="in no allocation of Slurm"):
+    def test_missing_allocation_or_command_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        with pytest.raises(errors.NotThere, match="not in a Slurm allocation"):
             SlurmResolver().cluster_spec()
         assert SlurmResolver().task_type is None
         monkeypatch.setenv("PATH", str(tmp_path))
-        with pytest.raises(errors.NotThere, match="no command squeue"):
+        with pytest.raises(errors.NotThere, match="command squeue not found"):
             SlurmResolver(job=7).cluster_spec()
 
     @pytest.mark.parametrize(
-        ("does", "kind", "said"),
+        ("does", "kind", "message"),
         [
             ("echo RUNNING 3 'n[1-3]'", None, ""),
-            ("echo RUNNING", errors.Malformed, "squeue says 'RUNNING'"),
-            ("echo RUNNING N/A 'n[1-3]'", errors.Malformed, "squeue says 'RUNNING N/A"),
-            ("echo RUNNING 3 'n[1-'", errors.Malformed, "is no list of hosts"),
+            ("echo RUNNING", errors.Malformed, "output of squeue 'RUNNING'"),
+            ("echo RUNNING N/A 'n[1-3]'", errors.Malformed, "output of squeue 'RUNNING N/A"),
+            ("echo RUNNING 3 'n[1-'", errors.Malformed, "invalid list of hosts"),
             ("echo wrong >&2; exit 1", errors.NoAnswer, "squeue failed: wrong"),
             ("exec sleep 60", errors.NoAnswer, "squeue did not answer within 0.5 s"),
         ],
     )
-    def test_a_command_that_is_not_slurms(
+    def test_invalid_output_of_squeue_is_an_error(
         self,
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: Path,
         does: str,
         kind: type[Exception] | None,
-        said: str,
+        message: str,
     ) -> None:
         command = tmp_path / "squeue"
         command.write_text(f"#!/bin/sh\n{does}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        monkeypatch.setattr("tfd_notebook.resolvers.slurm._ASK_SECONDS", 0.5)
+        monkeypatch.setattr("tfd_notebook.resolvers.slurm._REQUEST_SECONDS", 0.5)
         resolver = SlurmResolver(job=7)
         if kind is None:
             assert resolver.cluster_spec().num_tasks("worker") == 3
             return
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             resolver.cluster_spec()
 
-    def test_gpus_that_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpus_come_from_the_arguments(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch, STEP_TASKS_PER_NODE="2,1,1")
         assert SlurmResolver(gpus_per_node=8).num_accelerators() == {"GPU": 4}
         assert SlurmResolver(gpus_per_task=2).num_accelerators("worker", 3) == {"GPU": 2}
@@ -234,7 +242,7 @@ class TestSlurm:
     ("limit", "minutes"),
     [("1:00:00", 60), ("30:00", 30), ("1-01:00:00", 1500), ("infinite", None), ("n/a", None)],
 )
-def test_the_cell_asks_for_what_the_partition_allows(limit: str, minutes: int | None) -> None:
+def test_suggested_cell_respects_the_partition_limits(limit: str, minutes: int | None) -> None:
     small = Partition("small", False, True, limit, 1, 1)
     assert small.minutes == minutes
     cell = suggestions.sbatch(small)

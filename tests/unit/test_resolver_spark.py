@@ -1,4 +1,4 @@
-"""Which tasks a cluster on Spark has, from what it says of itself."""
+"""Tasks of a cluster on Spark, from its snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfd_notebook.resolvers import SparkResolver
 
 
 class Shown:
-    """What a resolver needs of a TFCluster."""
+    """The members of a TFCluster that a resolver uses."""
 
     name = "mine"
 
@@ -34,7 +34,7 @@ def node(role: str, index: int, address: str, state: str = "running") -> NodeRow
     return NodeRow(role, index, address=address, state=state)
 
 
-def test_nodes_that_have_not_ended_are_the_tasks() -> None:
+def test_running_nodes_are_the_tasks() -> None:
     cluster = Shown(
         node("worker", 0, "a:1"),
         node("worker", 1, "b:2", "lost"),
@@ -52,18 +52,18 @@ def test_nodes_that_have_not_ended_are_the_tasks() -> None:
         resolver.master("worker", 1)
 
 
-def test_answers_are_those_of_now() -> None:
+def test_tasks_are_looked_up_at_each_call() -> None:
     cluster = Shown(node("worker", 0, "a:1"))
     resolver = SparkResolver(cluster)
     assert resolver.tasks() == {"worker": {0: "a:1"}}
     cluster.nodes = (node("worker", 0, "b:1"),)
     assert resolver.tasks() == {"worker": {0: "b:1"}}
     cluster.nodes = (node("worker", 0, "b:1", "failed"),)
-    with pytest.raises(errors.NoTasks, match="no node that could be used"):
+    with pytest.raises(errors.NoTasks, match="no usable node"):
         resolver.tasks()
 
 
-def test_who_answers_is_asked() -> None:
+def test_check_compares_the_servers_identity() -> None:
     with Server(status("worker:0", "CPU")) as server:
         resolver = SparkResolver(Shown(node("worker", 0, server.address)))
         resolver.check()
@@ -71,7 +71,7 @@ def test_who_answers_is_asked() -> None:
             SparkResolver(Shown(node("worker", 1, server.address))).check()
 
 
-def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from tfd_notebook.spark.driver import registry
 
     monkeypatch.setattr(registry, "_running", {})
@@ -79,5 +79,5 @@ def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         SparkResolver().tasks()
     monkeypatch.setattr(registry, "_running", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
     assert SparkResolver().tasks() == {"ps": {0: "a:1"}}
-    with pytest.raises(errors.UsageError, match="no cluster on Spark"):
+    with pytest.raises(errors.UsageError, match="expected a TFCluster"):
         SparkResolver(3)

@@ -1,7 +1,7 @@
-"""Resolvers: their contract, and what they read in texts; TensorFlow's beside them.
+"""Contract of the resolvers, and static descriptions, in comparison with TensorFlow's resolvers.
 
-Tests named for a defect assert it of TensorFlow's class first, so that whoever mends that one sees
-it here.
+A test of a defect first asserts it for TensorFlow's class. It therefore fails when TensorFlow fixes
+the defect.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class TestContract:
         for name in names:
             assert issubclass(getattr(tfd.resolvers, name), theirs.ClusterResolver)
 
-    def test_importing_the_package_imports_no_tensorflow_and_using_it_no_client(self) -> None:
+    def test_resolvers_import_libraries_lazily(self) -> None:
         code = (
             "import sys, tfd_notebook as tfd\n"
             "print('tensorflow' in sys.modules)\n"
             "tfd.resolvers.KubernetesResolver({'worker': 'a=b'})\n"
             "print('kubernetes' in sys.modules)"
         )
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
         )
-        assert done.stdout.split("\n")[:2] == ["False", "False"]
+        assert completed.stdout.split("\n")[:2] == ["False", "False"]
 
-    def test_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_resolver_implements_the_whole_contract(self, monkeypatch: pytest.MonkeyPatch) -> None:
         value = {"cluster": SPEC, "task": {"type": "worker", "index": 1}}
         resolver = config(monkeypatch, value)
         assert isinstance(resolver, Resolver)
@@ -84,29 +84,29 @@ class TestContract:
         resolver.task_type, resolver.task_id, resolver.rpc_layer = "ps", 0, "other"
         assert resolver.master() == "other://p:1"
 
-    def test_answers_are_fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tasks_are_looked_up_at_each_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         resolver = config(monkeypatch, {"cluster": SPEC})
         assert resolver.cluster_spec().num_tasks("worker") == 2
         config(monkeypatch, {"cluster": {"worker": ["w0:1"], "ps": ["p:1"]}})
         assert resolver.cluster_spec().num_tasks("worker") == 1
 
-    def test_a_change_is_seen_by_who_watches(self, tmp_path: Path) -> None:
+    def test_watch_yields_changes(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps({"worker": ["w0:1"]}))
-        seen = []
+        workers = []
         for spec in ClusterFileResolver(path).watch(seconds=20, every=0.01):
-            seen.append(spec.as_dict()["worker"])
-            if len(seen) == 3:
+            workers.append(spec.as_dict()["worker"])
+            if len(workers) == 3:
                 break
             fresh = tmp_path / "fresh"
-            fresh.write_text(json.dumps({"worker": [f"w{i}:1" for i in range(len(seen) + 1)]}))
+            fresh.write_text(json.dumps({"worker": [f"w{i}:1" for i in range(len(workers) + 1)]}))
             fresh.rename(path)
-        assert seen == [["w0:1"], ["w0:1", "w1:1"], ["w0:1", "w1:1", "w2:1"]]
+        assert workers == [["w0:1"], ["w0:1", "w1:1"], ["w0:1", "w1:1", "w2:1"]]
         assert len(list(ClusterFileResolver(path).watch(seconds=0.1, every=0.01))) == 1
         with pytest.raises(errors.UsageError, match="every=0"):
             next(ClusterFileResolver(path).watch(every=0))
 
-    def test_watching_answers_ctrl_c(self, tmp_path: Path) -> None:
+    def test_watch_can_be_interrupted(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps({"worker": ["w0:1"]}))
         watching = ClusterFileResolver(path).watch(every=100)
@@ -119,31 +119,31 @@ class TestContract:
             next(watching)
         timer.join()
 
-    def test_own_accelerators_are_those_that_this_process_sees(
+    def test_own_accelerators_are_the_visible_devices(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        seen = [
+        devices = [
             tf.config.PhysicalDevice(f"/physical_device:{kind}:{i}", kind)
             for i, kind in enumerate(("CPU", "GPU", "GPU"))
         ]
-        monkeypatch.setattr(tf.config, "get_visible_devices", lambda: seen)
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda: devices)
         resolver = config(monkeypatch, {"cluster": SPEC, "task": {"type": "worker", "index": 1}})
         assert resolver.num_accelerators() == {"GPU": 2}
         assert resolver.num_accelerators("worker", 1) == {"GPU": 2}
-        # A cluster of nobody means: train here.
+        # An empty cluster stands for training in this process.
         assert config(monkeypatch, "{}").num_accelerators() == {"GPU": 2}
 
-    def test_hosts_that_do_not_resolve_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unresolvable_hosts_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         resolver = config(monkeypatch, {"cluster": {"worker": ["nobody.invalid:2222"]}})
         for ask in (resolver.check, resolver.num_accelerators):
             with pytest.raises(
                 errors.TasksMissing, match=r"worker:0 at nobody\.invalid:2222"
-            ) as found:
+            ) as caught:
                 ask()
-            assert found.value.task == "worker:0"
-            assert "TF_CONFIG" in str(found.value)
+            assert caught.value.task == "worker:0"
+            assert "TF_CONFIG" in str(caught.value)
 
-    def test_a_task_that_refuses_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refusing_task_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -153,60 +153,72 @@ class TestContract:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
-        ('{"cluster":', errors.Malformed, "TF_CONFIG is no JSON: .*line 1 column 12"),
-        ("[]", errors.Malformed, "holds a list"),
+        ('{"cluster":', errors.Malformed, "TF_CONFIG: invalid JSON: .*line 1 column 12"),
+        ("[]", errors.Malformed, "expected an object, got list"),
         ('{"cluster": []}', None, ""),
-        ('{"cluster": ["w:1"]}', errors.Malformed, "does not say which tasks"),
-        ('{"cluster": {"": ["w:1"]}}', errors.Malformed, "'' is no name of a job"),
+        ('{"cluster": ["w:1"]}', errors.Malformed, "expected tasks by job"),
+        ('{"cluster": {"": ["w:1"]}}', errors.Malformed, "invalid name of a job ''"),
         ('{"cluster": {"worker": []}}', errors.NoTasks, "'worker' has no tasks"),
         ('{"cluster": {"worker": {}}}', errors.NoTasks, "'worker' has no tasks"),
-        ('{"cluster": {"worker": "w:1"}}', errors.Malformed, "no list of the job 'worker'"),
+        (
+            '{"cluster": {"worker": "w:1"}}',
+            errors.Malformed,
+            "invalid job 'worker': expected a list",
+        ),
         (
             '{"cluster": {"worker": ["w"]}}',
             errors.Malformed,
-            "worker:0 .* 'w', which is no address",
+            "invalid address 'w' of worker:0",
         ),
-        ('{"cluster": {"worker": [17]}}', errors.Malformed, "worker:0 .* 17, which is no address"),
-        ('{"cluster": {"worker": ["w w:1"]}}', errors.Malformed, "'w w:1', which is no address"),
-        ('{"cluster": {"worker": ["w:1", "v:0"]}}', errors.Malformed, "worker:1 .* 'v:0'"),
+        ('{"cluster": {"worker": [17]}}', errors.Malformed, "invalid address 17 of worker:0"),
+        ('{"cluster": {"worker": ["w w:1"]}}', errors.Malformed, "invalid address 'w w:1'"),
+        ('{"cluster": {"worker": ["w:1", "v:0"]}}', errors.Malformed, "'v:0' of worker:1"),
         ('{"cluster": {"worker": ["w:65536"]}}', errors.Malformed, "w:65536"),
         ('{"cluster": {"worker": ["::1:8470"]}}', errors.Malformed, "::1:8470"),
-        ('{"cluster": {"worker": {"x": "w:1"}}}', errors.Malformed, "are not numbered"),
-        ('{"cluster": {"worker": {"-1": "w:1"}}}', errors.Malformed, "are not numbered"),
+        (
+            '{"cluster": {"worker": {"x": "w:1"}}}',
+            errors.Malformed,
+            "invalid indexes of the job 'worker'",
+        ),
+        (
+            '{"cluster": {"worker": {"-1": "w:1"}}}',
+            errors.Malformed,
+            "invalid indexes of the job 'worker'",
+        ),
         (
             '{"cluster": {"ps": ["10.0.0.1:1"], "worker": ["w:1", "[::1]:1"]}}',
             errors.Malformed,
-            r"ps:0 at 10.0.0.1:1 has an IPv4 address, worker:1 at \[::1\]:1 one of IPv6",
+            r"ps:0 at 10.0.0.1:1 has an IPv4 address, and worker:1 at \[::1\]:1 an IPv6",
         ),
     ],
 )
-def test_descriptions_that_cannot_be_meant(
-    monkeypatch: pytest.MonkeyPatch, text: str, kind: type[errors.TfdError] | None, said: str
+def test_invalid_descriptions_are_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, kind: type[errors.TfdError] | None, message: str
 ) -> None:
     resolver = config(monkeypatch, text)
     if kind is None:
         assert resolver.cluster_spec().as_dict() == {}
         return
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind, match=message) as caught:
         resolver.cluster_spec()
     assert str(caught.value).startswith(f"[{kind.code}] TF_CONFIG")
     assert "\nNext: " in str(caught.value)
-    if "no JSON" in said or "holds" in said:
+    if "invalid JSON" in message or "object" in message:
         assert 'Next: write {"cluster": {"worker": ' in str(caught.value)
 
 
 class TestTFConfig:
-    def test_json_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_invalid_json_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         ours = config(monkeypatch, '{"cluster": {')
         with pytest.raises(json.JSONDecodeError):
             theirs.TFConfigClusterResolver().cluster_spec()
         for ask in (ours.cluster_spec, ours.master, lambda: ours.task_id, lambda: ours.rpc_layer):
-            with pytest.raises(errors.Malformed, match="TF_CONFIG is no JSON"):
+            with pytest.raises(errors.Malformed, match="TF_CONFIG: invalid JSON"):
                 ask()
 
-    def test_says_what_tensorflows_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tf_config_is_read_as_in_tensorflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         values: list[Any] = [
             {},
             {"cluster": {"worker": ["w:1"]}},
@@ -227,12 +239,12 @@ class TestTFConfig:
     @pytest.mark.parametrize(
         "task", [{"type": "worker"}, {"index": 0}, "worker", {"type": "ps", "index": -1}]
     )
-    def test_tasks_that_cannot_be_meant(self, monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
+    def test_invalid_tasks_are_refused(self, monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
         resolver = config(monkeypatch, {"cluster": SPEC, "task": task})
         with pytest.raises(errors.Malformed, match="TF_CONFIG: the task"):
             resolver.task_id  # noqa: B018
 
-    def test_arguments_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_arguments_take_precedence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config(monkeypatch, {"cluster": SPEC, "task": {"type": "worker", "index": 1}})
         resolver = TFConfigResolver(task_type="ps", task_id=0, rpc_layer="x", environment="google")
         assert (resolver.task_type, resolver.task_id) == ("ps", 0)
@@ -241,7 +253,7 @@ class TestTFConfig:
 
 
 class TestClusterFile:
-    def test_json_and_toml(self, tmp_path: Path) -> None:
+    def test_json_and_toml_files_are_read(self, tmp_path: Path) -> None:
         plain, whole, toml = (tmp_path / name for name in ("a.json", "b.json", "c.toml"))
         plain.write_text(json.dumps(SPEC))
         whole.write_text(json.dumps({"cluster": SPEC, "task": {"type": "ps", "index": 0}}))
@@ -251,7 +263,7 @@ class TestClusterFile:
         assert ClusterFileResolver(plain).task_type is None
         assert ClusterFileResolver(whole).master() == "grpc://p:1"
 
-    def test_a_number_that_is_missing_stays_missing(self, tmp_path: Path) -> None:
+    def test_missing_index_stays_missing(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.json"
         path.write_text('{"worker": {"0": "w0:1", "2": "w2:1"}}')
         spec = ClusterFileResolver(path).cluster_spec()
@@ -259,20 +271,20 @@ class TestClusterFile:
         with pytest.raises(errors.UnknownName):
             ClusterFileResolver(path).master("worker", 1)
 
-    def test_what_is_wrong_with_a_file(self, tmp_path: Path) -> None:
-        with pytest.raises(errors.NotThere, match=r"there is no file .*nowhere\.json"):
+    def test_errors_of_a_file_have_its_path(self, tmp_path: Path) -> None:
+        with pytest.raises(errors.NotThere, match=r"file .*nowhere\.json not found"):
             ClusterFileResolver(tmp_path / "nowhere.json").cluster_spec()
         half, toml, binary = (tmp_path / name for name in ("half.json", "x.toml", "binary"))
         half.write_text(json.dumps(SPEC)[:20])
         toml.write_text("worker = [")
         binary.write_bytes(b"\xff\xfe\x00")
-        for path, said in (
-            (half, "no JSON"),
-            (toml, "no TOML"),
+        for path, message in (
+            (half, "invalid JSON"),
+            (toml, "invalid TOML"),
             (binary, "cannot be read"),
             (tmp_path, "cannot be read"),
         ):
-            with pytest.raises(errors.Malformed, match=said) as caught:
+            with pytest.raises(errors.Malformed, match=message) as caught:
                 ClusterFileResolver(path).cluster_spec()
             assert str(path) in str(caught.value)
         with pytest.raises(errors.UsageError, match="path=17"):
@@ -285,18 +297,18 @@ class TestSageMaker:
         module = "tensorflow.python.distribute.cluster_resolver.sagemaker_cluster_resolver"
         return importlib.import_module(module).SageMakerClusterResolver
 
-    def test_off_the_platform(self) -> None:
+    def test_missing_sagemaker_variables_are_an_error(self) -> None:
         with pytest.raises(AssertionError):
             self.their_class()().cluster_spec()
         for ask in (SageMakerResolver().cluster_spec, lambda: SageMakerResolver().task_id):
-            with pytest.raises(errors.NotThere, match="no SageMaker training job"):
+            with pytest.raises(errors.NotThere, match="not in a SageMaker training job"):
                 ask()
 
-    def test_tensorflow_does_not_export_it(self) -> None:
+    def test_tensorflow_does_not_export_its_class(self) -> None:
         assert not hasattr(theirs, "SageMakerClusterResolver")
         assert issubclass(tfd.resolvers.SageMakerResolver, theirs.ClusterResolver)
 
-    def test_numbers_are_those_of_tensorflows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_indexes_match_tensorflows_resolver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2", "algo-10"]')
         monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
         ours, other = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
@@ -305,30 +317,30 @@ class TestSageMaker:
         assert ours.master() == other.master() == "grpc://algo-2:2223"
 
     @pytest.mark.parametrize(
-        ("hosts", "kind", "said"),
+        ("hosts", "kind", "message"),
         [
-            ("[", errors.Malformed, "no JSON"),
-            ('{"algo-1": 1}', errors.Malformed, "no list of names"),
+            ("[", errors.Malformed, "invalid JSON"),
+            ('{"algo-1": 1}', errors.Malformed, "expected a list of names"),
             ("[]", errors.NoTasks, "no tasks"),
-            ('["algo-2"]', errors.Malformed, "SM_CURRENT_HOST='algo-1' is none of algo-2"),
+            ('["algo-2"]', errors.Malformed, "SM_CURRENT_HOST='algo-1': expected one of algo-2"),
         ],
     )
-    def test_variables_that_cannot_be_meant(
-        self, monkeypatch: pytest.MonkeyPatch, hosts: str, kind: type[Exception], said: str
+    def test_invalid_variables_are_refused(
+        self, monkeypatch: pytest.MonkeyPatch, hosts: str, kind: type[Exception], message: str
     ) -> None:
         monkeypatch.setenv("SM_HOSTS", hosts)
         monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             SageMakerResolver().cluster_spec()
 
-    def test_ports_out_of_range(self) -> None:
+    def test_ports_out_of_range_are_refused(self) -> None:
         for port in (0, 65536, "2223", True):
             with pytest.raises(errors.UsageError, match="port="):
                 SageMakerResolver(port)  # type: ignore[arg-type]
 
 
 class TestUnion:
-    def test_number_zero_counts(self) -> None:
+    def test_task_id_zero_takes_precedence(self) -> None:
         member = theirs.SimpleClusterResolver(
             tf.train.ClusterSpec(SPEC), task_type="worker", task_id=1, rpc_layer="grpc"
         )
@@ -337,7 +349,7 @@ class TestUnion:
         assert UnionResolver(member, task_id=0).master() == "grpc://w0:1"
         assert (UnionResolver(member).task_type, UnionResolver(member).task_id) == ("worker", 1)
 
-    def test_a_task_that_two_know_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_shared_task_counts_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The example in TensorFlow's documentation doubles every worker."""
         ours = config(monkeypatch, {"cluster": SPEC})
         override = theirs.SimpleClusterResolver(ours.cluster_spec(), num_accelerators={"GPU": 1})
@@ -347,7 +359,7 @@ class TestUnion:
         assert both.cluster_spec().as_dict() == SPEC
         assert both.num_accelerators("worker", 1) == {"GPU": 1}
 
-    def test_lists_are_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_lists_are_concatenated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         more = theirs.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": ["v:1"], "chief": ["c:1"]})
         )
@@ -359,7 +371,7 @@ class TestUnion:
         }
         assert both.rpc_layer == "grpc"
 
-    def test_numbers_stay(self) -> None:
+    def test_indexes_with_gaps_are_kept(self) -> None:
         one, two, other = (
             theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": tasks}))
             for tasks in ({0: "w0:1", 2: "w2:1"}, {1: "w1:1"}, ["v:1"])
@@ -370,20 +382,20 @@ class TestUnion:
         with pytest.raises(errors.Malformed, match="worker:0 is at w0:1 and at v:1"):
             UnionResolver(one, other).cluster_spec()
 
-    def test_members_that_are_none(self) -> None:
-        with pytest.raises(errors.UsageError, match="union of no resolver"):
+    def test_invalid_members_are_refused(self) -> None:
+        with pytest.raises(errors.UsageError, match="invalid resolvers: expected at least 1"):
             UnionResolver()
-        with pytest.raises(errors.UsageError, match="no ClusterResolver"):
+        with pytest.raises(errors.UsageError, match="expected a ClusterResolver"):
             UnionResolver("worker")
 
-    def test_a_members_error_stays_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_error_of_a_member_is_unchanged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         both = UnionResolver(config(monkeypatch, "{"), union())
-        with pytest.raises(errors.Malformed, match=r"^.TFD702. TF_CONFIG is no JSON"):
+        with pytest.raises(errors.Malformed, match=r"^.TFD702. TF_CONFIG: invalid JSON"):
             both.cluster_spec()
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "googleapiclient"])
-def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in list(sys.modules):
         if module.partition(".")[0] == name:
             monkeypatch.delitem(sys.modules, module)

@@ -1,4 +1,4 @@
-"""Which rule says where a notebook runs, and why the others do not."""
+"""Rules that detect the environment of a notebook, and their reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAGEMAKER = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither commands of Slurm's, nor profiles, nor detached clusters."""
+    """Remove the commands of Slurm, profiles and detached clusters."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
@@ -37,18 +37,18 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def fired(**options: Any) -> tuple[str, detection.RuleOutcome]:
     considered, verdict = detection.detect(options)
-    assert [one.outcome for one in considered].count("fired") == 1
+    assert [item.outcome for item in considered].count("fired") == 1
     assert considered[-1].outcome == "fired"
     return considered[-1].rule, verdict
 
 
 def close(**options: Any) -> dict[str, str]:
     considered, _ = detection.detect(options)
-    return {one.rule: one.why for one in considered if one.outcome == "close"}
+    return {item.rule: item.why for item in considered if item.outcome == "close"}
 
 
 def command(directory: Path, name: str, body: str) -> None:
-    """Make a program that PATH finds."""
+    """Create a program in a directory of PATH."""
     path = directory / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{body}\n")
@@ -71,7 +71,7 @@ def command(directory: Path, name: str, body: str) -> None:
         ({}, "local", ""),
     ],
 )
-def test_what_fires(
+def test_matching_rule_is_selected(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rule: str, resolver: str
 ) -> None:
     for name, value in variables.items():
@@ -81,7 +81,7 @@ def test_what_fires(
     assert verdict.resolver or verdict.cell
 
 
-def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rules_have_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.touch()
     monkeypatch.setattr(detection, "TOKEN", token)
@@ -100,7 +100,7 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(name, value)
         assert fired()[0] == rule
     considered, _ = detection.detect({})
-    assert [one.rule for one in considered] == ["argument", "tf_config"]
+    assert [item.rule for item in considered] == ["argument", "tf_config"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "no token"),
     ],
 )
-def test_what_comes_close(
+def test_partial_matches_are_reported(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rule: str, why: str
 ) -> None:
     for name, value in variables.items():
@@ -123,7 +123,7 @@ def test_what_comes_close(
     assert fired()[0] == "local"
 
 
-def test_a_pod_needs_to_be_told_which_pods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pod_needs_a_label_selector(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.touch()
     monkeypatch.setattr(detection, "TOKEN", token)
@@ -135,7 +135,7 @@ def test_a_pod_needs_to_be_told_which_pods(monkeypatch: pytest.MonkeyPatch, tmp_
     assert fired(jobs={"worker": "a=b"})[1].resolver == "kubernetes"
 
 
-def test_a_profile_of_a_jupyter_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_jupyter_profile_matches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     profiles = tmp_path / "config" / "tfd_notebook"
     profiles.mkdir(parents=True)
     (profiles / "box.toml").write_text('launcher = "ssh"\n')
@@ -148,7 +148,7 @@ def test_a_profile_of_a_jupyter_server(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "hub.toml" in close()["jupyter"]
 
 
-def test_a_slurm_that_answers(tmp_path: Path) -> None:
+def test_reachable_slurm_matches(tmp_path: Path) -> None:
     command(tmp_path, "sinfo", "exit 0")
     assert fired()[0] == "local"
     assert not close()
@@ -162,7 +162,7 @@ def test_a_slurm_that_answers(tmp_path: Path) -> None:
     assert "no controller" in close()["slurm_controller"]
 
 
-def test_own_clusters() -> None:
+def test_own_clusters_match() -> None:
     try:
         Cluster(launcher="fake", workers=1, ps=1, name="one")
         assert fired()[1].resolver == "local"
@@ -204,18 +204,18 @@ def neighbour(*names: str) -> Iterator[int]:
         yield process.pid
 
 
-def test_clusters_of_other_processes() -> None:
+def test_clusters_of_other_processes_match() -> None:
     with neighbour("theirs") as pid:
         rule, verdict = fired()
         assert (rule, verdict.resolver) == ("local", "local")
         assert f"the cluster 'theirs' of the process {pid}" in verdict.why
-        with contextlib.closing(tfd.resolve()) as found:
-            assert set(found.cluster_spec().as_dict()) == {"ps", "worker"}
-            assert "'theirs'" in repr(found)
-        with contextlib.closing(tfd.resolve("local", name="theirs")) as found:
-            # No server listens at a made-up task's address.
-            assert not set(found.to_frame()["state"]) & {"alive"}
-            assert "attach()" in found.cell
+        with contextlib.closing(tfd.resolve()) as resolution:
+            assert set(resolution.cluster_spec().as_dict()) == {"ps", "worker"}
+            assert "'theirs'" in repr(resolution)
+        with contextlib.closing(tfd.resolve("local", name="theirs")) as resolution:
+            # No server listens at the invented address.
+            assert not set(resolution.to_frame()["state"]) & {"alive"}
+            assert "attach()" in resolution.cell
     assert "theirs" not in fired()[1].why
     with neighbour("one", "two"):
         verdict = fired()[1]
@@ -226,7 +226,7 @@ def test_clusters_of_other_processes() -> None:
             tfd.resolve("local")
 
 
-#: Modules that must not be imported end the process; so does every word to another host.
+#: Program that ends if it imports a forbidden module or contacts another host.
 ALONE = """
 import os, sys
 
@@ -253,16 +253,19 @@ print(sorted({"pyspark", "ray", "tensorflow", "kubernetes", "google.auth"} & set
         ({"RAY_ADDRESS": "ray://h:10001"}, "ray"),
     ],
 )
-def test_nobody_is_asked_and_nothing_imported(
+def test_rules_send_no_requests_and_import_nothing(
     tmp_path: Path, variables: dict[str, str], rule: str
 ) -> None:
     for name in ("pyspark", "ray"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(4)\n")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ALONE],
         env={**os.environ, **variables, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.stdout.splitlines() == [f"{rule} True", "[]"], (done.returncode, done.stderr)
+    assert completed.stdout.splitlines() == [f"{rule} True", "[]"], (
+        completed.returncode,
+        completed.stderr,
+    )

@@ -1,4 +1,4 @@
-"""What failed once is run once more in a process of its own; what fails twice has failed."""
+"""The test runner repeats failed tests once in a new process. A second failure is final."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(directory: Path, source: str, prefix: Sequence[str] = ()) -> CompletedPr
     )
 
 
-def test_what_passes_the_second_time_is_named(tmp_path: Path) -> None:
+def test_test_that_passes_the_second_time_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, ONCE)
     assert done.returncode == 0, done.stdout
     assert "1 failed, 1 passed" in done.stdout
@@ -61,7 +61,7 @@ def test_what_passes_the_second_time_is_named(tmp_path: Path) -> None:
     assert "test_the_second_time" in last
 
 
-def test_what_fails_twice_is_distinguished_from_what_passes_then(tmp_path: Path) -> None:
+def test_second_failures_are_distinguished_from_passes(tmp_path: Path) -> None:
     done = run(tmp_path, ONCE + FAILS)
     assert done.returncode == 1, done.stdout
     *_, once, twice = (line for line in done.stdout.splitlines() if line)
@@ -69,21 +69,21 @@ def test_what_fails_twice_is_distinguished_from_what_passes_then(tmp_path: Path)
     assert twice == "failed twice: test_it.py::test_fails"
 
 
-def test_a_second_run_that_is_cut_short_clears_nothing(tmp_path: Path) -> None:
+def test_interrupted_second_run_clears_nothing(tmp_path: Path) -> None:
     cut = ONCE.replace("assert before", "assert before and __import__('os')._exit(3)")
     done = run(tmp_path, cut)
     assert done.returncode == 3, done.stdout
     assert done.stdout.splitlines()[-1] == "failed twice: test_it.py::test_the_second_time"
 
 
-def test_tests_receive_sigint_where_the_caller_ignores_it(tmp_path: Path) -> None:
+def test_tests_receive_sigint_if_the_caller_ignores_it(tmp_path: Path) -> None:
     done = run(tmp_path, INTERRUPTED, IGNORING)
     assert done.returncode == 0, done.stdout
 
 
-def test_tests_started_without_the_runner_receive_sigint_as_well() -> None:
+def test_tests_without_the_runner_receive_sigint() -> None:
     tests = Path(__file__).with_name("test_interrupt.py")
-    done = subprocess.run(
+    completed = subprocess.run(
         [*IGNORING, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
         cwd=RUN.parents[1],
         capture_output=True,
@@ -91,11 +91,11 @@ def test_tests_started_without_the_runner_receive_sigint_as_well() -> None:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize(
-    ("source", "status", "said"),
+    ("source", "status", "message"),
     [
         ("def test_ok():\n    pass\n", 0, "1 passed"),
         ("def test_no():\n    assert False\n", 1, "failed twice: test_it.py::test_no"),
@@ -108,10 +108,10 @@ def test_tests_started_without_the_runner_receive_sigint_as_well() -> None:
         ("nonsense(", 2, "1 error"),
     ],
 )
-def test_what_passes_and_what_fails_for_good(
-    tmp_path: Path, source: str, status: int, said: str
+def test_passes_and_final_failures_are_counted(
+    tmp_path: Path, source: str, status: int, message: str
 ) -> None:
     done = run(tmp_path, source)
     assert done.returncode == status, done.stdout
-    assert said in done.stdout.replace("\n", " ")
-    assert ("Once more" in done.stdout) == ("twice" in said)
+    assert message in done.stdout.replace("\n", " ")
+    assert ("Once more" in done.stdout) == ("twice" in message)

@@ -50,7 +50,7 @@ def test_a_process_identity_ignores_the_wall_clock(
     assert not runtime_dir.is_over(before)
 
 
-def test_a_process_that_has_ended_or_has_anothers_pid_is_over() -> None:
+def test_ended_process_or_reused_pid_is_not_running() -> None:
     assert runtime_dir.is_over(ended())
     this = runtime_dir.process_identity(os.getpid())
     assert this is not None
@@ -73,7 +73,7 @@ def test_a_zombie_process_has_ended() -> None:
         ({"host": "renamed since"}, True),
     ],
 )
-def test_what_is_known_of_processes_that_cannot_be_seen(change: dict[str, str], over: bool) -> None:
+def test_state_of_invisible_processes_is_unknown(change: dict[str, str], over: bool) -> None:
     identity = {**ended(), **change}
     assert runtime_dir.is_over(identity) is over
     assert not runtime_dir.is_running(identity)
@@ -85,7 +85,7 @@ def test_what_is_known_of_processes_that_cannot_be_seen(change: dict[str, str], 
 
 
 @pytest.mark.parametrize("state", [None, {}, {"starter": None}, {"pid": 1, "owner_pid": 1}])
-def test_a_directory_whose_agent_holds_the_lock_stays(state: dict[str, Any] | None) -> None:
+def test_directory_of_a_locked_agent_is_kept(state: dict[str, Any] | None) -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     if state is not None:
         runtime_dir.write_state(path, {name: value or ended() for name, value in state.items()})
@@ -94,7 +94,7 @@ def test_a_directory_whose_agent_holds_the_lock_stays(state: dict[str, Any] | No
         assert path.exists()
 
 
-def test_a_directory_whose_agent_never_came_goes_with_its_starter() -> None:
+def test_directory_without_an_agent_is_removed_with_its_starter() -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
     assert sweep() == ()
@@ -103,7 +103,7 @@ def test_a_directory_whose_agent_never_came_goes_with_its_starter() -> None:
     assert not path.exists()
 
 
-def test_an_agent_with_a_lease_is_never_ended(sleeper: subprocess.Popen[bytes]) -> None:
+def test_agent_with_a_lease_is_not_ended(sleeper: subprocess.Popen[bytes]) -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     state = {
         "agent": "0123456789ab",
@@ -119,7 +119,7 @@ def test_an_agent_with_a_lease_is_never_ended(sleeper: subprocess.Popen[bytes]) 
         assert [left.what for left in sweep(dry_run=True)] == [str(path)]
 
 
-def test_the_lock_is_there_before_the_directory_has_its_name(directory: Path) -> None:
+def test_agent_directory_is_created_locked(directory: Path) -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     with lock:
         assert runtime_dir.is_locked(path)
@@ -131,7 +131,7 @@ def test_the_lock_is_there_before_the_directory_has_its_name(directory: Path) ->
     assert runtime_dir.is_locked(path) is None
 
 
-def test_files_of_a_process_differ_from_those_of_other_places(directory: Path) -> None:
+def test_files_of_processes_have_unique_names(directory: Path) -> None:
     mine, gone = (
         runtime_dir.own_file(os.getpid(), "sock"),
         runtime_dir.own_file(ended()["pid"], "sock"),

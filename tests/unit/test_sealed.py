@@ -1,4 +1,4 @@
-"""Channels behind a secret: what gets through, and what does not."""
+"""Authenticated channels: accepted and rejected clients and messages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def echo(channel: secure_channel.AuthenticatedChannel) -> None:
 @pytest.fixture(params=["tcp", "unix"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[secure_channel.Server]:
     path = tmp_path / "socket" if request.param == "unix" else None
-    with secure_channel.serve(b"secret", echo, path=path) as made:
-        yield made
+    with secure_channel.serve(b"secret", echo, path=path) as running:
+        yield running
 
 
 def raw(address: str) -> socket.socket:
@@ -54,7 +54,7 @@ def until_end(peer: socket.socket) -> bytes:
     return taken
 
 
-def test_headers_and_bodies_come_back(server: secure_channel.Server) -> None:
+def test_headers_and_bodies_are_echoed(server: secure_channel.Server) -> None:
     with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         for size in (0, 1, 70_000, 3_000_000):
             sent = os.urandom(size)
@@ -65,14 +65,14 @@ def test_headers_and_bodies_come_back(server: secure_channel.Server) -> None:
             assert not body.readonly
 
 
-def test_many_buffers_are_one_body(server: secure_channel.Server) -> None:
+def test_many_buffers_form_one_body(server: secure_channel.Server) -> None:
     parts = [b"ab", bytearray(b"c"), memoryview(b"xyz")[1:], b""] * 600
     with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         channel.send({}, parts)
         assert channel.receive(SECONDS)[1] == b"".join(map(bytes, parts))
 
 
-def test_a_limit_of_waiting_leaves_the_channel_as_it_is(server: secure_channel.Server) -> None:
+def test_timeout_leaves_the_channel_usable(server: secure_channel.Server) -> None:
     with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         with pytest.raises(TimeoutError):
             channel.receive(0.01)
@@ -80,7 +80,7 @@ def test_a_limit_of_waiting_leaves_the_channel_as_it_is(server: secure_channel.S
         assert channel.receive(SECONDS)[0]["still"]
 
 
-def test_who_waits_hears_of_the_end(server: secure_channel.Server) -> None:
+def test_waiting_receiver_is_notified_of_the_end(server: secure_channel.Server) -> None:
     channel = secure_channel.connect(server.address, b"secret", SECONDS)
     ended: queue.Queue[BaseException] = queue.Queue()
 
@@ -100,7 +100,7 @@ def test_who_waits_hears_of_the_end(server: secure_channel.Server) -> None:
         channel.send({})
 
 
-def test_closing_wakes_who_waits_here(server: secure_channel.Server) -> None:
+def test_close_wakes_the_local_receiver(server: secure_channel.Server) -> None:
     channel = secure_channel.connect(server.address, b"secret", SECONDS)
     ended = threading.Event()
 
@@ -116,7 +116,7 @@ def test_closing_wakes_who_waits_here(server: secure_channel.Server) -> None:
     waiting.join()
 
 
-def test_another_secret_opens_nothing(server: secure_channel.Server) -> None:
+def test_wrong_secret_is_rejected(server: secure_channel.Server) -> None:
     with pytest.raises(PermissionError, match="secret differs"):
         secure_channel.connect(server.address, b"Secret", SECONDS)
 
@@ -129,7 +129,7 @@ class Bomb:
 @pytest.mark.parametrize(
     "what", ["pickle", "garbage", "http", "zeros", "nothing", "header without proof"]
 )
-def test_who_proves_nothing_gets_nothing(
+def test_unauthenticated_client_gets_no_data(
     server: secure_channel.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = tmp_path / "bomb"
@@ -149,8 +149,8 @@ def test_who_proves_nothing_gets_nothing(
             peer.sendall(sent)
             peer.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has hung up already
-        # The challenge, which is random, and not a byte more.
+            pass  # it is already closed
+        # Only the challenge, which is random.
         assert len(until_end(peer)) <= 40
     assert not bomb.exists()
     with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
@@ -165,12 +165,12 @@ def many() -> Iterator[Callable[[str, str, int], list[socket.socket]]]:
 
     def connect(source: str, address: str, count: int) -> list[socket.socket]:
         host, _, port = address.rpartition(":")
-        made = []
+        created = []
         for _ in range(count):
-            made.append(socket.create_connection((host, int(port)), SECONDS, (source, 0)))
-            opened.append(made[-1])
-            made[-1].recv(1)  # it was accepted
-        return made
+            created.append(socket.create_connection((host, int(port)), SECONDS, (source, 0)))
+            opened.append(created[-1])
+            created[-1].recv(1)  # it was accepted
+        return created
 
     yield connect
     for peer in opened:
@@ -178,7 +178,7 @@ def many() -> Iterator[Callable[[str, str, int], list[socket.socket]]]:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_idle_connections_do_not_block_others(
+def test_idle_connections_do_not_block_other_clients(
     source: str,
     many: Callable[[str, str, int], list[socket.socket]],
     monkeypatch: pytest.MonkeyPatch,
@@ -191,7 +191,7 @@ def test_idle_connections_do_not_block_others(
             assert channel.receive(SECONDS)[0]["well"]
 
 
-def test_an_address_gets_a_few_connections_without_proof_and_the_oldest_go(
+def test_unauthenticated_connections_per_address_are_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
@@ -207,14 +207,14 @@ def test_an_address_gets_a_few_connections_without_proof_and_the_oldest_go(
                 peer.recv(1)
 
 
-def test_many_addresses_share_a_limit(
+def test_total_of_unauthenticated_connections_is_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
     with secure_channel.serve(b"secret", echo) as server:
         (first,) = many("127.0.0.2", server.address, 1)
         idle = [many(f"127.0.0.{n}", server.address, 16) for n in range(3, 7)]
-        # The oldest of an address that has most of them, and not of one that has a single one.
+        # The oldest connection of the address with the most connections is closed.
         until_end(idle[0][0])
         first.settimeout(0)
         first.recv(100)
@@ -222,14 +222,14 @@ def test_many_addresses_share_a_limit(
             first.recv(1)
 
 
-def test_a_connection_without_proof_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert secure_channel.PROOF_SECONDS == 2.0
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", 0.1)
     with secure_channel.serve(b"secret", echo) as server, raw(server.address) as peer:
         assert len(until_end(peer)) == 40
 
 
-def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vanished_peer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         secure_channel.serve(b"secret", echo) as server,
         secure_channel.connect(server.address, b"secret", SECONDS) as channel,
@@ -241,7 +241,7 @@ def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert option(socket.TCP_USER_TIMEOUT) == 60_000
 
 
-def test_who_listens_proves_itself_too() -> None:
+def test_listener_must_authenticate() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pretend() -> None:
@@ -258,7 +258,7 @@ def test_who_listens_proves_itself_too() -> None:
         thread.join()
 
 
-def test_a_proof_cannot_be_used_again(server: secure_channel.Server) -> None:
+def test_proof_cannot_be_replayed(server: secure_channel.Server) -> None:
     if server.address.startswith("unix:"):
         return
     recorded = bytearray()
@@ -283,7 +283,7 @@ def test_a_proof_cannot_be_used_again(server: secure_channel.Server) -> None:
         assert len(until_end(peer)) == 40
 
 
-def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
+def test_modified_message_ends_the_channel() -> None:
     arrived: queue.Queue[object] = queue.Queue()
 
     def receive(channel: secure_channel.AuthenticatedChannel) -> None:
@@ -307,7 +307,7 @@ def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
                 peer.sendall(way.recv(4096))
                 message = peer.recv(4096)
                 way.sendall(message)
-                # The same once more: a replay.
+                # Replay the same bytes.
                 way.sendall(message)
                 until_end(way)
 
@@ -323,7 +323,7 @@ def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
         channel.close()
 
 
-def test_a_secret_does_not_show_itself() -> None:
+def test_secret_is_not_in_its_repr() -> None:
     secret = secure_channel.Secret.new()
     assert len(secret) == 32
     shown = f"{secret} {secret!r} {[secret]}"

@@ -92,7 +92,7 @@ def served(loop, lines, limit, replies):
 
 
 @pytest.mark.parametrize("size", [5000, 500, 100_000])
-def test_an_oversized_request_is_refused_and_the_next_one_is_answered(loop, size):
+def test_oversized_request_is_refused_and_the_next_works(loop, size):
     lines = [request(1), request(2, blob="x" * size), b"stray output\n" * 200, request(3)]
     replies = served(loop, lines, limit=400, replies=3)
     assert replies[1]["value"] == "request 1"
@@ -101,12 +101,12 @@ def test_an_oversized_request_is_refused_and_the_next_one_is_answered(loop, size
     assert replies[3]["value"] == "request 3"
 
 
-def test_a_request_that_was_cut_short_does_not_swallow_the_next(loop):
+def test_truncated_request_does_not_swallow_the_next(loop):
     lines = [request(1), request(2, blob="x" * 5000)[:3000] + b"\n" + request(3)]
     assert served(loop, lines, limit=2**20, replies=2).keys() == {1, 3}
 
 
-def test_an_oversized_request_is_refused_before_it_is_sent():
+def test_oversized_request_is_refused_before_sending():
     sent = []
     client = AgentClient("agent", "host", sent.append)
     with pytest.raises(errors.UsageError, match="at most 268 MB"):
@@ -125,7 +125,7 @@ def directory(tmp_path):
 
 @contextlib.contextmanager
 def linked(loop, directory, answer, grace=600.0):
-    """A client of an agent's socket, over a link, and the sessions at the other end."""
+    """Connect a client to an agent's socket; return it with the sessions at the other end."""
     sessions = {}
     door = AgentListener(directory, "host", "agent", answer, sessions)
     loop.call(door.open())
@@ -147,7 +147,7 @@ async def _close(door):
     door._server.close()
 
 
-def test_replies_do_not_pile_up_in_the_agent(loop, directory, monkeypatch):
+def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
     monkeypatch.setattr(client_session, "_PING_SECONDS", 0.05)
 
     async def megabyte(session, body):
@@ -163,9 +163,7 @@ def test_replies_do_not_pile_up_in_the_agent(loop, directory, monkeypatch):
             tracemalloc.stop()
 
 
-def test_a_client_that_acknowledges_nothing_is_kept_a_limited_number_of_bytes(
-    loop, directory, monkeypatch
-):
+def test_unacknowledged_replies_are_limited_in_size(loop, directory, monkeypatch):
     monkeypatch.setattr(client_session, "_PING_SECONDS", 3600.0)
 
     async def megabyte(session, body):
@@ -182,9 +180,7 @@ def test_a_client_that_acknowledges_nothing_is_kept_a_limited_number_of_bytes(
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_a_reply_that_is_lost_with_its_connection_arrives_over_the_next(
-    loop, directory, repeatable
-):
+def test_lost_reply_is_resent_over_the_next_connection(loop, directory, repeatable):
     """A request for a log is executed again, any other only once."""
     executed = []
 
@@ -202,7 +198,7 @@ def test_a_reply_that_is_lost_with_its_connection_arrives_over_the_next(
         assert executed.count("cut") in ((1, 2) if repeatable else (1,))
 
 
-def test_a_reply_that_is_not_kept_any_more_is_an_error_and_no_time_limit(loop, directory):
+def test_discarded_reply_is_an_error_without_a_timeout(loop, directory):
     """Replies sent while disconnected may be larger than the limit on kept frames."""
 
     async def answer(session, body):
@@ -218,7 +214,7 @@ def test_a_reply_that_is_not_kept_any_more_is_an_error_and_no_time_limit(loop, d
         client.request("large", 30.0)
 
 
-def test_ctrl_c_while_a_request_is_sent_leaves_the_channel_usable(loop, directory):
+def test_ctrl_c_during_a_send_leaves_the_channel_usable(loop, directory):
     with linked(loop, directory, echo) as (client, channels):
         blocked = threading.Event()
 

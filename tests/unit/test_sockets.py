@@ -30,11 +30,11 @@ def port_of(sock: socket.socket) -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 @pytest.mark.parametrize("reuse_address", [0, 1])
-def test_held_from_strangers(host: str, reuse_address: int) -> None:
+def test_reserved_port_cannot_be_bound(host: str, reuse_address: int) -> None:
     with ports.reserve_port() as held:
         port = port_of(held)
         assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
-    with ports.reserve_port(port):  # the same, asked for by its number
+    with ports.reserve_port(port):  # the same port by number
         assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
     assert bind_error(host, port, reuse_address) is None
 
@@ -50,20 +50,20 @@ def bind_error(host: str, port: int, reuse_address: int) -> int | None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
-def test_a_server_can_listen_at_a_held_port(host: str) -> None:
+def test_server_can_listen_on_a_reserved_port(host: str) -> None:
     with ports.reserve_port() as held:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             server.bind((host, port_of(held)))
             server.listen()
-            for _ in range(20):  # none of them goes to the socket that only holds the port
+            for _ in range(20):  # no connection reaches the socket that reserves the port
                 socket.create_connection(("localhost", port_of(held)), 1).close()
                 server.settimeout(1)
                 server.accept()[0].close()
 
 
-def test_held_again_after_connections(server: socket.socket) -> None:
+def test_port_can_be_reserved_again_after_connections(server: socket.socket) -> None:
     port = port_of(server)
     with socket.create_connection(("127.0.0.1", port)):
         server.accept()[0].close()  # the server's side closes first: TIME_WAIT is here
@@ -96,7 +96,7 @@ def test_port_in_use_without_a_listener() -> None:
         ports.reserve_port(port_of(held))
 
 
-def test_port_that_may_not_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(port: int) -> socket.socket:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -124,14 +124,14 @@ def test_listening_fds(server: socket.socket) -> None:
         assert ports.listening_fds(port_of(held)) == []
 
 
-def test_looking_closes_nothing(server: socket.socket) -> None:
+def test_inspection_closes_no_descriptor(server: socket.socket) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     ports.listening_fds(port_of(server))
     ports.bytes_sent(port_of(server))
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_open_to() -> None:
+def test_allowed_networks_of_a_port() -> None:
     with socket.create_server(("", 0)) as server:
         port = port_of(server)
         assert ports.restrict_port(port) == "this host"
@@ -154,12 +154,12 @@ def test_networks_are_merged() -> None:
     assert ports.merged(many) == parsed("10.0.0.0/24", "fd00::/127")
 
 
-def test_a_port_without_a_listener_is_not_closed() -> None:
+def test_port_without_a_listener_is_an_error() -> None:
     with ports.reserve_port() as held, pytest.raises(FilterFailed, match="does not listen"):
         ports.restrict_port(port_of(held))
 
 
-def test_a_filter_that_cannot_be_attached_is_an_error(
+def test_filter_that_cannot_be_attached_is_an_error(
     server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(sock: socket.socket, program: bytes) -> None:
@@ -173,20 +173,20 @@ def test_a_filter_that_cannot_be_attached_is_an_error(
     assert ports.restrict_port(port_of(server)).startswith("unknown: darwin")
 
 
-def test_more_networks_than_the_kernel_takes(server: socket.socket) -> None:
-    # Of every other network, so that they cannot be merged.
+def test_too_many_networks_are_refused(server: socket.socket) -> None:
+    # Every second network, so that they cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
     with pytest.raises(FilterFailed, match="networks"):
         ports.restrict_port(port_of(server), many)
 
 
-def test_sent_bytes(server: socket.socket) -> None:
+def test_sent_bytes_are_counted(server: socket.socket) -> None:
     port = port_of(server)
     counter = ports.SentBytes(port)
     assert counter.read() == 0
     for round_ in range(1, 3):
         with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
-            client.sendall(bytes(5000))  # what the clients send does not count
+            client.sendall(bytes(5000))  # data of the clients does not count
             served.sendall(bytes(100_000))
             received = 0
             while received < 100_000:

@@ -1,4 +1,4 @@
-"""What the launcher on Spark says where it cannot begin."""
+"""Errors of the launcher on Spark at the start."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ OSError: [Errno 28] No space left on device
 """
 
 
-def test_an_executor_that_was_lost_is_one_that_cannot_be_reached() -> None:
+def test_lost_executor_counts_as_unreachable() -> None:
     error = spark._launch_error(Exception(LOST))
     assert "cannot be reached: ExecutorLostFailure (executor 0 exited" in error.what
     assert "scala" not in error.what
 
 
-def test_what_a_task_raised_is_said() -> None:
+def test_error_of_a_spark_task_is_reported() -> None:
     assert spark._launch_error(Exception(RAISED)).what.endswith("No space left on device")
     assert spark._launch_error(Exception("short")).what.endswith(": short")
 
 
-def test_without_a_spark_it_says_how_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_error_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.private, "active_context", lambda: None)
     with pytest.raises(errors.StateError, match=r"(?s)no Spark application.*tfd\.spark\.session"):
         tfd.Cluster(data_workers=1, launcher="spark")
 
 
-def test_it_is_made_again_from_its_options() -> None:
+def test_launcher_is_restored_from_its_options() -> None:
     made = tfd.launchers.Spark(executors=2, grace=5)
     assert tfd.launchers.Spark(**made.options).options == made.options
     with pytest.raises(errors.Unsupported, match="ends with its Spark application"):

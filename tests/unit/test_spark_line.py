@@ -1,4 +1,4 @@
-"""A node's line to the driver: nobody waits who speaks, and nothing that was said is missed."""
+"""A node's connection to the driver: `send` never blocks, and no message is lost."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests._waiting import until
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.executor.driver_link import MAX_LOG_CHARS, DriverConnection
 
-#: Seconds after which a channel gives up a message, which is what nobody may wait for.
+#: Timeout of a channel for one message, in seconds. `send` must not wait for it.
 STALL = secure_channel.STALL_SECONDS
 
 
 class Driver:
-    """Listens, and hands each channel to the test, which says when it is through with it."""
+    """A listener that passes each channel to the test until the test has finished with it."""
 
     def __init__(self) -> None:
         self.channels: queue.Queue[secure_channel.AuthenticatedChannel] = queue.Queue()
@@ -53,7 +53,7 @@ class Driver:
 
 
 def hear(channel: secure_channel.AuthenticatedChannel) -> dict[str, Any]:
-    """Return the next word, and tell that it was heard."""
+    """Return the next message, and acknowledge it."""
     word: dict[str, Any] = channel.receive(20)[0]
     channel.send({"order": "heard", "word": word["word"]})
     return word
@@ -66,7 +66,7 @@ def driver() -> Iterator[Driver]:
     made.close()
 
 
-def test_words_come_in_order_with_all_that_is_known_and_orders_go_back(driver: Driver) -> None:
+def test_messages_and_commands_keep_their_order(driver: Driver) -> None:
     channel = driver.next()
     driver.line.log("a line\n")
     for number in range(3):
@@ -79,7 +79,7 @@ def test_words_come_in_order_with_all_that_is_known_and_orders_go_back(driver: D
     until(lambda: driver.orders == [{"order": "stop"}])
 
 
-def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
+def test_unresponsive_driver_does_not_block_send(driver: Driver) -> None:
     driver.next()
     began = time.monotonic()
     for number in range(2_000):
@@ -90,7 +90,7 @@ def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
     assert time.monotonic() - began < STALL / 2
 
 
-def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> None:
+def test_message_without_a_channel_is_sent_on_the_next(driver: Driver) -> None:
     driver.next().close()
     driver.line.send({"say": "ended"})
     word: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> 
     assert word["say"] == "ended"
 
 
-def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None:
+def test_unacknowledged_message_is_sent_on_the_next_channel(driver: Driver) -> None:
     driver.line.log("a line\n")
     for number in range(2):
         driver.line.send({"say": number})
@@ -111,10 +111,10 @@ def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None
     assert (first["say"], first["log"]) == (0, "a line\n")
 
 
-def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) -> None:
+def test_unresponsive_channel_is_replaced(driver: Driver) -> None:
     deaf = driver.next()
     driver.line.send({"say": "ended"})
-    assert deaf.receive(20)[0]["say"] == "ended"  # and nobody tells that it was heard
+    assert deaf.receive(20)[0]["say"] == "ended"  # without an acknowledgement
 
     def is_given_up() -> bool:
         driver.line.send_heartbeat()
@@ -125,20 +125,20 @@ def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) 
 
 
 @pytest.mark.parametrize("bad", [object(), "x" * (1 << 21)])
-def test_what_cannot_be_sent_does_not_end_the_line(driver: Driver, bad: Any) -> None:
+def test_unsendable_message_does_not_end_the_connection(driver: Driver, bad: Any) -> None:
     channel = driver.next()
     driver.line.send({"say": bad})
     driver.line.send({"say": "ended"})
     assert hear(channel)["say"] == "ended"
 
 
-def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
+def test_heartbeat_does_not_wait_for_messages(driver: Driver) -> None:
     channel = driver.next()
     driver.line.send_heartbeat()
     assert channel.receive(20)[0]["say"] == "beat"
 
 
-def test_closing_waits_for_the_last_word_and_not_for_ever(driver: Driver) -> None:
+def test_close_waits_for_the_last_message_with_a_timeout(driver: Driver) -> None:
     channel = driver.next()
     driver.line.send({"say": "ended"})
     closing = threading.Thread(target=driver.line.close, args=(20,))

@@ -1,4 +1,4 @@
-"""Roles and phases of a cluster on Spark: no Spark is needed for them."""
+"""Roles and phases of a cluster on Spark, without Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_parameter_servers_on_the_driver() -> None:
         ({"num_executors": 2, "master_node": "leader"}, "chief or master"),
     ],
 )
-def test_numbers_that_cannot_be_meant(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_numbers_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.UsageError, match=message):
         roles.assign(**arguments)
 
@@ -65,7 +65,7 @@ def test_tf_config_names_an_evaluator_to_itself_only() -> None:
     assert json.loads(roles.tf_config(spec, "evaluator", 0))["cluster"] == spec
 
 
-def test_views_know_every_phase() -> None:
+def test_views_support_every_phase() -> None:
     assert list(SPARK_PHASES) == [str(phase) for phase in Phase]
 
 
@@ -83,8 +83,8 @@ def test_phases_follow_each_other_as_drawn() -> None:
 
 
 def test_feeding_lasts_as_long_as_the_last_feed() -> None:
-    seen = []
-    phases = Phases(lambda: seen.append(phases.now))
+    received = []
+    phases = Phases(lambda: received.append(phases.now))
     phases.move(Phase.STARTING)
     phases.move(Phase.RUNNING)
     phases.feed_began()
@@ -92,7 +92,7 @@ def test_feeding_lasts_as_long_as_the_last_feed() -> None:
     phases.feed_ended()
     assert phases.now is Phase.FEEDING
     phases.feed_ended()
-    assert seen == [Phase.STARTING, Phase.RUNNING, Phase.FEEDING, Phase.RUNNING]
+    assert received == [Phase.STARTING, Phase.RUNNING, Phase.FEEDING, Phase.RUNNING]
     phases.feed_began()
     phases.move(Phase.FAILED, "why")
     phases.feed_ended()

@@ -1,4 +1,4 @@
-"""The driver's end of the channels to nodes: what was said while nobody listened counts."""
+"""The driver's end of the channels to nodes, which also receives missed messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN = {
 
 
 class Driver:
-    """A `NodeServer` of one worker, and what it heard."""
+    """A `NodeServer` of one worker, and its received messages."""
 
     def __init__(self, limit: float = 30.0) -> None:
         self.heard: list[str] = []
@@ -39,8 +39,8 @@ class Driver:
             self._answer,
         )
 
-    def _answer(self, said: Any) -> dict[str, Any]:
-        self.asked.append(said)
+    def _answer(self, message: Any) -> dict[str, Any]:
+        self.asked.append(message)
         return {"answer": 1}
 
     @property
@@ -62,14 +62,14 @@ def hello(**known: Any) -> dict[str, Any]:
     return {"say": "hello", "node": 0, "pid": 7, "supervisor": 8, "known": {**KNOWN, **known}}
 
 
-def test_a_hello_tells_what_was_missed(driver: Driver) -> None:
+def test_hello_has_the_missed_messages(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello())
         until(lambda: driver.node.state == "running")
         assert (driver.node.path, driver.node.pid) == ("some/socket", 7)
 
 
-def test_each_beat_tells_all_that_is_known(driver: Driver) -> None:
+def test_each_heartbeat_has_the_whole_state(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="starting", path="", open_to=""))
         until(lambda: driver.node.state == "starting")
@@ -81,9 +81,9 @@ def test_each_beat_tells_all_that_is_known(driver: Driver) -> None:
         assert channel.receive(10)[0] == {"order": "heard", "word": 0}
 
 
-def test_what_is_said_again_counts_once(driver: Driver) -> None:
+def test_repeated_message_counts_once(driver: Driver) -> None:
     word = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": "once\n"}
-    for _ in range(2):  # the answer may be lost on the way
+    for _ in range(2):  # the answer may be lost in transit
         with driver.connect() as channel:
             channel.send(hello())
             channel.send(word)
@@ -92,26 +92,26 @@ def test_what_is_said_again_counts_once(driver: Driver) -> None:
     assert driver.heard.count("beat") == 1
 
 
-def test_an_end_is_final(driver: Driver) -> None:
+def test_end_of_a_node_is_final(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="finished"))
         until(lambda: driver.node.function_ended)
-        said = {"say": "ended", "word": 0, "state": "lost", "reason": "", "known": KNOWN}
-        channel.send({**said, "numbers": {}, "log": ""})
+        message = {"say": "ended", "word": 0, "state": "lost", "reason": "", "known": KNOWN}
+        channel.send({**message, "numbers": {}, "log": ""})
         until(lambda: driver.node.ended)
         assert driver.node.state == "finished"
 
 
-def test_an_error_that_was_missed_is_told_again(driver: Driver) -> None:
+def test_missed_error_is_sent_again(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="failed", error="worker:0: the function raised"))
         until(lambda: driver.node.error)
         assert driver.node.state == "failed"
 
 
-def test_an_order_waits_for_a_node_that_is_away(driver: Driver) -> None:
+def test_command_waits_for_a_disconnected_node(driver: Driver) -> None:
     driver.steering.order("finish")
-    for _ in range(2):  # it may have been lost on the way
+    for _ in range(2):  # the message may be lost in transit
         with driver.connect() as channel:
             channel.send(hello())
             assert channel.receive(10)[0] == {"order": "finish"}
@@ -122,7 +122,7 @@ def test_an_order_waits_for_a_node_that_is_away(driver: Driver) -> None:
         assert channel.receive(10)[0] == {"order": "stop", "reason": "the cluster has failed"}
 
 
-def test_a_node_that_is_away_is_lost_after_the_limit_and_not_before() -> None:
+def test_disconnected_node_is_lost_after_the_timeout() -> None:
     driver = Driver(limit=2.0)
     try:
         with driver.connect() as channel:
@@ -138,7 +138,7 @@ def test_a_node_that_is_away_is_lost_after_the_limit_and_not_before() -> None:
         driver.steering.close()
 
 
-def test_a_node_that_comes_back_has_its_new_channel(driver: Driver) -> None:
+def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
     with driver.connect() as old, driver.connect() as new:
         old.send(hello())
         until(lambda: driver.node.channel)
@@ -149,7 +149,7 @@ def test_a_node_that_comes_back_has_its_new_channel(driver: Driver) -> None:
         assert new.receive(10)[0] == {"order": "finish"}
 
 
-# What a node sends is checked before anything is stored.
+# Messages of a node are validated before anything is stored.
 
 
 WORD = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": ""}
@@ -170,7 +170,7 @@ WORD = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": ""}
         {"say": "again"},
     ],
 )
-def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) -> None:
+def test_node_is_lost_after_an_invalid_message(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send(hello())
         channel.send({**WORD, **wrong})
@@ -184,7 +184,7 @@ def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) 
 
 
 @pytest.mark.parametrize("wrong", [{"pid": "7"}, {"known": {}}, {"known": [1]}, {"more": 1}])
-def test_a_node_is_lost_with_an_invalid_hello(driver: Driver, wrong: Any) -> None:
+def test_node_is_lost_after_an_invalid_hello(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send({**hello(), **wrong})
         with pytest.raises((EOFError, OSError)):
@@ -203,7 +203,7 @@ RESERVED = {
 @pytest.mark.parametrize(
     "wrong", [{"address": "h"}, {"jvm": "x"}, {"attempt": None}, {"host": ["<b>"]}]
 )
-def test_an_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
+def test_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send({**RESERVED, **wrong})
         with pytest.raises((EOFError, OSError)):
@@ -212,7 +212,7 @@ def test_an_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> Non
     assert (driver.node.state, driver.node.address) == ("lost", "")
 
 
-def test_a_reservation_is_stored(driver: Driver) -> None:
+def test_reservation_is_stored(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(RESERVED)
         assert channel.receive(10)[0] == {"go": True}
@@ -230,7 +230,7 @@ def test_a_reservation_is_stored(driver: Driver) -> None:
         {},
     ],
 )
-def test_an_invalid_message_of_no_node_closes_its_channel(driver: Driver, message: Any) -> None:
+def test_invalid_message_without_a_node_closes_its_channel(driver: Driver, message: Any) -> None:
     with driver.connect() as channel:
         channel.send(message)
         with pytest.raises((EOFError, OSError)):
@@ -239,9 +239,9 @@ def test_an_invalid_message_of_no_node_closes_its_channel(driver: Driver, messag
     assert driver.node.state == ""
 
 
-def test_a_task_that_feeds_is_answered(driver: Driver) -> None:
-    said = {"say": "fed again", "partition": 2, "attempt": 1}
+def test_feeding_task_gets_an_answer(driver: Driver) -> None:
+    message = {"say": "fed again", "partition": 2, "attempt": 1}
     with driver.connect() as channel:
-        channel.send(said)
+        channel.send(message)
         assert channel.receive(10)[0] == {"answer": 1}
-    assert driver.asked == [said]
+    assert driver.asked == [message]

@@ -1,4 +1,4 @@
-"""A cluster on Spark in text, HTML, tables and on the bus: from its rows, and from nothing else."""
+"""A cluster on Spark in text, HTML, tables and on the bus, built from its rows."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def worker(index: int = 0, **fields: Any) -> NodeRow:
     return NodeRow("worker", index, **given)
 
 
-def seen(*nodes: NodeRow, phase: str = "feeding", **fields: Any) -> Snapshot:
+def snapshot_of(*nodes: NodeRow, phase: str = "feeding", **fields: Any) -> Snapshot:
     given: dict[str, Any] = {"reserved": len(nodes), "needed": len(nodes), **fields}
     row = SparkRow(phase, NOW - 12, nodes=nodes, **given)
     return Snapshot(1, NOW, "spark", "spark", row.state, spark=row)
 
 
-FEEDING = seen(
+FEEDING = snapshot_of(
     NodeRow("chief", 0, executor="1", host="node-b", pid=17, state="running", gpu="0,1"),
     worker(0),
     worker(1, queue_depth=8, log=("epoch 1", "epoch 2")),
     application="app-17",
     tensorboard="http://node-b:6006",
 )
-FAILED = seen(
+FAILED = snapshot_of(
     worker(0, state="stopped"),
     worker(1, state="failed", error=TRACE, log=("step 1", "step 2")),
     phase="failed",
@@ -60,42 +60,49 @@ FAILED = seen(
 )
 
 
-def test_text_tells_phase_nodes_and_what_is_fed() -> None:
-    said = views.text(FEEDING, 250)
-    assert "► feeding for 12 s (phase 4 of 5)" in said
-    assert "3 of 3 nodes have reported" in said
-    assert "3,000 rows/s" in said
-    assert "24,000 rows fed" in said
-    assert "TensorBoard at http://node-b:6006" in said
-    (line,) = [line for line in said.splitlines() if line.startswith("worker:0")]
+def test_text_shows_phase_nodes_and_feeds() -> None:
+    text = views.text(FEEDING, 250)
+    assert "► feeding for 12 s (phase 4 of 5)" in text
+    assert "3 of 3 nodes have reported" in text
+    assert "3,000 rows/s" in text
+    assert "24,000 rows fed" in text
+    assert "TensorBoard at http://node-b:6006" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("worker:0")]
     for word in ("► running", "node-a", "4000", "12,000", "1,500", "3 of 8", "250 ms ago"):
         assert word in line
-    assert "0,1" in said
-    assert "epoch 2" not in said  # nothing is wrong there
+    assert "0,1" in text
+    assert "epoch 2" not in text  # it has no problem
 
 
-def test_text_shows_the_error_with_its_traceback_and_the_last_lines() -> None:
-    said = views.text(FAILED, 110)
-    assert '    batch["lable"]' in said
-    assert "worker:1 failed, and the others were stopped" in said
-    assert "the last lines of worker:1:" in said
-    assert "  step 2" in said
-    assert "✗ failed since 12 s" in said
+def test_text_shows_the_error_with_traceback_and_log() -> None:
+    text = views.text(FAILED, 110)
+    assert '    batch["lable"]' in text
+    assert "worker:1 failed, and the others were stopped" in text
+    assert "the last lines of worker:1:" in text
+    assert "  step 2" in text
+    assert "✗ failed since 12 s" in text
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_text_stays_within_its_width(width: int) -> None:
     long = worker(7, host="a-very-long-name-of-a-host.example.internal" * 3, log=("x" * 500,))
-    for one in (FEEDING, FAILED, seen(long), seen(replace(long, state="lost", error="y" * 300))):
-        wide = [line for line in views.text(one, width).splitlines() if len(line) > width]
+    for item in (
+        FEEDING,
+        FAILED,
+        snapshot_of(long),
+        snapshot_of(replace(long, state="lost", error="y" * 300)),
+    ):
+        wide = [line for line in views.text(item, width).splitlines() if len(line) > width]
         assert not wide or width < 80, wide
 
 
-def test_reservations_are_seen_before_any_node_is() -> None:
-    early = seen(phase="reserving", reserved=1, needed=4, reason="3 executors are still to report")
-    said = views.text(early)
-    assert "◌ reserving for 12 s (phase 1 of 5) · 1 of 4 nodes have reported" in said
-    assert "3 executors are still to report" in said
+def test_reservations_are_shown_before_nodes() -> None:
+    early = snapshot_of(
+        phase="reserving", reserved=1, needed=4, reason="3 executors are still to report"
+    )
+    text = views.text(early)
+    assert "◌ reserving for 12 s (phase 1 of 5) · 1 of 4 nodes have reported" in text
+    assert "3 executors are still to report" in text
     assert early.state == "starting"
     assert views.brief(early) | {"name": ""} == {
         **{"name": "", "state": "starting", "launcher": "spark", "planned": 4},
@@ -103,17 +110,17 @@ def test_reservations_are_seen_before_any_node_is() -> None:
     }
 
 
-def test_many_nodes_are_cut_and_those_that_failed_come_first() -> None:
-    many = seen(*(worker(i) for i in range(60)), worker(60, state="failed", error="gone"))
-    said = views.text(many, 110)
-    assert "… and 11 more (11 running)" in said
-    assert said.index("worker:60") < said.index("worker:0 ")
+def test_failed_nodes_come_first_among_many_nodes() -> None:
+    many = snapshot_of(*(worker(i) for i in range(60)), worker(60, state="failed", error="gone"))
+    text = views.text(many, 110)
+    assert "… and 11 more (11 running)" in text
+    assert text.index("worker:60") < text.index("worker:0 ")
     assert many.state == "degraded"
     Balance(views.html(many))
 
 
-def test_html_is_escaped_and_whole() -> None:
-    hostile = seen(
+def test_html_is_escaped_and_complete() -> None:
+    hostile = snapshot_of(
         worker(0, host=ESCAPE, state="failed", error=ESCAPE, log=(ESCAPE,), gpu=ESCAPE),
         phase="failed",
         error=ESCAPE,
@@ -130,17 +137,17 @@ def test_html_is_escaped_and_whole() -> None:
     assert "log of worker:1" in shown
 
 
-def test_nodes_are_a_dataframe() -> None:
+def test_nodes_become_a_dataframe() -> None:
     frame = views.View(FEEDING).to_frame()
     assert tuple(frame.columns) == NODE_COLUMNS
     assert list(frame.node) == ["chief:0", "worker:0", "worker:1"]
     assert frame.rows_per_s.sum() == 3000
-    assert list(seen(phase="reserving").nodes_frame().columns) == list(NODE_COLUMNS)
+    assert list(snapshot_of(phase="reserving").nodes_frame().columns) == list(NODE_COLUMNS)
     spark: Any = as_dict(FEEDING)["spark"]
     assert spark["nodes"][1]["executor"] == "0"
 
 
-def test_the_bus_tells_what_changed_and_a_reader_makes_the_rows_of_it() -> None:
+def test_bus_sends_changes_from_which_readers_build_rows() -> None:
     feed = SnapshotFeed()
     tree: Any = feed.whole([FEEDING])
     assert _snapshot(tree["clusters"]["spark"], 1).spark == FEEDING.spark
@@ -151,16 +158,16 @@ def test_the_bus_tells_what_changed_and_a_reader_makes_the_rows_of_it() -> None:
     assert patch == {"clusters": {"spark": {"spark": {"nodes": {"worker:1": {"rows": 12_500}}}}}}
     feed.patch([FAILED])
     again = SnapshotFeed()
-    told = merged(again.whole([FEEDING]), again.patch([FAILED]))
-    assert _snapshot(told["clusters"]["spark"], 2).spark == FAILED.spark
+    answer = merged(again.whole([FEEDING]), again.patch([FAILED]))
+    assert _snapshot(answer["clusters"]["spark"], 2).spark == FAILED.spark
 
 
-def test_a_cluster_that_is_fed_nothing_is_not_worth_a_message() -> None:
+def test_cluster_without_feeds_sends_no_patches() -> None:
     feed = SnapshotFeed()
-    idle = [seen(worker(0, rows_per_s=0.0, batch_age_s=700.0 + i / 10)) for i in range(600)]
+    idle = [snapshot_of(worker(0, rows_per_s=0.0, batch_age_s=700.0 + i / 10)) for i in range(600)]
     feed.whole(idle[:1])
-    assert not any(feed.patch([one]) for one in idle)
-    # While it is young, its age is told once a second at most.
-    young = [seen(worker(0, batch_age_s=i / 10)) for i in range(100)]
-    told = [patch for one in young if (patch := feed.patch([one]))]
-    assert 5 <= len(told) <= 11
+    assert not any(feed.patch([item]) for item in idle)
+    # The age of a recent batch is published at most once per second.
+    young = [snapshot_of(worker(0, batch_age_s=i / 10)) for i in range(100)]
+    received = [patch for item in young if (patch := feed.patch([item]))]
+    assert 5 <= len(received) <= 11

@@ -1,4 +1,4 @@
-"""Descriptions of clusters refuse what cannot be meant."""
+"""Validation of cluster descriptions."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_cluster_config_refuses(options):
         ClusterConfig(**options)
 
 
-def test_errors_tell_what_and_next():
+def test_errors_have_cause_and_fix():
     error = errors.NoWorkers("no worker is left", task="data_worker:0", fix="cluster.scale(...)")
     assert str(error) == ("[TFD301] data_worker:0: no worker is left\nNext: cluster.scale(...)")
     assert isinstance(errors.TimeLimit("x"), TimeoutError)
@@ -113,7 +113,7 @@ class TestWrongTypes:
             ({"gpus": 2}, "invalid gpus 2"),
         ],
     )
-    def test_a_cluster_is_refused_and_its_name_stays_free(
+    def test_refused_cluster_leaves_its_name_free(
         self, options: dict[str, object], what: str
     ) -> None:
         with pytest.raises(errors.TfdError, match=what):
@@ -130,11 +130,11 @@ class TestWrongTypes:
             lambda: tfd.Service(worker_config="x"),
         ],
     )
-    def test_settings(self, make: Callable[[], object]) -> None:
+    def test_server_settings_follow_the_specification(self, make: Callable[[], object]) -> None:
         with pytest.raises(errors.UsageError):
             make()
 
-    def test_another_host_is_another_specification(self) -> None:
+    def test_different_host_is_a_different_specification(self) -> None:
         first = tfd.Cluster(name="hosts", start=False)
         try:
             with pytest.raises(errors.NameTaken):

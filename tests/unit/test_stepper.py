@@ -1,4 +1,4 @@
-"""A coordinator as it is seen and steered, without TensorFlow."""
+"""Views and control of a coordinator, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Closure:
 
 
 class Clock:
-    """Stands for `time.perf_counter` in a store."""
+    """Stand-in for `time.perf_counter` in a store."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def run(store: Store, clock: Clock, seconds: float, worker: int = 0, state: int = READY) -> int:
-    """Have a closure run from now on for so long."""
+    """Simulate a closure that runs from now on for `seconds`."""
     key = store.add("step", "step_1", None)
     store.dispatched(key, worker)
     store.running(key, worker)
@@ -74,7 +74,7 @@ def run(store: Store, clock: Clock, seconds: float, worker: int = 0, state: int 
 # Figures
 
 
-def test_the_time_left_follows_from_an_even_pace(clock: Clock) -> None:
+def test_remaining_time_follows_from_an_even_rate(clock: Clock) -> None:
     store = Store()
     for _ in range(400):
         run(store, clock, 0.05)
@@ -85,7 +85,7 @@ def test_the_time_left_follows_from_an_even_pace(clock: Clock) -> None:
     assert low < middle < high < 1.25 * middle
 
 
-def test_an_uneven_pace_makes_it_vague(clock: Clock) -> None:
+def test_uneven_rate_widens_the_range(clock: Clock) -> None:
     even, uneven = CompletionRate((20,) * 10), CompletionRate((2, 38) * 5)
     assert even.time_left(1000)[0] == uneven.time_left(1000)[0]  # type: ignore[index]
     narrow, wide = (p.time_left(1000)[2] - p.time_left(1000)[1] for p in (even, uneven))  # type: ignore[index]
@@ -95,7 +95,7 @@ def test_an_uneven_pace_makes_it_vague(clock: Clock) -> None:
     )
 
 
-def test_too_little_gives_no_estimate(clock: Clock) -> None:
+def test_too_few_closures_give_no_estimate(clock: Clock) -> None:
     store = Store()
     assert pace(store, clock.now).time_left(10) is None
     run(store, clock, 0.1)
@@ -103,7 +103,7 @@ def test_too_little_gives_no_estimate(clock: Clock) -> None:
     assert CompletionRate((5, 5, 5)).time_left(0) is None
 
 
-def test_slow_closures_are_looked_at_for_longer(clock: Clock) -> None:
+def test_slow_closures_have_a_longer_window(clock: Clock) -> None:
     store = Store()
     for _ in range(30):
         run(store, clock, 5.0)
@@ -112,7 +112,7 @@ def test_slow_closures_are_looked_at_for_longer(clock: Clock) -> None:
     assert known.time_left(12)[0] == pytest.approx(60, rel=0.2)  # type: ignore[index]
 
 
-def test_the_rate_is_of_the_last_seconds(clock: Clock) -> None:
+def test_rate_covers_the_last_seconds(clock: Clock) -> None:
     store = Store()
     for _ in range(20):
         run(store, clock, 0.1)
@@ -122,7 +122,7 @@ def test_the_rate_is_of_the_last_seconds(clock: Clock) -> None:
     assert store.ended_between([0.0, clock.now + 1]) == [20]
 
 
-def test_workers(clock: Clock) -> None:
+def test_workers_are_described(clock: Clock) -> None:
     store, gate = Store(), Gate()
     run(store, clock, 0.1, worker=0)
     run(store, clock, 0.1, worker=1, state=FAILED)
@@ -156,7 +156,7 @@ def look(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
     return CoordinatorMetrics(store).row(gate=gate, **{**default, **given})
 
 
-def test_states(clock: Clock) -> None:
+def test_states_of_the_coordinator_are_described(clock: Clock) -> None:
     store, gate = Store(), Gate()
     assert look(store, gate).state == "idle"
     run(store, clock, 0.1)
@@ -172,7 +172,7 @@ def test_states(clock: Clock) -> None:
     assert (reduced.state, reduced.workers, reduced.reduced) == ("running", (), True)
 
 
-def test_figures_survive_many_that_are_queued_behind(clock: Clock) -> None:
+def test_figures_are_kept_with_many_queued_closures(clock: Clock) -> None:
     store = Store()
     for _ in range(10):
         run(store, clock, 0.1)
@@ -182,21 +182,21 @@ def test_figures_survive_many_that_are_queued_behind(clock: Clock) -> None:
     assert judge(store, 1, 0, 0.0).kind == "compute"
 
 
-def test_a_look_at_very_many_costs_little() -> None:
+def test_sampling_many_closures_is_cheap() -> None:
     store = Store()
     for _ in range(100_000):
         store.add("step", "step_1", None)
-    asked = CoordinatorMetrics(store)
+    metrics = CoordinatorMetrics(store)
     given: dict[str, Any] = {"in_flight": {}, "stopped": False, "workers": 2, "tasks": ()}
     given.update(counts=store.counts(), limit=lambda: judge(store, 2, 0, 0.0), ps_bytes=dict)
-    asked.row(gate=Gate(), **given)
+    metrics.row(gate=Gate(), **given)
     began = time.perf_counter()
     for _ in range(100):
-        asked.row(gate=Gate(), **given)
+        metrics.row(gate=Gate(), **given)
     assert time.perf_counter() - began < 1.0  # copying all rows takes 100 times as long
 
 
-def test_somebody_afar_keeps_control_for_a_while() -> None:
+def test_gate_keeps_control_for_a_while_after_opening() -> None:
     gate = Gate()
     assert not gate.controlled
     gate.controlled_until = math.inf
@@ -232,7 +232,7 @@ def snapshot(row: CoordinatorRow | None) -> Snapshot:
 
 
 @pytest.mark.parametrize("shown", [views.text(snapshot(SEEN), 400), views.html(snapshot(SEEN))])
-def test_both_views_say_everything(shown: str) -> None:
+def test_both_views_are_complete(shown: str) -> None:
     for words in (
         "‖ paused (by request)",
         "12 paused, 1,000 ready",
@@ -254,13 +254,13 @@ def test_both_views_say_everything(shown: str) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
-def test_text_keeps_within_its_width(width: int) -> None:
+def test_text_stays_within_its_width(width: int) -> None:
     lines = views.text(snapshot(SEEN), width).splitlines()
     assert max(map(figures.columns_of, lines)) <= width
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_any_number_of_workers(count: int) -> None:
+def test_views_support_any_number_of_workers(count: int) -> None:
     rows = tuple(CoordinatedRow(i, "idle") for i in range(count))
     row = CoordinatorRow("idle", workers=rows)
     for shown in views.coordinator_bundle(row).values():
@@ -269,7 +269,7 @@ def test_any_number_of_workers(count: int) -> None:
         assert "no closure yet" in shown
 
 
-def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> None:
+def test_external_text_is_escaped_in_both_views() -> None:
     row = CoordinatorRow(
         "paused",
         SCRIPT,
@@ -285,7 +285,7 @@ def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> 
     assert "\x1b" not in table.text()
 
 
-def test_a_snapshot_without_coordinator_says_nothing_of_one() -> None:
+def test_snapshot_without_a_coordinator_shows_none() -> None:
     assert "coordinator" not in views.text(snapshot(None))
     assert "coordinator" not in views.html(snapshot(None))
     assert as_dict(snapshot(None))["coordinator"] is None
@@ -306,7 +306,7 @@ RECORD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_values_of_any_number(count: int) -> None:
+def test_views_support_any_number_of_values(count: int) -> None:
     table = views.values_table([dict(RECORD, id=i) for i in range(count)], {"failed": count + 1})
     assert len(table) == count
     shown = table.text(100)
@@ -316,7 +316,7 @@ def test_values_of_any_number(count: int) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_values_show_themselves(clock: Clock) -> None:
+def test_values_have_representations(clock: Clock) -> None:
     store, gate = Store(), Gate()
     values = Values(store, lambda: gate.closed)
     assert "no closure scheduled yet" in values._repr_mimebundle_()["text/plain"]
@@ -327,9 +327,9 @@ def test_values_show_themselves(clock: Clock) -> None:
     shown = values._repr_mimebundle_()["text/plain"]
     assert "it failed" in shown
     assert re.search(r"2 +other +‖ paused", shown)
-    assert [one["id"] for one in values.table(worker=1).records()] == [1]
-    assert [one["id"] for one in values.table(1).records()] == [2]
-    assert [one["id"] for one in values.table(state="ready").records()] == [0]
+    assert [record["id"] for record in values.table(worker=1).records()] == [1]
+    assert [record["id"] for record in values.table(1).records()] == [2]
+    assert [record["id"] for record in values.table(state="ready").records()] == [0]
     assert "no matching closure" in values.table(state="running").text()
     with pytest.raises(errors.UsageError, match="1 or more"):
         values.table(0)
@@ -337,7 +337,7 @@ def test_values_show_themselves(clock: Clock) -> None:
         values.table(state="redy")
 
 
-def test_the_time_of_a_value_is_shown_by_the_clock_as_it_is(
+def test_time_of_a_value_uses_the_current_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store()
@@ -350,7 +350,7 @@ def test_the_time_of_a_value_is_shown_by_the_clock_as_it_is(
     assert values.to_frame()["queued"][0].timestamp() == pytest.approx(time.time(), abs=60)
 
 
-# Steering
+# Control
 
 
 class Joined(Steered):
@@ -367,32 +367,32 @@ class Joined(Steered):
             raise self.error
 
 
-def test_a_join_in_the_background() -> None:
-    told: list[tuple[str, str]] = []
+def test_background_join_reports_its_end() -> None:
+    received: list[tuple[str, str]] = []
     coordinator = Joined()
-    joining = BackgroundJoin(coordinator, None, lambda *words: told.append(words))  # type: ignore[arg-type]
-    assert (joining.state, joining.error, told) == ("waiting", None, [])
+    joining = BackgroundJoin(coordinator, None, lambda *words: received.append(words))  # type: ignore[arg-type]
+    assert (joining.state, joining.error, received) == ("waiting", None, [])
     with pytest.raises(errors.TimeLimit):
         joining.wait(0.01)
     coordinator.go.set()
     joining.wait(10)
-    assert (joining.state, told[0][0]) == ("done", "info")
+    assert (joining.state, received[0][0]) == ("done", "info")
     failing = Joined(ValueError("no such thing"))
     failing.go.set()
-    joining = BackgroundJoin(failing, 1.0, lambda *words: told.append(words))  # type: ignore[arg-type]
+    joining = BackgroundJoin(failing, 1.0, lambda *words: received.append(words))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no such thing"):
         joining.wait(10)
     assert repr(joining) == "<BackgroundJoin failed: ValueError: no such thing>"
-    assert told[1] == (
+    assert received[1] == (
         "error",
         "the background join failed: ValueError: no such thing",
     )
 
 
-# Words
+# Texts
 
 
-def test_a_cell_becomes_a_function() -> None:
+def test_cell_becomes_a_function() -> None:
     names: dict[str, Any] = {"__name__": "__main__", "factor": 3}
     made = as_function(
         "'''a\n  b'''\nx = 2\nfor _ in range(2):\n    x *= factor\nx", "cell_4", names
@@ -410,7 +410,7 @@ def test_a_cell_becomes_a_function() -> None:
         as_function("x +", "cell_8", names)
 
 
-def test_a_number_and_a_name_come_in_any_order() -> None:
+def test_number_and_name_may_have_any_order() -> None:
     assert number_and_name([], "") == (None, None)
     assert number_and_name(["3", "train"], "") == (3, "train")
     assert number_and_name(["train", "3"], "") == (3, "train")
@@ -419,6 +419,6 @@ def test_a_number_and_a_name_come_in_any_order() -> None:
         number_and_name(["1", "2"], "NAME N")
 
 
-def test_states_have_their_signs() -> None:
+def test_states_have_symbols() -> None:
     for state in VALUE_STATES:
         assert figures.sign(state) != "·"

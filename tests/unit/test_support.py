@@ -1,4 +1,4 @@
-"""``tfd why``, ``tfd doctor`` and ``tfd support``, and that no secret is in what they write."""
+"""``tfd why``, ``tfd doctor`` and ``tfd support``, and the absence of secrets in their output."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read(path: Path) -> dict[str, str]:
         }
 
 
-def test_why_tells_of_findings_and_of_errors(capsys: Any) -> None:
+def test_why_explains_findings_and_errors(capsys: Any) -> None:
     status, said = run(capsys, "why", "TFD811")
     assert status == 0
     assert said.startswith("TFD811 dispatcher without workers (error)\n")
@@ -79,7 +79,7 @@ def test_why_tells_of_findings_and_of_errors(capsys: Any) -> None:
     assert "did you mean" in capsys.readouterr().err
 
 
-def test_every_error_can_be_asked_for() -> None:
+def test_why_explains_every_error() -> None:
     for name in errors.__all__:
         code = getattr(errors, name).code
         assert code_reference.why(name).startswith(f"{code} {name} (error")
@@ -94,10 +94,10 @@ def test_why_works_from_a_wheel(tmp_path: Path) -> None:
         package.extractall(tmp_path / "installed")
     ask = [sys.executable, "-m", "tfd_notebook", "why", "TFD811"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run(
+    completed = subprocess.run(
         ask, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.startswith("TFD811 dispatcher without workers (error)")
+    assert completed.stdout.startswith("TFD811 dispatcher without workers (error)")
     assert (tmp_path / "installed/tfd_notebook/diagnosis/pages/errors.md").is_file()
 
 
@@ -108,9 +108,9 @@ def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> N
     tfd.Cluster(data_workers=1, launcher=launcher, name="images")
     launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
     status, said = run(capsys, "doctor", "images", "--json")
-    found = {one["code"]: one for one in json.loads(said)}
+    findings = {finding["code"]: finding for finding in json.loads(said)}
     assert status == 1
-    assert found["TFD854"]["what"] == "data_worker:0 is failed: it fell"
+    assert findings["TFD854"]["what"] == "data_worker:0 is failed: it fell"
     status, said = run(capsys, "doctor", "localhost:1")
     assert status == 1
     assert "TFD809" in said
@@ -130,7 +130,7 @@ input()
 """
 
 
-def test_doctor_and_support_ask_the_other_processes(capsys: Any, tmp_path: Path) -> None:
+def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     other = subprocess.Popen(
         [sys.executable, "-c", _OTHER, SECRETS[1]], stdin=pipe, stdout=pipe, text=True
@@ -152,7 +152,7 @@ def test_doctor_and_support_ask_the_other_processes(capsys: Any, tmp_path: Path)
         other.communicate("\n", timeout=30)
 
 
-def test_no_secret_is_in_the_archive(
+def test_archive_has_no_secrets(
     capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment, cluster, address, profile, log, proxy, agent, key = SECRETS
@@ -186,18 +186,18 @@ def test_no_secret_is_in_the_archive(
     for secret in SECRETS:
         assert secret not in whole
     assert "not asked for" not in whole
-    # What is of use is there.
+    # The useful parts are kept.
     assert json.loads(texts["here/environment.json"])["TF_VISIBLE"] == "of use"
     assert json.loads(texts["here/environment.json"])["AWS_SECRET_ACCESS_KEY"] == redaction.REMOVED
     assert json.loads(texts["here/versions.json"])["tfd_notebook"] == tfd.__version__
-    assert {one["code"] for one in json.loads(texts["here/findings.json"])} >= {"TFD854"}
+    assert {finding["code"] for finding in json.loads(texts["here/findings.json"])} >= {"TFD854"}
     assert json.loads(texts["here/images/state.json"])["name"] == "images"
     assert "has no output" in texts["here/images/logs/data_worker-0.txt"]
     assert 'launcher = "jupyter"' in texts["profiles/there.toml"]
     assert json.loads(texts["agents/agent-0123456789ab/state.json"])["owner_pid"] == 1
 
 
-def test_an_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
+def test_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     assert main(["support", "mine.txt"]) == 2
     assert "writing" in capsys.readouterr().err
@@ -231,17 +231,17 @@ def test_an_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
         ("worker:0 at localhost:5050", "worker:0 at localhost:5050"),
     ],
 )
-def test_what_looks_like_a_secret_is_taken_out(text: str, kept: str) -> None:
+def test_possible_secrets_are_redacted(text: str, kept: str) -> None:
     assert redaction.Redactor({}).text(text) == kept
 
 
-def test_the_magic() -> None:
+def test_magic_writes_an_archive() -> None:
     shell = InteractiveShell()
     magics.load_ipython_extension(shell)
     try:
         launcher = Fake()
-        made = tfd.Cluster(data_workers=1, launcher=launcher, name="images")
-        shell.user_ns["mine"] = made
+        cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="images")
+        shell.user_ns["mine"] = cluster
         launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
         for words in ("doctor", "doctor images", "doctor mine"):
             assert "TFD854" in shell.run_line_magic("tfd_cluster", words).codes

@@ -1,4 +1,4 @@
-"""Tokens of Jupyter servers and other secrets: where they are sent, and where they never appear."""
+"""Tokens of Jupyter servers and other secrets: their recipients, and places without them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Server(ThreadingHTTPServer):
-    """Records the Authorization header of each request, and gives one answer."""
+    """HTTP handler that records the Authorization headers and sends a fixed answer."""
 
     def __init__(self, status: int = 200, location: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -77,10 +77,10 @@ def serve() -> Iterator[Callable[..., Server]]:
         server.server_close()
 
 
-# Where tokens are sent
+# Recipients of tokens
 
 
-def test_a_netrc_does_not_replace_the_token(
+def test_netrc_does_not_replace_the_token(
     serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -94,7 +94,7 @@ def test_a_netrc_does_not_replace_the_token(
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_takes_the_token_nowhere(serve: Callable[..., Server], status: int) -> None:
+def test_redirect_does_not_forward_the_token(serve: Callable[..., Server], status: int) -> None:
     other = serve()
     server = serve(status, other.url.replace("http", "ws"))
     with pytest.raises(errors.LaunchError, match="rejected the token"):
@@ -106,7 +106,7 @@ def test_a_redirect_takes_the_token_nowhere(serve: Callable[..., Server], status
     assert other.authorizations == []
 
 
-def test_an_answer_that_is_no_websocket_is_refused(serve: Callable[..., Server]) -> None:
+def test_answer_without_a_websocket_is_refused(serve: Callable[..., Server]) -> None:
     with pytest.raises(errors.LaunchError, match="not a Jupyter server: it returned status 200"):
         JupyterServer(serve().url, "right").connect("kernel")
 
@@ -124,21 +124,21 @@ def test_an_answer_that_is_no_websocket_is_refused(serve: Callable[..., Server])
         (ONE, "", ("", "")),
     ],
 )
-def test_the_variable_is_sent_only_where_it_is_meant(
+def test_token_variable_is_sent_to_its_server_only(
     servers: Any, token: Any, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN, "variable")
-    made = tfd.launchers.Jupyter(servers, token=token)
-    assert (made.token_of(ONE), made.token_of(TWO)) == expected
-    # An attach has the options only: a token that it does not have is not replaced by another.
-    again = tfd.launchers.Jupyter(**made.options)
-    assert again.options == made.options
+    jupyter = tfd.launchers.Jupyter(servers, token=token)
+    assert (jupyter.token_of(ONE), jupyter.token_of(TWO)) == expected
+    # An attach has only the options. A different token does not replace a missing one.
+    again = tfd.launchers.Jupyter(**jupyter.options)
+    assert again.options == jupyter.options
     if not isinstance(servers, str):
         for address, found in zip((ONE, TWO), expected, strict=True):
             assert again.token_of(address) == ("variable" if found == "variable" else "")
 
 
-def test_a_token_is_found_in_the_profile_of_its_server(
+def test_token_is_read_from_the_profile_of_its_server(
     config_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN, "variable")
@@ -149,12 +149,12 @@ def test_a_token_is_found_in_the_profile_of_its_server(
         f'launcher = "jupyter"\nservers = ["{ONE}/lab?token=a", "{TWO}"]\n[token]\n"{TWO}" = "b"\n'
     )
     (config_home / "lab.toml").write_text(text)
-    made = tfd.launchers.Jupyter(**tfd.launchers.Jupyter([ONE, TWO, "https://three"]).options)
-    assert [made.token_of(one) for one in (ONE, TWO)] == ["a", "b"]
+    jupyter = tfd.launchers.Jupyter(**tfd.launchers.Jupyter([ONE, TWO, "https://three"]).options)
+    assert [jupyter.token_of(item) for item in (ONE, TWO)] == ["a", "b"]
     assert tfd.launchers.Jupyter("https://one:8889").token_of("https://one:8889") == "variable"
 
 
-# Where secrets never appear
+# Places without secrets
 
 
 @pytest.fixture
@@ -170,14 +170,14 @@ def test_tokens_are_not_part_of_a_specification(config: spec.ClusterConfig) -> N
     assert config.options["servers"] == [ONE, TWO]
 
 
-def test_agents_receive_names_of_variables_only(config: spec.ClusterConfig) -> None:
+def test_agents_receive_variable_names_only(config: spec.ClusterConfig) -> None:
     described = spec.pack(spec.without_values(config))
     assert "s3cret" not in json.dumps(described)
     assert spec.is_same(spec.unpack(described), config)
     assert not spec.is_same(spec.unpack(described), spec.without_values(config).__class__("other"))
 
 
-def test_a_detached_cluster_describes_no_secret() -> None:
+def test_detached_cluster_description_has_no_secret() -> None:
     env = {"HF_TOKEN": "s3cret"}
     with tfd.Cluster(launcher="fake", data_workers=1, name="secret", env=env) as cluster:
         described = []
@@ -194,7 +194,7 @@ def test_a_detached_cluster_describes_no_secret() -> None:
         cluster.stop()
 
 
-def test_the_file_of_a_detached_cluster_has_no_token(
+def test_file_of_a_detached_cluster_has_no_token(
     config: spec.ClusterConfig, tmp_path: Path
 ) -> None:
     detached.DetachedClusterRecord("secret", "jupyter", dict(config.options), ["a1"]).keep(
@@ -204,7 +204,7 @@ def test_the_file_of_a_detached_cluster_has_no_token(
     assert "s3cret" not in file.read_text()
 
 
-def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
+def test_options_are_not_in_the_repr(config_home: Path) -> None:
     config_home.mkdir(parents=True)
     file = config_home / "lab.toml"
     file.write_text(f'launcher = "jupyter"\nservers = "{ONE}"\ntoken = "s3cret"\n')
@@ -217,7 +217,7 @@ def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
     assert "s3cret" not in repr(found)
 
 
-def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server]) -> None:
+def test_attach_without_the_token_has_a_fix(serve: Callable[..., Server]) -> None:
     servers = [serve(403), serve(403)]
     launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
     detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
@@ -225,10 +225,12 @@ def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server])
     )
     with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*a profile with"):
         attach.attach("secret")
-    assert {one for server in servers for one in server.authorizations} == {None}
+    assert {authorization for server in servers for authorization in server.authorizations} == {
+        None
+    }
 
 
-def test_sweeping_removes_the_file_of_a_lease_that_is_over(tmp_path: Path) -> None:
+def test_sweep_removes_the_file_of_an_expired_lease(tmp_path: Path) -> None:
     record = detached.DetachedClusterRecord("secret", "jupyter", {}, ["a1"])
     record.keep(-1)
     assert not orphans.sweep(dry_run=True)

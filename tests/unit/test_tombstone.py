@@ -1,4 +1,4 @@
-"""What tombstones answer (what TensorFlow makes of it: integration/test_tombstone)."""
+"""Answers of error servers. For their effect on TensorFlow, see integration/test_tombstone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def port() -> Iterator[int]:
 
 
 class FakeDispatcher(grpc.GenericRpcHandler):
-    """Notes which tasks are reported complete."""
+    """Fake dispatcher that records the completed tasks."""
 
     def __init__(self) -> None:
         self.completed: Queue[tuple[str, int]] = Queue()
@@ -83,7 +83,7 @@ def element(task_id: int) -> bytes:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 @pytest.mark.parametrize("method", [GET_ELEMENT, HEARTBEAT])
-def test_answers_with_its_text(port: int, host: str, method: str) -> None:
+def test_error_server_answers_with_its_text(port: int, host: str, method: str) -> None:
     with (
         ErrorServer({port: "[TFD302] gone\nNext: déjà vu"}),
         pytest.raises(grpc.RpcError) as caught,
@@ -93,16 +93,16 @@ def test_answers_with_its_text(port: int, host: str, method: str) -> None:
     assert caught.value.details() == "[TFD302] gone\nNext: déjà vu"
 
 
-def test_each_port_has_its_own(port: int) -> None:
+def test_each_port_has_a_separate_text(port: int) -> None:
     with reserve_port() as held:
         texts = {port: "one", held.getsockname()[1]: "two"}
         with ErrorServer(texts, code="FAILED_PRECONDITION"):
             for number, text in texts.items():
-                found = probe(f"localhost:{number}")
-                assert (found.state, found.reason) == ("foreign", text)
+                result = probe(f"localhost:{number}")
+                assert (result.state, result.reason) == ("foreign", text)
 
 
-def test_stands_and_falls(port: int) -> None:
+def test_error_server_starts_and_stops(port: int) -> None:
     threads = set(threading.enumerate())
     tombstone = ErrorServer({port: "gone"})
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_stands_and_falls(port: int) -> None:
     assert not new
 
 
-def test_port_that_is_taken() -> None:
+def test_port_in_use_is_an_error() -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
         for allow in (None, ()):
@@ -125,8 +125,8 @@ def test_port_that_is_taken() -> None:
                 pass
 
 
-def test_a_port_that_stays_open_to_other_hosts_is_not_answered(port: int) -> None:
-    # More networks than a packet filter takes, none of which can be merged with another.
+def test_open_port_is_not_served(port: int) -> None:
+    # More networks than a packet filter can have, which cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
     tombstone = ErrorServer({port: "gone"}, allow=many)
     with pytest.raises(FilterFailed):
@@ -134,7 +134,7 @@ def test_a_port_that_stays_open_to_other_hosts_is_not_answered(port: int) -> Non
     assert probe(f"localhost:{port}").state == "refused"
 
 
-def test_at_all_addresses_or_at_loopback_only(port: int) -> None:
+def test_error_server_listens_on_the_tasks_addresses(port: int) -> None:
     def answers(address: str) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((address, port), 5):
             return True
@@ -164,7 +164,7 @@ def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDi
 
 
 @pytest.mark.parametrize("request_", [work(7, FILE), work(7, DYNAMIC, consumers=2)])
-def test_a_share_that_is_missing_is_no_empty_one(
+def test_missing_share_is_not_an_empty_share(
     port: int, request_: bytes, dispatcher: tuple[str, FakeDispatcher]
 ) -> None:
     with ErrorServer({port: "gone"}, dispatcher=dispatcher[0]):
@@ -172,20 +172,20 @@ def test_a_share_that_is_missing_is_no_empty_one(
         assert code_of(port, GET_ELEMENT, element(7)) is grpc.StatusCode.DATA_LOSS
 
 
-def test_warn_ends_everything(port: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
+def test_warning_ends_all_reads(port: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
     address, fake = dispatcher
     with ErrorServer({port: "gone"}, dispatcher=address, on_loss="warn"):
         assert call(port, PROCESS_TASK, work(7, FILE)) == b""
         for _ in range(2):
             answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
             assert answer.end_of_sequence
-        told = [fake.completed.get(timeout=2) for _ in range(2)]
-        assert told == [(f"localhost:{port}", 7), (f"localhost:{port}", 6)]
+        received = [fake.completed.get(timeout=2) for _ in range(2)]
+        assert received == [(f"localhost:{port}", 7), (f"localhost:{port}", 6)]
         assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
     assert fake.completed.empty()  # each once
 
 
-def test_dispatcher_that_is_gone_does_no_harm(port: int) -> None:
+def test_missing_dispatcher_is_ignored(port: int) -> None:
     with reserve_port() as nobody:
         address = f"localhost:{nobody.getsockname()[1]}"
         with ErrorServer({port: "gone"}, dispatcher=address):

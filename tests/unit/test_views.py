@@ -1,4 +1,4 @@
-"""Views are pure functions of a snapshot; nothing from outside gets through them unescaped."""
+"""Views are pure functions of a snapshot, and escape all external text."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Balance(HTMLParser):
-    """Collects the text; every element that opens must close."""
+    """Parser that collects the text and checks that every element is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Balance(HTMLParser):
 
 
 @pytest.mark.parametrize("shown", [views.text(BUSY), Balance(views.html(BUSY)).text])
-def test_both_views_say_everything(shown: str) -> None:
+def test_both_views_are_complete(shown: str) -> None:
     for words in (
         "images",
         "degraded",
@@ -121,7 +121,7 @@ def test_both_views_say_everything(shown: str) -> None:
         assert words in shown.replace("\n: ", ": ")
 
 
-def test_planned_requested_and_observed_differ_with_their_reasons() -> None:
+def test_views_show_planned_requested_and_ready_counts() -> None:
     shown = views.text(
         snapshot(worker(0), worker(1, TaskState.STARTING, reason="importing"), planned=4)
     )
@@ -130,14 +130,14 @@ def test_planned_requested_and_observed_differ_with_their_reasons() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_text_keeps_within_its_width_and_keeps_the_reason(width: int) -> None:
+def test_text_stays_within_its_width_with_the_reason(width: int) -> None:
     shown = views.text(BUSY, width)
     assert max(map(figures.columns_of, shown.splitlines())) <= width
     assert "killed by signal 9 (SIGKILL)" in " ".join(shown.replace("└", "").split())
     assert "restarting" in shown
 
 
-def test_long_and_wide_names_are_cut_in_text_and_whole_in_html() -> None:
+def test_long_names_are_truncated_in_text_only() -> None:
     name = "名前" * 60
     seen = snapshot(worker(0), streams=(StreamRow(name, "stream", "running"),))
     lines = views.text(seen, 80).splitlines()
@@ -146,7 +146,7 @@ def test_long_and_wide_names_are_cut_in_text_and_whole_in_html() -> None:
     assert f'title="{name}"' in views.html(seen)
 
 
-def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> None:
+def test_external_text_is_escaped_in_both_views() -> None:
     seen = Snapshot(
         1,
         0.0,
@@ -162,7 +162,7 @@ def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> 
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
-def test_any_number_of_tasks(count: int) -> None:
+def test_views_support_any_number_of_tasks(count: int) -> None:
     seen = snapshot(*(worker(i) for i in range(count)))
     page = Balance(views.html(seen))
     assert page.names.count("tr") <= 55
@@ -170,7 +170,7 @@ def test_any_number_of_tasks(count: int) -> None:
     assert ("and 950 more (950 ready)" in page.text) == (count == 1000)
 
 
-def test_of_many_tasks_those_that_need_a_look_come_first() -> None:
+def test_tasks_with_problems_come_first() -> None:
     tasks = [worker(i) for i in range(998)]
     seen = snapshot(*tasks, worker(998, TaskState.HUNG), worker(999, TaskState.FAILED))
     lines = views.text(seen).splitlines()
@@ -179,14 +179,14 @@ def test_of_many_tasks_those_that_need_a_look_come_first() -> None:
     assert lines[first + 2].startswith("data_worker:998")
 
 
-def test_html_takes_its_colours_from_the_theme() -> None:
+def test_html_uses_the_colours_of_the_theme() -> None:
     page = views.html(BUSY)
     assert "background" not in page.replace("{background:none}", "")
     for rule in re.findall(r"[^-]color:([^;}]+)", page):
         assert rule.startswith("var(--jp-") or rule == "inherit"
 
 
-def test_figures() -> None:
+def test_figures_are_formatted() -> None:
     assert figures.sparkline((0, 1, 2, 4)) == "▁▃▅█"
     assert figures.sparkline((0, 0)) == "▁▁"
     assert figures.sparkline(tuple(range(100)), 5)[-1] == "█"
@@ -207,14 +207,14 @@ def test_figures() -> None:
     ]
 
 
-def test_a_cluster_shows_itself_as_text_and_html(cluster: Cluster) -> None:
+def test_cluster_is_displayed_as_text_and_html(cluster: Cluster) -> None:
     bundle = views.View(cluster.snapshot())._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html"}
     assert "data_worker:1" in bundle["text/plain"]
 
 
 class Comm(BaseComm):
-    """A widget's way to a page that keeps what it hears."""
+    """A widget's connection to a page, which records the received messages."""
 
     def publish_msg(self, msg_type: str, data: Any = None, *rest: Any, **more: Any) -> None:
         self.heard: list[dict[str, Any]] = [*getattr(self, "heard", []), data or {}]
@@ -224,8 +224,8 @@ class Comm(BaseComm):
         self.handle_msg({"content": {"data": data}, "buffers": []})
 
     def got(self, kind: str) -> list[Any]:
-        said = [data["content"] for data in self.heard if data.get("method") == "custom"]
-        return [message for message in said if message["kind"] == kind]
+        received = [data["content"] for data in self.heard if data.get("method") == "custom"]
+        return [message for message in received if message["kind"] == kind]
 
 
 @pytest.fixture
@@ -234,9 +234,7 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comm.create_comm", Comm)
 
 
-def test_the_widget_shows_scales_and_outlives_its_cluster(
-    cluster: Cluster, front_end: None
-) -> None:
+def test_widget_shows_and_scales_its_cluster(cluster: Cluster, front_end: None) -> None:
     view = widgets.live(cluster)
     assert widgets.live(cluster) is view
     assert (view.widget.view, view.widget.cluster) == ("cluster", "seen")
@@ -264,7 +262,7 @@ def test_the_widget_shows_scales_and_outlives_its_cluster(
     again.close()
 
 
-def test_there_is_a_widget_for_each_view(cluster: Cluster, front_end: None) -> None:
+def test_each_view_has_a_widget(cluster: Cluster, front_end: None) -> None:
     views_of = [widgets.live(cluster, name) for name in widgets.VIEWS]
     assert [view.widget.view for view in views_of] == list(widgets.VIEWS)
     for view in views_of:
@@ -273,7 +271,7 @@ def test_there_is_a_widget_for_each_view(cluster: Cluster, front_end: None) -> N
         widgets.live(cluster, "graph")
 
 
-def test_where_no_widget_can_be_shown_its_twins_are(cluster: Cluster) -> None:
+def test_static_fallback_replaces_missing_widgets(cluster: Cluster) -> None:
     view = widgets.live(cluster)
     assert view.widget is None
     bundle, _ = view._repr_mimebundle_()
@@ -282,7 +280,7 @@ def test_where_no_widget_can_be_shown_its_twins_are(cluster: Cluster) -> None:
 
 
 def gpus(count: int, *, hosts: int = 1, name: str = "ada@host") -> tuple[GpuRow, ...]:
-    """Return GPUs of which each worker sees two, but for the last two of each host."""
+    """Return GPUs of which each worker sees two. The last two of each host are free."""
     each = count // hosts
     return tuple(
         GpuRow(
@@ -322,11 +320,11 @@ def test_gpus_are_shown_by_host_with_their_tasks() -> None:
 
 @pytest.mark.parametrize(("count", "hosts"), [(1, 1), (8, 2), (64, 8), (64, 1), (1000, 125)])
 @pytest.mark.parametrize("width", [60, 110])
-def test_any_number_of_gpus_has_its_place(count: int, hosts: int, width: int) -> None:
+def test_strip_supports_any_number_of_gpus(count: int, hosts: int, width: int) -> None:
     seen = snapshot(gpus=gpus(count, hosts=hosts, name="user@" + "long-" * 12))
     shown = views.text(seen, width)
     assert max(map(figures.columns_of, shown.splitlines())) <= width
-    # A line for every 16 of a host, and below it one with its tasks where there is no room.
+    # One line per 16 GPUs of a host, and a second line for the tasks if they do not fit.
     assert sum(line.startswith("user@") for line in shown.splitlines()) == min(
         hosts * -(-count // hosts // 16), 32
     )
@@ -336,7 +334,7 @@ def test_any_number_of_gpus_has_its_place(count: int, hosts: int, width: int) ->
     assert ("744 more GPUs" in shown) is (count == 1000)
 
 
-def test_without_gpus_there_is_no_strip() -> None:
+def test_strip_is_absent_without_gpus() -> None:
     assert "GPU" not in views.text(BUSY)
     assert '<div class="tfd-gpus' not in views.html(BUSY)
     assert repr(views.gpus_table(())) == "no GPUs available to tasks"

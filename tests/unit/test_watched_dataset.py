@@ -1,4 +1,4 @@
-"""A watched dataset stays a tf.data.Dataset in everything that TensorFlow does with one."""
+"""An observed dataset is a tf.data.Dataset for all operations of TensorFlow."""
 
 import contextlib
 import gc
@@ -32,7 +32,7 @@ def ints(dataset):
     return [int(x) for x in dataset]
 
 
-def test_it_is_the_same_dataset(numbers):
+def test_observed_dataset_is_unchanged(numbers):
     assert isinstance(numbers, tf.data.Dataset)
     assert ints(numbers) == ints(numbers) == list(range(6))
     assert numbers.element_spec == tf.TensorSpec([], tf.int64)
@@ -68,7 +68,7 @@ def test_options_survive(consumers):
         lambda d: d.scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),
     ],
 )
-def test_what_is_made_from_it_is_watched(numbers, consumers, made):
+def test_transformations_are_observed(numbers, consumers, made):
     count = sum(1 for _ in made(numbers))
     assert [(row.name, row.elements) for row in consumers.rows()] == [("numbers", count)]
 
@@ -91,7 +91,7 @@ def test_zip_save_load_and_reduce(numbers, tmp_path):
     assert int(numbers.reduce(tf.constant(0, tf.int64), lambda a, b: a + b)) == 15
 
 
-def test_functions_take_it(numbers, consumers):
+def test_functions_accept_the_dataset(numbers, consumers):
     @tf.function
     def over_argument(dataset):
         total = tf.constant(0, tf.int64)
@@ -107,10 +107,10 @@ def test_functions_take_it(numbers, consumers):
         return total + next(iter(numbers))
 
     assert int(over_argument(numbers)) == int(over_capture()) == 15
-    assert consumers.rows() == ()  # loops inside a function are TensorFlow's own
+    assert consumers.rows() == ()  # TensorFlow runs loops inside a function
 
 
-def test_functions_take_its_iterator(numbers, consumers):
+def test_functions_accept_its_iterator(numbers, consumers):
     get = tf.function(lambda iterator: iterator.get_next())
     iterator = iter(numbers)
     assert [int(get(iterator)) for _ in range(4)] == [0, 1, 2, 3]
@@ -123,7 +123,7 @@ def test_functions_take_its_iterator(numbers, consumers):
     assert len([None for _ in iterator]) == 0
 
 
-def test_python_first_and_a_function_later(numbers, consumers):
+def test_iterator_moves_from_python_to_a_function(numbers, consumers):
     iterator = iter(numbers)
     next(iterator)
     tf.function(lambda it: next(it))(iterator)
@@ -140,7 +140,7 @@ def test_default_strategy_distributes_it(numbers, consumers):
 
 
 @pytest.mark.parametrize("function_first", [True, False])
-def test_iterators_are_checkpointed_as_tensorflows_are(numbers, tmp_path, function_first):
+def test_iterators_can_be_checkpointed(numbers, tmp_path, function_first):
     get = tf.function(lambda iterator: next(iterator)) if function_first else next
     iterator = iter(numbers)
     get(iterator)
@@ -151,7 +151,7 @@ def test_iterators_are_checkpointed_as_tensorflows_are(numbers, tmp_path, functi
     assert ints(fresh) == [2, 3, 4, 5]
 
 
-def test_the_bytes_of_varying_shapes_are_counted(consumers):
+def test_bytes_of_varying_shapes_are_counted(consumers):
     dataset = watch(tf.data.Dataset.range(10).map(lambda i: (i, "text")).batch(4), consumers)
     for _ in dataset:
         pass
@@ -167,14 +167,14 @@ def test_the_bytes_of_varying_shapes_are_counted(consumers):
         lambda i: tf.data.Dataset.range(i),
     ],
 )
-def test_elements_look_the_same(spec_maker, consumers):
+def test_elements_are_unchanged(spec_maker, consumers):
     bare = tf.data.Dataset.range(1, 4).map(spec_maker)
     for ours, theirs in zip(watch(bare, consumers), bare, strict=True):
         tf.nest.assert_same_structure(ours, theirs, expand_composites=True)
         assert type(ours) is type(theirs)
 
 
-def test_unknown_rank(consumers):
+def test_unknown_rank_is_supported(consumers):
     bare = tf.data.Dataset.range(3).map(
         lambda i: tf.numpy_function(lambda i: i.repeat(int(i)), [i], tf.int64)
     )
@@ -196,7 +196,7 @@ def from_its_own_line(x):
 
 @pytest.mark.parametrize("function", [from_environment, from_json, from_its_own_line])
 @pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
-def test_an_error_names_the_line_of_the_users_function(consumers, call, function):
+def test_error_names_the_line_of_the_users_function(consumers, call, function):
     """The innermost frame is in `<frozen os>`, in the standard library, or in the function."""
     bare = tf.data.Dataset.range(3).map(lambda i: call(function, [i], tf.int64))
     with pytest.raises(PipelineError) as caught:
@@ -205,7 +205,7 @@ def test_an_error_names_the_line_of_the_users_function(consumers, call, function
     assert f"in {function.__name__} ({__file__}:{line})" in str(caught.value)
 
 
-def test_an_iterator_that_is_dropped_is_not_running(numbers, consumers):
+def test_collected_iterator_is_not_running(numbers, consumers):
     next(iter(numbers))
     gc.collect()
     (row,) = consumers.rows()
@@ -213,8 +213,8 @@ def test_an_iterator_that_is_dropped_is_not_running(numbers, consumers):
 
 
 @pytest.mark.parametrize("left", ["loop", "next", "numpy", "error", "function"])
-def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
-    """TensorFlow waits for the functions that run, and now and then a minute for its autotuning."""
+def test_collection_of_an_iterator_does_not_block(consumers, left):
+    """TensorFlow waits for running functions, and sometimes a minute for its autotuning."""
     go_on, running, waited = threading.Event(), threading.Event(), threading.Event()
 
     def slow(x):
@@ -245,7 +245,7 @@ def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
         assert running.wait(20)
         if left == "error":
             held = [iterator]
-            held.append(held)  # a cycle, as an exception and its traceback are one
+            held.append(held)  # a reference cycle, as of an exception and its traceback
             raise RuntimeError(held)
 
     try:
@@ -258,7 +258,7 @@ def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
         go_on.set()
 
 
-def test_the_file_of_a_cache_is_free_for_the_next_loop(consumers, tmp_path):
+def test_cache_file_is_released_for_the_next_loop(consumers, tmp_path):
     """TensorFlow refuses a second iterator while the first one has the file."""
     running = threading.Event()
 

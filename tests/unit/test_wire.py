@@ -1,4 +1,4 @@
-"""The messages, read from records that a dispatcher of TensorFlow 2.21 wrote."""
+"""Messages from records that a dispatcher of TensorFlow 2.21 has written."""
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -50,24 +50,24 @@ RECORDS = [
 
 
 @pytest.mark.parametrize(("record", "kind", "fields"), RECORDS, ids=[r[1] for r in RECORDS])
-def test_journal_records(record: bytes, kind: str, fields: dict[str, object]) -> None:
+def test_journal_records_are_parsed(record: bytes, kind: str, fields: dict[str, object]) -> None:
     [(described, update)] = tf_messages.Update.FromString(record).ListFields()
     assert described.name == kind
     assert {name: getattr(update, name) for name in fields} == fields
 
 
-def test_job_has_its_mode() -> None:
+def test_data_job_has_its_mode() -> None:
     job = tf_messages.Update.FromString(RECORDS[2][0]).create_job
     assert tf_messages.SHARDING_POLICIES[job.processing_mode_def.sharding_policy] == "dynamic"
 
 
 def test_unknown_fields_are_kept() -> None:
-    record = b"\x82\x01\x06\n\x041000"  # field 16, which nobody here reads
+    record = b"\x82\x01\x06\n\x041000"  # field 16, which the parser ignores
     update = tf_messages.Update.FromString(record)
     assert not update.ListFields()
     assert update.SerializeToString() == record
 
 
-def test_a_pool_of_its_own() -> None:
+def test_messages_use_a_separate_pool() -> None:
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileByName("tfd_notebook/wire.proto")
