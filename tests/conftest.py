@@ -89,10 +89,10 @@ def leftovers() -> type[Leftovers]:
 @pytest.fixture(scope="module")
 def no_coordinator() -> Iterator[None]:
     """Keep clusters with workers and ps from loading TensorFlow to hide this process's GPUs."""
-    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.cluster.training import ParameterServerTraining
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "_hide_gpus_from_kernel", lambda self: None)
+        patch.setattr(ParameterServerTraining, "hide_gpus_from_kernel", lambda self: None)
         yield
 
 
