@@ -108,7 +108,7 @@ def _of_spark(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         if process.cmdline()[-2:-1] == ["tfd-spark-guard"]:
             home = Path(process.cmdline()[-1])
-            return json.loads((home / "state.json").read_text())["pid"] == os.getpid()
+            return json.loads((home / "state.json").read_text())["process"]["pid"] == os.getpid()
         if "java" in process.name():
             return any(parent.pid == os.getpid() for parent in process.parents())
         chain = [process, *process.parents()]
