@@ -13,6 +13,7 @@ class Steered:
     def __init__(self) -> None:
         self.present = 0
         self.stopped = False
+        self.build = None
 
     def row(self, tasks: Any) -> CoordinatorRow:
         return CoordinatorRow("running")

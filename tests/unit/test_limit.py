@@ -427,7 +427,9 @@ class TestAdvice:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Host:
-            """Stand-in for a cluster, of which only the variable's name matters."""
+            """Stand-in for the data service of a cluster with a variable in `__main__`."""
+
+            owner = object()
 
         workers = Bottleneck("workers", 0.9)
         assert advise(workers, 2) == "cluster.scale(data_workers=3)"
@@ -435,7 +437,7 @@ class TestAdvice:
         host = Host()
         delivery = Delivery(weakref.ref(host), -1, "OFF", None)  # type: ignore[arg-type]
         assert advise(workers, 2, delivery) == "cluster.scale(data_workers=3)"
-        monkeypatch.setattr(sys.modules["__main__"], "images", host, raising=False)
+        monkeypatch.setattr(sys.modules["__main__"], "images", host.owner, raising=False)
         assert advise(workers, 2, delivery) == "images.scale(data_workers=3)"
         busy = [WorkerUtilization("data_worker:0", "ready", 0.99, None)]
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
@@ -462,7 +464,9 @@ class TestAdvice:
 
     def test_unset_variable_is_not_the_clusters_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Host:
-            """Stand-in for a cluster that has ended."""
+            """Stand-in for the data service of a cluster without a variable."""
+
+            owner = None
 
         delivery = Delivery(weakref.ref(Host()), -1, "OFF", None)  # type: ignore[arg-type]
         monkeypatch.setattr(sys.modules["__main__"], "empty", None, raising=False)

@@ -81,7 +81,7 @@ def test_start_does_not_overwrite_a_users_variable(shell: Any, capsys: Any) -> N
     made = tfd(shell, START)
     assert (shell.user_ns["cluster"], shell.user_ns["cluster_2"]) == (7, "x")
     assert shell.user_ns["cluster_3"] is made
-    assert "'cluster' holds something else" in capsys.readouterr().out
+    assert "'cluster' holds another value" in capsys.readouterr().out
     other = tfd(shell, f"{START} --name other -o cluster_3")
     assert shell.user_ns["cluster_3"] is made
     assert shell.user_ns["cluster_3_2"] is other

@@ -131,7 +131,12 @@ def frame(body: Any) -> bytes:
 
 
 def monitored(config: ClusterConfig | None = None) -> Monitor:
-    return Monitor(config or ClusterConfig("c"), Consumers())
+    return Monitor(
+        config or ClusterConfig("c"),
+        Consumers(),
+        coordinator=lambda tasks: None,
+        memory_cause=lambda: "",
+    )
 
 
 def spoilt(value: Any, chance: random.Random) -> Any:

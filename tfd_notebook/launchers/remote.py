@@ -462,16 +462,14 @@ class RemoteAgents:
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         # All agents have the same data about the cluster as a whole.
-        clusters: list[dict[str, Any]] = self._sessions[0].client.request("clusters", timeout)
-        return clusters
+        return list(self._sessions[0].client.request("clusters", timeout))
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[MultiHostNode, dict[str, Any]]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
         cluster = self._launcher.rejoin(self._hosts, self._sessions, config, on_event)
-        events = []
-        replies = []
+        events, replies = [], []
         for position, node in enumerate(cluster.nodes):
             reply = node.request("adopt")
             if not reply["about"]:
