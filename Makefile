@@ -8,7 +8,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 # Other users than root skip the tests that need root (mount, network namespaces).
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 IF_ROOT := $(if $(MAY),: only root may run:,)
-TESTS  := $(BIN)/python tests/run.py
+TESTS  := $(BIN)/python -m pytest -p no:cacheprovider
 # A test that connects a process to a cluster between hosts, and a tutorial that measures time.
 COORDINATOR_HOSTS := tests/hosts/test_coordinator_hosts.py
 TIMED  := notebooks/02_why_is_it_slow.ipynb
@@ -36,13 +36,13 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	$(NPM) run --silent test
 	$(NPM) run --silent size
 	$(TESTS) $(MAY) -n 3 --dist loadfile tests/unit tests/integration tests/conformance \
-		--ignore tests/integration/test_explain.py
+		--ignore tests/integration/data/test_explain.py
 	$(TESTS) -n 3 --dist loadfile tests/spark
 	# These tests mostly wait for timeouts, so that more processes than cores pay.
 	$(IF_ROOT) $(TESTS) -n 4 --dist loadfile tests/hosts --ignore $(COORDINATOR_HOSTS)
 	$(MAKE) --jobs 2 --output-sync=target test-browser test-alone
 	# Tests that measure time run alone.
-	$(TESTS) $(NBVAL) tests/integration/test_explain.py $(TIMED)
+	$(TESTS) $(NBVAL) tests/integration/data/test_explain.py $(TIMED)
 
 # Each in a separate process: TensorFlow cannot undo a connection to a cluster.
 test-browser test-alone: $(VENV)/.test $(VENV)/.front

@@ -45,8 +45,8 @@ _failed = pytest.StashKey[bool]()
 if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
     collect_ignore = [
         "hosts",
-        "unit/test_sockets.py",
-        "integration/test_closed_by_default.py",
+        "unit/net/test_ports.py",
+        "integration/net/test_port_filter.py",
         "spark/test_feed_memory.py",
     ]
 

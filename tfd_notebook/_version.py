@@ -1,3 +1,3 @@
-"""Which version this is, for all who say so."""
+"""Version of the package."""
 
 VERSION = "0.1.0"

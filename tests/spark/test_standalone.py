@@ -14,7 +14,7 @@ import pytest
 
 from tests._waiting import until
 from tests.spark._standalone import Standalone
-from tests.spark._strangers import forms, junk, knock, listening, members
+from tests.spark._unauthenticated import forms, junk, knock, listening, members
 from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

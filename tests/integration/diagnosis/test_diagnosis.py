@@ -1,0 +1,214 @@
+"""What the doctor finds in real servers and real clusters, and what it keeps silent about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests._doctor import DOCTOR, in_child
+from tests._grpc import Server, status
+from tests._waiting import until
+from tests.integration._service import Service
+from tfd_notebook.net import tf_messages
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def cluster(no_coordinator: None) -> Iterator[tfd.Cluster]:
+    """Every role, closed to others, with nothing wrong."""
+    policy = tfd.Policy(restarts=0)
+    with tfd.Cluster(data_workers=2, workers=2, ps=1, name="whole", policy=policy) as made:
+        yield made
+
+
+def codes(target: object) -> set[str]:
+    return set(tfd.doctor(target).codes)
+
+
+def addresses(cluster: tfd.Cluster, *tasks: str) -> list[str]:
+    return [cluster.snapshot().task(task).address for task in tasks]  # type: ignore[union-attr]
+
+
+def test_a_healthy_cluster_and_what_names_its_tasks(cluster: tfd.Cluster) -> None:
+    # A Keras model that another test of this process made is another test's.
+    assert codes(cluster) - {"TFD851"} == set()
+    assert codes(cluster.resolver) == set()
+    spec = tf.train.ClusterSpec({"worker": addresses(cluster, "worker:0", "worker:1")})
+    assert codes(spec) == set()
+    assert codes(cluster.dispatcher.target) == set()
+    for address in addresses(cluster, "ps:0", "data_worker:1"):
+        assert codes(address) == set()
+
+
+def test_tasks_at_the_wrong_addresses(cluster: tfd.Cluster) -> None:
+    (found,) = tfd.doctor({"worker": addresses(cluster, "ps:0")})
+    assert found.code == "TFD807"
+    assert "ps:0 answers at" in found.what
+    swapped = tfd.doctor({"worker": addresses(cluster, "worker:1", "worker:0")})
+    assert [one.code for one in swapped] == ["TFD807", "TFD807"]
+    (found,) = tfd.doctor({"worker": addresses(cluster, "dispatcher:0")})
+    assert "a dispatcher answers at" in found.what
+
+
+def test_a_resolver_that_numbers_tasks_anew() -> None:
+    simple = tf.distribute.cluster_resolver.SimpleClusterResolver
+    with Server(status("worker:0", "CPU")) as one, Server(status("worker:0", "CPU")) as two:
+        specs = [tf.train.ClusterSpec({"worker": [server.address]}) for server in (one, two)]
+        union = tfd.resolvers.UnionResolver(*map(simple, specs))
+        assert codes(union) == set()
+        assert codes(union.cluster_spec()) == {"TFD807"}
+
+
+#: TensorFlow's import loads Keras; it is imported last, so that no coordinator is set up.
+KERAS = """
+import sys
+import tfd_notebook as tfd
+from tfd_notebook.launchers import Fake
+
+with_ps = tfd.Cluster(workers=1, ps=1, launcher=Fake(), name="keras")
+without = tfd.Cluster(data_workers=1, launcher=Fake(), name="data")
+import tensorflow as tf
+import keras
+
+assert keras.__version__.startswith("3.")
+assert "TFD851" not in tfd.doctor(with_ps).codes, "no model"
+model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+assert "TFD851" not in tfd.doctor(without).codes, "no parameter server"
+assert "TFD851" in tfd.doctor(with_ps).codes
+"""
+
+
+def test_keras_3_with_parameter_servers() -> None:
+    assert in_child(KERAS) == set()
+
+
+def test_modules_that_tasks_imported_before_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is imported after the cluster has started, and the restart repairs it."""
+    module = tmp_path / "tfd_doctor_module.py"
+    module.write_text("def add(a):\n    return a + 1\n")
+    os.utime(module, (1, 1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def stale() -> list[str]:
+        return [one.what for one in tfd.doctor(cluster) if one.code == "TFD833"]
+
+    with tfd.Cluster(data_workers=2, name="modules") as cluster:
+        import tfd_doctor_module
+
+        dataset = tf.data.Dataset.range(3).map(
+            lambda a: tf.numpy_function(tfd_doctor_module.add, [a], tf.int64)
+        )
+        assert sorted(dataset.apply(cluster.distribute("dynamic")).as_numpy_iterator()) == [1, 2, 3]
+        assert stale() == []
+        module.write_text("def add(a):\n    return a + 10\n")
+        (said,) = stale()
+        assert "tfd_doctor_module was edited after data_worker:0, data_worker:1" in said
+        cluster.restart("data_worker:0")
+        (said,) = stale()
+        assert "data_worker:0" not in said
+        cluster.restart("data_worker:1")
+        assert stale() == []
+
+
+def test_workers_that_a_scale_in_removed() -> None:
+    with tfd.Cluster(data_workers=2, name="smaller") as cluster:
+        cluster.scale(data_workers=1)
+        assert codes(cluster) == set()
+        cluster.scale(data_workers=2)
+        assert codes(cluster) == set()
+
+
+def test_a_worker_that_died_and_a_dispatcher_without_any(cluster: tfd.Cluster) -> None:
+    cluster.kill("data_worker:1")
+    until(lambda: cluster.snapshot().task("data_worker:1").state == "failed")  # type: ignore[union-attr]
+    assert {"TFD812", "TFD854"} <= codes(cluster)
+    cluster.scale(data_workers=0)
+    found = codes(cluster)
+    assert "TFD811" in found
+    assert "TFD854" not in found
+    cluster.scale(data_workers=2)
+    assert "TFD811" not in codes(cluster)
+
+
+def test_a_service_of_somebody_else() -> None:
+    with Service(workers=2) as theirs:
+        until(lambda: codes(theirs.target) == set())
+        theirs.kill_workers()
+        (found,) = tfd.doctor(theirs.target)
+        assert (found.code, found.severity) == ("TFD811", "error")
+        theirs.add_worker()
+        until(lambda: codes(theirs.target) == {"TFD812"})
+    assert codes(theirs.target) == {"TFD809"}
+
+
+def test_tasks_open_to_everybody() -> None:
+    everybody = tfd.launchers.Local(allow="0.0.0.0/0")
+    with tfd.Cluster(data_workers=1, launcher=everybody, name="open") as opened:
+        assert "TFD852" in codes(opened)
+    some = tfd.launchers.Local(allow="10.0.0.0/8")
+    with tfd.Cluster(data_workers=1, launcher=some, name="some") as closed:
+        assert "TFD852" not in codes(closed)
+
+
+def test_a_dispatcher_of_another_version() -> None:
+    from tfd_notebook.net.probe import probe
+
+    own = tfd.Dispatcher()
+    mine = probe(own.target).version
+    own.stop()
+    assert mine is not None
+
+    def dispatcher(version: int) -> Server:
+        return Server(
+            {
+                "/tensorflow.data.DispatcherService/GetVersion": tf_messages.GetVersionResponse(
+                    version=version
+                ).SerializeToString(),
+                "/tensorflow.data.DispatcherService/GetWorkers": b"",
+            }
+        )
+
+    with dispatcher(mine + 1) as newer:
+        assert codes(newer.address) == {"TFD811", "TFD813"}
+    with dispatcher(mine) as same:
+        assert codes(same.address) == {"TFD811"}
+
+
+def test_a_tensorflow_that_was_replaced_meanwhile(tmp_path: Path) -> None:
+    assert in_child(f"import tensorflow; {DOCTOR}") == set()
+    # What a package manager leaves: the same distribution, of another version.
+    names = [name for name in ("tensorflow", "tensorflow_cpu") if _has(name)]
+    metadata = tmp_path / f"{names[0]}-99.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {names[0].replace('_', '-')}\nVersion: 99.0\n"
+    )
+    (metadata / "top_level.txt").write_text("tensorflow\n")
+    assert in_child(f"import tensorflow; {DOCTOR}", PYTHONPATH=str(tmp_path)) == {"TFD813"}
+
+
+def _has(name: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+
+def test_a_config_that_came_after_tensorflow_was_in_use() -> None:
+    set_up = "import os, tensorflow as tf; {}"
+    config = (
+        'os.environ[\'TF_CONFIG\'] = \'{"cluster": {"worker": ["localhost:1", "localhost:2"]}}\''
+    )
+    used = set_up.format(f"tf.constant(1); {config}")
+    assert in_child(f"{used}; {DOCTOR}") == {"TFD804", "TFD809"}
+    assert in_child(f"{set_up.format(config)}; {DOCTOR}") == {"TFD809"}

@@ -1,0 +1,133 @@
+"""A launcher of another distribution, found by its entry point, is as good as our own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
+from tfd_notebook.launchers import base
+from tfd_notebook.launchers.client.detached import remote_detached_clusters
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+
+PACKAGE = Path(__file__).parents[2] / "thirdparty"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Install the distribution where only this module sees it."""
+    target = tmp_path_factory.mktemp("installed")
+    offline = ["--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", target, PACKAGE],
+        check=True,
+        timeout=120,
+        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    )
+    sys.path.insert(0, str(target))
+    importlib.invalidate_caches()
+    yield
+    sys.path.remove(str(target))
+    sys.modules.pop("tfd_by_command", None)
+
+
+@pytest.fixture(scope="module")
+def cluster(_installed: None) -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=2, name="elsewhere", launcher="command") as made:
+        yield made
+
+
+def numbers(cluster: tfd.Cluster) -> list[int]:
+    import tensorflow as tf
+
+    return sorted(int(x) for x in tf.data.Dataset.range(100).apply(cluster.distribute("dynamic")))
+
+
+def test_it_is_listed_and_offered() -> None:
+    assert base.kinds()["command"].name == "command"
+    assert "docker" in base.kinds()["command"].summary
+    made = base.launcher("command", {"commands": ["nice -n 3"], "grace": 9})
+    assert base.launcher("command", made.options).options == made.options
+    with pytest.raises(errors.UnknownName, match="did you mean 'command'"):
+        tfd.Cluster(data_workers=1, launcher="comand")
+
+
+def test_tasks_run_as_the_command_says(cluster: tfd.Cluster) -> None:
+    assert cluster.state == "ready"
+    assert cluster.snapshot().launcher == "command"
+    assert {psutil.Process(task.pid).nice() for task in cluster.tasks} == {min(os.nice(0) + 10, 19)}
+    assert numbers(cluster) == list(range(100))
+
+
+def test_a_killed_task_comes_back_at_its_port(cluster: tfd.Cluster) -> None:
+    before = next(task for task in cluster.tasks if task.name == "data_worker:1")
+    os.kill(before.pid or 0, signal.SIGKILL)
+    until(lambda: {t.pid for t in cluster.tasks if t.state == "ready"} - {before.pid, None})
+    until(lambda: cluster.state == "ready" and len(data_service.of(cluster).data_workers()) == 2)
+    after = next(task for task in cluster.tasks if task.name == "data_worker:1")
+    assert after.address == before.address
+    assert numbers(cluster) == list(range(100))
+
+
+def test_it_restarts_and_scales(cluster: tfd.Cluster) -> None:
+    before = {task.name: task.pid for task in cluster.tasks}
+    cluster.restart("data_worker:0")
+    assert {t.pid for t in cluster.tasks if t.name == "data_worker:0"} != {before["data_worker:0"]}
+    cluster.scale(data_workers=3)
+    assert len(data_service.of(cluster).data_workers()) == 3
+    assert numbers(cluster) == list(range(100))
+    cluster.scale(data_workers=2)
+    assert numbers(cluster) == list(range(100))
+
+
+def test_it_stops_and_leaves_nothing(cluster: tfd.Cluster) -> None:
+    with tfd.Cluster(data_workers=1, name="brief", launcher="command") as brief:
+        pids = [task.pid for task in brief.tasks]
+        assert numbers(brief) == list(range(100))
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid))
+    assert cluster.state == "ready"
+
+
+def test_what_it_raises_is_told_as_it_is() -> None:
+    made = base.launcher("command", {"commands": ["/nowhere/nice"]})
+    with pytest.raises(errors.LaunchError, match="/nowhere/nice"):
+        tfd.Cluster(data_workers=1, name="nowhere", launcher=made)
+    assert "nowhere" not in tfd.clusters()
+
+
+def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> None:
+    """An attach takes the specification from this host, not from the agent."""
+    config, options = cluster.config, base.launcher("command", cluster.config.options).options
+    cluster.detach(1.0)
+    (node,) = cluster._task_manager._node.nodes  # type: ignore[union-attr]
+    (known,) = remote_detached_clusters()
+    try:
+        stored = known.about["config"]
+        changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},
+                   "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
+        node.request("describe", about={**known.about, "config": {**stored, **changed}})
+        cluster.leave()
+        attached = tfd.attach("elsewhere", connect=False)
+        assert attached.config == config
+        assert attached._task_manager._launcher.options == options
+        assert attached.state == "ready"
+        (node,) = attached._task_manager._node.nodes
+        node.request("describe", about={"config": {"launcher": "x"}})
+        attached.leave()
+        with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*about\.config"):
+            tfd.attach("elsewhere", connect=False)
+    finally:
+        known.reach().end("elsewhere")  # type: ignore[attr-defined]
+        known.path.unlink(missing_ok=True)

@@ -1,0 +1,843 @@
+"""Messages and commands of panels and widgets, without a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tfd_notebook
+from tests._patch import Tree, merged, tree_of
+from tests._steered import Steered
+from tests._waiting import until
+from tfd_notebook import bus, errors
+from tfd_notebook.bus import hub, running_cell, session
+from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
+from tfd_notebook.bus.session import ControllerPresence, Session
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed, difference
+from tfd_notebook.cluster import commands, registry
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
+from tfd_notebook.model.events import Notice
+from tfd_notebook.model.snapshot import (
+    CoordinatedRow,
+    CoordinatorRow,
+    GpuRow,
+    Snapshot,
+    StreamRow,
+    TaskRow,
+)
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.ui.magics import start_form
+
+
+def snapshot(**changes: Any) -> Snapshot:
+    tasks = tuple(
+        TaskRow(f"data_worker:{i}", Role.DATA_WORKER, i, state=TaskState.READY, cpu_percent=3.14)
+        for i in range(3)
+    )
+    made = Snapshot(1, 10.0, "c", "local", "ready", tasks, planned={Role.DATA_WORKER: 3})
+    return replace(made, **changes)
+
+
+# The tree
+
+
+def test_patch_turns_the_old_tree_into_the_new_one() -> None:
+    chance = random.Random(5)
+
+    def tree(depth: int) -> Any:
+        if depth == 0 or chance.random() < 0.2:
+            return chance.choice([1, 1.5, True, "", "x", [1, 2], []])
+        return {str(chance.randrange(6)): tree(depth - 1) for _ in range(chance.randrange(5))}
+
+    for _ in range(500):
+        old, new = {"a": tree(3)}, {"a": tree(3)}
+        assert merged(old, difference(old, new)) == new
+        assert difference(new, new) == {}
+
+
+def test_unchanged_rows_are_not_sent() -> None:
+    feed, seen = SnapshotFeed(), snapshot()
+    feed.whole([seen])
+    assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
+    rows = (*seen.tasks[:2], replace(seen.tasks[2], state=TaskState.HUNG, reason="no answer"))
+    patch = feed.patch([replace(seen, tasks=rows, state="degraded")])
+    assert patch == {
+        "clusters": {
+            "c": {
+                "state": "degraded",
+                "tasks": {"data_worker:2": {"state": "hung", "reason": "no answer"}},
+            }
+        }
+    }
+    patch = feed.patch([replace(seen, tasks=rows[:2], state="degraded")])
+    assert patch["clusters"]["c"]["tasks"] == {"data_worker:2": None}
+    assert feed.patch([]) == {"clusters": {"c": None}}
+
+
+def test_gpus_are_rows_by_host_and_number() -> None:
+    feed, seen = SnapshotFeed(), snapshot(state="starting")
+    assert "gpus" not in feed.whole([seen])["clusters"]["c"]
+    two = (GpuRow("one", 0, task="worker:0", use_percent=7.0), GpuRow("two", 0, memory_mb=1e4))
+    patch = feed.patch([replace(seen, gpus=two)])["clusters"]["c"]
+    assert patch == {
+        "gpus": {
+            "one 0": {"host": "one", "index": 0, "task": "worker:0", "use_percent": 7.0},
+            "two 0": {"host": "two", "index": 0, "memory_mb": 10_000.0},
+        }
+    }
+    freed = (replace(two[0], task=""), two[1])
+    patch = feed.patch([replace(seen, gpus=freed)])["clusters"]["c"]
+    assert patch == {"gpus": {"one 0": {"task": None}}}
+    assert feed.patch([seen])["clusters"]["c"] == {"gpus": None}
+
+
+def test_gpus_of_an_idle_cluster_stop_changing() -> None:
+    feed = SnapshotFeed()
+
+    def patch_of(use: float, used: float) -> Any:
+        return feed.patch([snapshot(gpus=(GpuRow("one", 0, "", "", use, used),))])
+
+    patch_of(50.0, 900.0)
+    row = patch_of(20.0, 950.0)["clusters"]["c"]["gpus"]["one 0"]
+    assert row == {"use_percent": 20.0}
+    assert patch_of(30.0, 1000.0) == {}
+    assert patch_of(0.0, 2000.0)["clusters"]["c"]["gpus"]["one 0"] == {"use_percent": 0.0}
+
+
+def test_idle_cluster_sends_no_patches() -> None:
+    feed, seen = SnapshotFeed(), snapshot()
+    feed.whole([seen])
+    busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
+    patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
+    assert patch["data_worker:0"] == {"rss_mb": 9.0}  # a new field
+    busier = tuple(replace(row, rss_mb=90.0) for row in busier)
+    assert feed.patch([replace(seen, tasks=busier)]) == {}
+    stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
+    patch = feed.patch([replace(seen, tasks=busier, streams=(stream,))])["clusters"]["c"]
+    assert patch["tasks"]["data_worker:0"] == {"cpu_percent": 50.0, "rss_mb": 90.0}
+    assert patch["streams"]["train"]["elements"] == 5
+
+
+def test_tree_has_the_coordinator_and_the_latest_notices() -> None:
+    row = CoordinatorRow(
+        "paused",
+        "by request",
+        counts={"ready": 3},
+        workers=(CoordinatedRow(0, "running", 7, "step", 0.25), CoordinatedRow(1, "idle")),
+        run_ms=(1.0, 2.0, math.pi),
+    )
+    notices = tuple(Notice("info", f"notice {i}", fix="none") for i in range(60))
+    tree = SnapshotFeed().whole([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
+    assert tree["coordinator"]["workers"]["0"]["function"] == "step"
+    assert tree["coordinator"]["run_ms"] == [1.0, 2.0, 3.1416]
+    assert [each["what"] for each in tree["notices"]] == [f"notice {i}" for i in range(10, 60)]
+    assert tree["planned"] == {"data_worker": 3}
+
+
+# Columns
+
+
+class Page:
+    """The rows that a page builds from messages about closures."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.errors: dict[int, str] = {}
+
+    def take(self, head: Tree, buffers: list[bytes]) -> None:
+        kinds = {"f8": "d", "i4": "i", "u1": "B", "i2": "h", "u2": "H"}
+        columns = {
+            name: array(kinds[kind], buffer)
+            for (name, kind), buffer in zip(head["columns"], buffers, strict=True)
+        }
+        if head["whole"]:
+            self.rows.clear()
+        self.errors.update({int(key): text for key, text in head["errors"].items()})
+        for row in range(head["count"]):
+            values = {name: column[row] for name, column in columns.items()}
+            self.rows[int(values.pop("id"))] = values
+
+
+def test_page_with_changes_equals_page_with_all_rows() -> None:
+    store, chance, live = Store(), random.Random(3), []
+    feed, page = ColumnFeed(store), Page()
+    for _ in range(300):
+        for _ in range(chance.randrange(8)):
+            act = chance.random()
+            if act < 0.5 or not live:
+                live.append(store.add(chance.choice("fgh"), "t", None))
+            else:
+                key = chance.choice(live)
+                worker = chance.randrange(3)
+                store.dispatched(key, worker)
+                if act < 0.6:
+                    store.retry(key, worker, "lost")
+                    continue
+                store.running(key, worker)
+                state = chance.choice((READY, FAILED, CANCELLED))
+                store.end(key, state, worker, "boom" if state == FAILED else "")
+                live.remove(key)
+        if (message := feed.changes()) is not None:
+            page.take(*message)
+    assert feed.changes() is None
+    other = Page()
+    other.take(*ColumnFeed(store).whole())
+    assert repr(page.rows) == repr(other.rows)
+    assert page.errors.keys() >= other.errors.keys()
+    assert len(page.rows) == len(store)
+
+
+def test_times_are_epoch_seconds_and_missing_times_are_nan() -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    store.dispatched(key, 1)
+    page = Page()
+    page.take(*ColumnFeed(store).whole())
+    assert abs(page.rows[key]["queued"] - time.time()) < 60
+    assert math.isnan(page.rows[key]["finished"])
+
+
+def test_wall_clock_step_does_not_change_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    head, _ = message = ColumnFeed(store).whole()
+    page = Page()
+    page.take(*message)
+    assert 0 <= head["now"] - page.rows[key]["queued"] < 60
+
+
+def test_attempts_of_a_lost_worker_are_published() -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    store.dispatched(key, 1)
+    store.retry(key, 1, "put back")
+    head, _ = ColumnFeed(store).whole()
+    ((lost, worker, began, ended),) = head["lost"]
+    assert (lost, worker) == (key, 1)
+    assert 0 < began - EPOCH <= ended - EPOCH
+
+
+def test_reader_too_far_behind_gets_all_rows() -> None:
+    store = Store(keep=50)
+    feed = ColumnFeed(store)
+    feed.whole()
+    for _ in range(2_000):
+        key = store.add("f", "f", None)
+        store.dispatched(key, 0)
+        store.end(key, READY, 0)
+    message = feed.changes()
+    assert message is not None
+    head, buffers = message
+    assert head["whole"]
+    assert len(buffers) == len(COLUMNS)
+    assert array("d", buffers[0])[-1] == key
+
+
+def test_pause_is_published_as_a_change() -> None:
+    store, paused = Store(), [False]
+    store.add("f", "f", None)
+    feed = ColumnFeed(store, lambda: paused[0])
+    feed.whole()
+    assert feed.changes() is None
+    paused[0] = True
+    message = feed.changes()
+    assert message is not None
+    assert (message[0]["paused"], message[0]["count"]) == (True, 0)
+
+
+# Sessions
+
+
+class Browser:
+    """A session, and its sent messages."""
+
+    def __init__(self, **options: Any) -> None:
+        self.sent: list[tuple[Tree, list[bytes]]] = []
+        self.session = Session(
+            lambda message, buffers: self.sent.append((message, buffers)), **options
+        )
+        hub.join(self.session)
+
+    def says(self, kind: str, client: str = "tab", **content: Any) -> None:
+        hub.receive(self.session, {"kind": kind, "client": client, **content})
+
+    def got(self, kind: str) -> list[Tree]:
+        return [message for message, _ in list(self.sent) if message["kind"] == kind]
+
+    def asks(self, command: str, client: str = "tab", **content: Any) -> Tree:
+        name = f"{command} {len(self.sent)} {time.perf_counter()}"
+        self.says("command", client, ask=name, command=command, **content)
+        return until(lambda: next((m for m in self.got("reply") if m["ask"] == name), None))  # type: ignore[no-any-return]
+
+    @property
+    def tree(self) -> Tree:
+        return tree_of(self.got("state"))
+
+
+@contextlib.contextmanager
+def browser(**options: Any) -> Iterator[Browser]:
+    made = Browser(**options)
+    try:
+        yield made
+    finally:
+        hub.leave(made.session)
+        until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tfd-bus")])
+
+
+@pytest.fixture
+def panel() -> Iterator[Browser]:
+    with browser(everything=True) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(launcher="fake", data_workers=2, workers=1, name="shown") as made:
+        yield made
+
+
+def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
+    until(lambda: panel.got("hello"))
+    assert panel.got("state") == []  # no client has subscribed yet
+    panel.says("hello", protocol=bus.PROTOCOL, tells=True)
+    until(lambda: panel.got("state"))
+    assert panel.got("hello")[-1]["known"] == "tab"
+    assert panel.tree == {"clusters": {}}
+    with Cluster(launcher="fake", data_workers=1, name="coming"):
+        until(lambda: panel.tree["clusters"].get("coming", {}).get("state") == "ready")
+    until(lambda: panel.tree["clusters"]["coming"]["state"] == "stopped")
+    numbers = [message["seq"] for message in panel.got("state")]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    until(lambda: panel.got("state"))
+    reply = panel.asks("scale", name="shown", data_workers=3)
+    assert reply["value"] == {"dispatcher": 1, "data_worker": 3, "worker": 1}
+    assert reply["client"] == "tab"
+    until(lambda: len(panel.tree["clusters"]["shown"]["tasks"]) == 5)
+    assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+    for wrong in (
+        {"command": "scale", "name": "nobody", "data_workers": 1},
+        {"command": "scale", "name": "shown", "data_workers": -1},
+        {"command": "scale", "name": "shown", "data_workers": "many"},
+        {"command": "scale", "name": "shown"},
+        {"command": "restart", "name": "shown", "task": "data_worker:99"},
+        {"command": "restart", "name": "shown", "task": ["data_worker:0"]},
+        {"command": "hold", "name": "shown", "worker": True, "held": True},
+        {"command": "break_on", "name": "shown", "failure": "yes"},
+        {"command": "value", "name": "shown", "id": 1.5},
+        {"command": "__class__"},
+        {"command": "start"},
+    ):
+        answer = panel.asks(**wrong)  # type: ignore[arg-type]
+        assert answer["error"]["what"], wrong
+        assert "value" not in answer
+    for nonsense in (None, 3, [], {}, {"kind": "hello"}, {"kind": 1, "client": 2}):
+        hub.receive(panel.session, nonsense)
+    assert panel.asks("stop", name="shown")["value"] == "stopped"
+
+
+def unknown(panel: Browser, client: str) -> bool:
+    return any(hello.get("unknown") == client for hello in panel.got("hello"))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_silent_client_is_dropped_and_reconnects(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
+    steered = Steered()
+    cluster._training._coordinator = steered  # type: ignore[assignment]
+    panel.says("hello", tells=tells)
+    panel.says("want", values=["shown"])
+    until(lambda: steered.present == 1)
+    until(lambda: unknown(panel, "tab"))
+    until(lambda: steered.present == 0)
+    count = len(panel.got("state"))
+    cluster._monitor.notice("info", "published to no client")
+    assert panel.asks("list", client="other")["value"]
+    assert len(panel.got("state")) == count
+    monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
+    panel.says("hello", tells=tells)
+    until(lambda: len(panel.got("state")) > count)
+
+
+def test_client_that_sends_messages_is_kept(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
+    panel.says("hello", tells=True)
+    panel.says("hello", client="gone", tells=True)
+    panel.says("want", values=["shown"])
+
+    def other_is_forgotten() -> bool:
+        panel.says("seen", seq=0)
+        cluster._monitor.notice("info", "more")
+        return unknown(panel, "gone")
+
+    until(other_is_forgotten)
+    assert not unknown(panel, "tab")
+
+
+def test_client_without_messages_need_not_acknowledge(
+    panel: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel.says("hello", tells=True)
+    until(lambda: panel.got("state"))
+    panel.says("seen", seq=1)
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.0)
+    push, ticks = panel.session.push, itertools.count()
+    latest = [0]
+
+    def counted(*args: Any) -> None:
+        latest[0] = next(ticks)
+        push(*args)
+
+    monkeypatch.setattr(panel.session, "push", counted)
+    until(lambda: latest[0] >= 3)
+    assert not unknown(panel, "tab")
+
+
+def test_client_is_kept_while_a_cell_delays_its_messages(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from IPython.core.events import EventManager, available_events
+
+    shell = SimpleNamespace()
+    shell.events = EventManager(shell, available_events)
+    running_cell.follow(shell)
+    try:
+        shell.events.trigger("pre_execute")
+        monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
+        panel.says("hello", tells=False)
+        panel.says("hello", client="gone", tells=True)
+
+        def other_is_forgotten() -> bool:
+            cluster._monitor.notice("info", "more")
+            return unknown(panel, "gone")
+
+        until(other_is_forgotten)
+        assert not unknown(panel, "tab")
+        shell.events.trigger("post_execute")
+        until(lambda: unknown(panel, "tab"))
+    finally:
+        running_cell.unfollow()
+    assert not any(shell.events.callbacks.values())
+
+
+def test_number_of_clients_is_limited(panel: Browser) -> None:
+    for number in range(1000):
+        panel.says("hello", client=f"tab-{number}", tells=False)
+    panel.says("want", client="tab-999", values=["shown"])
+    panel.says("want", client="tab-0", values=["shown"])
+    until(lambda: unknown(panel, "tab-0"))
+    assert not unknown(panel, "tab-999")
+    assert len(panel.session._clients) <= session.MOST_CLIENTS
+
+
+class BlockedCluster:
+    """A cluster of another kernel that answers a command when the test releases it."""
+
+    has_coordinator = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.commands: list[str] = []
+
+    def snapshot(self) -> Snapshot:
+        return snapshot(name=self.name)
+
+    def ask(self, command: str, timeout: float, **arguments: Any) -> str:
+        self.entered.set()
+        assert self.release.wait(60)
+        self.commands.append(command)
+        return command
+
+
+@pytest.fixture
+def blocked() -> Iterator[BlockedCluster]:
+    blocked_cluster = BlockedCluster("blocked")
+    registry.register_provider("blocked", lambda: {blocked_cluster.name: blocked_cluster})
+    try:
+        yield blocked_cluster
+    finally:
+        blocked_cluster.release.set()
+        registry.register_provider("blocked", dict)
+
+
+def test_blocked_command_does_not_delay_other_clusters(
+    panel: Browser, cluster: Cluster, blocked: BlockedCluster
+) -> None:
+    panel.says("hello")
+    panel.says("command", ask="first", command="logs", name="blocked")
+    assert blocked.entered.wait(20)
+    panel.says("hello", client="second")
+    until(lambda: any(hello.get("known") == "second" for hello in panel.got("hello")))
+    before = len(panel.got("state"))
+    cluster._monitor.notice("info", "published while a command is blocked")
+    until(lambda: len(panel.got("state")) > before)
+    assert panel.asks("pause", name="shown")["error"]["code"]
+    assert panel.asks("stop", name="shown")["value"] == "stopped"
+    assert [reply for reply in panel.got("reply") if reply["ask"] == "first"] == []
+    blocked.release.set()
+    until(lambda: [reply for reply in panel.got("reply") if reply["ask"] == "first"])
+
+
+def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
+    expected = ["scale", "restart", "scale", "stop"]
+    for number, command in enumerate(expected):
+        panel.says("command", ask=str(number), command=command, name="blocked")
+    assert blocked.entered.wait(20)
+    assert blocked.commands == []
+    blocked.release.set()
+    until(lambda: len(panel.got("reply")) == len(expected))
+    assert blocked.commands == expected
+
+
+@pytest.mark.parametrize("command", ["detach", "renew"])
+def test_lease_command_does_not_wait_for_starting_tasks(cluster: Cluster, command: str) -> None:
+    cluster.detach(1)
+    entered, release = threading.Event(), threading.Event()
+
+    def scale(counts: Any) -> None:
+        entered.set()
+        assert release.wait(60)
+
+    cluster._task_manager.scale = scale  # type: ignore[method-assign]
+    scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 3})
+    scaling.start()
+    event = threading.Event()
+
+    def renew() -> None:
+        commands.perform({"command": command, "name": "shown", "hours": 2})
+        event.set()
+
+    renewing = threading.Thread(target=renew)
+    try:
+        assert entered.wait(20)
+        renewing.start()
+        assert event.wait(20)
+    finally:
+        release.set()
+        scaling.join()
+        renewing.join()
+        cluster.stop()
+
+
+def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Cluster) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def scale(counts: Any) -> None:
+        entered.set()
+        assert release.wait(60)
+
+    cluster._task_manager.scale = scale  # type: ignore[method-assign]
+    try:
+        panel.says("command", ask="scale", command="scale", name="shown", data_workers=3)
+        assert entered.wait(20)
+        assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+    finally:
+        release.set()
+    until(lambda: panel.got("reply")[-1]["ask"] == "scale")
+
+
+def test_client_that_is_behind_gets_no_more_messages(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
+    panel.says("hello", tells=True)
+    until(lambda: panel.got("state"))
+    rows = iter(range(10_000))
+
+    def change() -> bool:
+        cluster._monitor.notice("info", f"news {next(rows)}")
+        return len(panel.got("state")) >= 5
+
+    until(change)
+    count = len(panel.got("state"))
+    cluster._monitor.notice("info", "not heard")
+    assert panel.asks("list")["value"]  # it still answers commands
+    assert len(panel.got("state")) == count
+    panel.says("seen", seq=count)
+    until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
+
+
+def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    until(lambda: panel.got("state"))
+    panel.says("resync")
+    until(lambda: sum(message["whole"] for message in panel.got("state")) == 2)
+
+
+def test_unknown_client_is_notified(panel: Browser) -> None:
+    panel.says("want", client="old tab", values=["x"])
+    until(lambda: any(m.get("unknown") == "old tab" for m in panel.got("hello")))
+
+
+def test_widget_gets_only_its_cluster_and_its_end(cluster: Cluster) -> None:
+    with (
+        Cluster(launcher="fake", data_workers=1, name="other"),
+        browser(cluster=cluster) as widget,
+    ):
+        widget.says("hello")
+        until(lambda: widget.tree.get("clusters", {}).keys() == {"shown"})
+        cluster.stop()
+        until(lambda: widget.tree["clusters"]["shown"]["state"] == "stopped")
+        assert widget.tree["clusters"].keys() == {"shown"}
+
+
+class BrokenCluster(BlockedCluster):
+    """A cluster of another kernel whose snapshots can be taken until `broken` is set."""
+
+    broken = False
+
+    def snapshot(self) -> Snapshot:
+        if self.broken:
+            raise ValueError("not a number")
+        return super().snapshot()
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_failing_snapshot_does_not_stop_other_clusters(
+    panel: Browser, cluster: Cluster, at_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = BrokenCluster("broken")
+    broken.broken = at_first
+    registry.register_provider("broken", lambda: {broken.name: broken})
+    widget = Browser(cluster=cluster)
+    try:
+        panel.says("hello")
+        widget.says("hello")
+        until(lambda: "shown" in panel.tree.get("clusters", {}))
+        broken.broken = True
+        cluster.scale(data_workers=3)
+        for each in (panel, widget):
+            until(lambda e=each: len(e.tree["clusters"]["shown"]["tasks"]) == 5)  # type: ignore[misc]
+        listed = panel.asks("list")["value"]
+        assert ("broken" in panel.tree["clusters"]) is not at_first
+        assert len(listed) == (1 if at_first else 2)
+        assert len([r for r in caplog.records if "not a number" in r.message]) == 1
+    finally:
+        hub.leave(widget.session)
+        registry.register_provider("broken", dict)
+
+
+def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before the hub waits for the first time.
+    monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
+    broken, other = BrokenCluster("broken"), BlockedCluster("other")
+    broken.broken = True
+    registry.register_provider("broken", lambda: {broken.name: broken, other.name: other})
+    try:
+        with browser(everything=True) as panel:
+            until(lambda: panel.got("alive"))
+    finally:
+        registry.register_provider("broken", dict)
+
+
+def test_clusters_are_listed_while_another_thread_imports() -> None:
+    program = """
+import importlib.util, sys, threading
+from tfd_notebook.cluster import registry
+
+entered, release = threading.Event(), threading.Event()
+spec = importlib.util.find_spec("tfd_notebook.cluster.cluster")
+load = spec.loader.exec_module
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        return spec if name == spec.name else None
+
+def exec_module(module):
+    entered.set()
+    assert release.wait(60)
+    load(module)
+
+spec.loader.exec_module = exec_module
+sys.meta_path.insert(0, Slow())
+importing = threading.Thread(target=__import__, args=(spec.name,))
+importing.start()
+assert entered.wait(60)
+listed = []
+listing = threading.Thread(target=lambda: listed.append(registry.running_clusters()))
+listing.start()
+listing.join(20)
+print(listed)
+release.set()
+importing.join()
+listing.join()
+"""
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert completed.stdout == "[{}]\n", completed.stderr
+
+
+def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    until(lambda: panel.got("state"))
+    panel.says("bye")
+    assert panel.asks("list")["value"]
+    count = len(panel.got("state"))
+    cluster.scale(data_workers=3)
+    assert panel.asks("list")["value"]
+    assert len(panel.got("state")) == count
+
+
+def test_kernel_without_changes_sends_keep_alives(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
+    elements = iter(range(1, 100_000))
+    row = StreamRow("train", "stream", "running")
+    rows = {"working": False}
+
+    def consumers() -> tuple[StreamRow, ...]:
+        return (replace(row, elements=next(elements) if rows["working"] else 5),)
+
+    monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
+    panel.asks("list")  # the first inspection
+    panel.asks("list")
+    time.sleep(0.3)
+    quiet = len(panel.got("alive"))
+    assert quiet <= 1  # at most the work that was pending before
+    rows["working"] = True
+    until(lambda: len(panel.got("alive")) > quiet)
+    monkeypatch.setenv(hub.KEEP_ALIVE, "0")
+    panel.asks("list")
+    count = len(panel.got("alive"))
+    time.sleep(0.2)
+    assert len(panel.got("alive")) == count
+
+
+# Forms
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.user_ns: dict[str, Any] = {"taken": 3}
+
+
+def test_form_starts_the_same_cluster_as_the_magic() -> None:
+    shell = Shell()
+    form = start_form.form()
+    assert {each["name"] for each in form["launchers"]} >= {"local", "inprocess"}
+    assert "fake" not in {each["name"] for each in form["launchers"]}
+    values = {field["name"]: field["default"] for field in form["fields"]}
+    values |= {"launcher": "fake", "name": "formed", "output": "taken", "data_workers": 1}
+    answer = start_form.commands(shell)["start"]({"options": values})
+    try:
+        assert answer["cluster"] == "formed"
+        assert answer["variable"] == "taken_2"
+        assert shell.user_ns["taken"] == 3
+        assert answer["line"] == (
+            "%tfd_cluster start --data-workers 1 --launcher fake --name formed --output taken"
+        )
+        assert not answer["reused"]
+        assert start_form.start_by(shell, {"options": values})["reused"]
+    finally:
+        shell.user_ns["taken_2"].stop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        None,
+        [],
+        {"no_option": 1},
+        {"data_workers": [1]},
+        {"data_workers": "three"},
+        {"launcher": "nowhere"},
+        {"output": "not a name"},
+        {"name": "x" * 300},
+        {"time_limit": "soon"},
+    ],
+)
+def test_invalid_form_is_refused(options: Any) -> None:
+    with pytest.raises(errors.TfdError):
+        start_form.start_by(Shell(), {"options": options})
+
+
+# Presence
+
+
+def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
+    presences, one, other = ControllerPresence(), Steered(), Steered()
+    looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
+    presences.renew(living, looking)
+    cluster._training._coordinator = one  # type: ignore[assignment]
+    presences.renew(living, looking)
+    presences.renew(living, looking)
+    assert one.present == 1
+    cluster._training._coordinator = other  # type: ignore[assignment]
+    presences.renew(living, looking)
+    assert (one.present, other.present) == (0, 1)
+    presences.renew(living, [frozenset()])
+    assert other.present == 0
+
+
+def test_open_widget_counts_as_present(cluster: Cluster) -> None:
+    steered = Steered()
+    cluster._training._coordinator = steered  # type: ignore[assignment]
+    with browser(cluster=cluster) as widget:
+        widget.says("hello")
+        until(lambda: steered.present == 1)
+        widget.says("bye")
+        until(lambda: steered.present == 0)
+        widget.says("hello")
+        until(lambda: steered.present == 1)
+    until(lambda: steered.present == 0)
+
+
+def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cluster) -> None:
+    steered = Steered()
+    cluster._training._coordinator = steered  # type: ignore[assignment]
+    panel.says("hello")
+    until(lambda: panel.tree)
+    panel.says("want", values=["nobody"])
+    assert panel.asks("list")["value"]
+    assert steered.present == 0
+    panel.says("want", values=["shown"])
+    until(lambda: steered.present == 1)
+
+
+# Both sides
+
+
+def test_front_end_and_package_share_version_and_protocol() -> None:
+    root = Path(__file__).parents[3]
+    package = json.loads((root / "labextension" / "package.json").read_text())
+    locked = json.loads((root / "labextension" / "package-lock.json").read_text())
+    project = (root / "pyproject.toml").read_text()
+    assert package["version"] == locked["version"] == tfd_notebook.__version__
+    assert f'version = "{tfd_notebook.__version__}"' in project
+    protocol = (root / "labextension" / "src" / "shared" / "protocol.ts").read_text()
+    assert f"export const PROTOCOL = {bus.PROTOCOL};" in protocol
+    states = re.search(r"CLOSURE_STATES = \[(.*?)\]", protocol, re.DOTALL)
+    assert states is not None
+    assert tuple(re.findall(r"'(\w+)'", states[1])) == STATES
+
+
+def test_lockfile_has_no_download_urls() -> None:
+    root = Path(__file__).parents[3]
+    assert '"resolved"' not in (root / "labextension" / "package-lock.json").read_text()

@@ -1,0 +1,529 @@
+"""Findings about a process, its host, a description, and a cluster, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tests import _nvml
+from tests._doctor import DOCTOR, in_child
+from tests._grpc import Server, status
+from tfd_notebook import diagnosis, errors
+from tfd_notebook.agent import memory
+from tfd_notebook.cluster.registry import clusters
+from tfd_notebook.diagnosis import data_service_checks
+from tfd_notebook.diagnosis.data_service_checks import Service
+from tfd_notebook.launchers import Fake
+from tfd_notebook.model import diagnostics
+from tfd_notebook.model.events import HostDisconnected, HostReconnected
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.net import config_files, probe, tf_messages
+from tfd_notebook.net.probe import Probe
+
+#: An address for documentation, without a host (RFC 5737).
+ELSEWHERE = "192.0.2.1:2222"
+
+
+@pytest.fixture(autouse=True)
+def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    yield
+    for cluster in clusters().values():
+        cluster.stop()
+
+
+def codes(target: Any = None) -> set[str]:
+    # Earlier tests may have set up TensorFlow in this process. A child process tests TFD804.
+    return set(tfd.doctor(target).codes) - {"TFD804"}
+
+
+# The doctor itself
+
+
+def test_every_code_has_its_entry_with_its_severity_and_title() -> None:
+    from tfd_notebook.diagnosis import code_reference
+
+    diagnosis.load()
+    known = code_reference.codes()
+    for code, kind in diagnostics.kinds().items():
+        assert known[code].startswith(f"{code} {kind.title} ({kind.severity})\n")
+    errors_of = {getattr(errors, name).code for name in errors.__all__}
+    assert known.keys() == diagnostics.kinds().keys() | errors_of
+
+
+def test_healthy_process_has_no_findings() -> None:
+    assert in_child() == set()
+
+
+def test_findings_are_a_list_a_table_text_and_html(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["<b>"]}}')
+    findings = tfd.doctor()
+    (one,) = findings
+    assert (one.code, one.severity, one.where) == ("TFD803", "error", "TF_CONFIG")
+    assert list(findings) == [findings[0]] == list(findings.errors)
+    assert findings.records() == [one.as_dict()]
+    assert list(findings.to_frame().columns) == ["code", "severity", "where", "what", "why", "fix"]
+    assert "✗ error" in repr(findings)
+    assert "Next: " in repr(findings)
+    shown = findings._repr_mimebundle_()
+    assert "&lt;b&gt;" in shown["text/html"]
+    assert "<b>" not in shown["text/html"]
+    assert "checked: this process" in shown["text/plain"]
+    assert str(one).startswith("[TFD803] ")
+
+
+def test_failing_check_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "file"))
+    (finding,) = tfd.doctor()
+    assert (finding.code, finding.severity) == ("TFD800", "info")
+    assert "WorkDirError" in finding.what
+
+
+def test_invalid_targets_are_refused() -> None:
+    with pytest.raises(errors.UnknownName, match="no cluster 'nobody'"):
+        tfd.doctor("nobody")
+    with pytest.raises(errors.UsageError, match="invalid target of type int"):
+        tfd.doctor(3)
+    with pytest.raises(errors.Malformed, match="invalid address"):
+        tfd.doctor({"worker": ["a"]})
+
+
+# Descriptions
+
+
+def test_odd_job_names_and_a_missing_chief(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(status("worker:0", "CPU")) as worker, Server(status("ps:0", "CPU")) as ps:
+
+        def config(**jobs: Any) -> set[str]:
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": jobs}))
+            return codes()
+
+        with Server(status("chief:0", "CPU")) as chief:
+            whole = {
+                job: [server.address]
+                for job, server in {"worker": worker, "ps": ps, "chief": chief}.items()
+            }
+            assert config(**whole) == set()
+        assert config(worker=[worker.address], ps=[ps.address]) == {"TFD802"}
+        assert config(worker=[worker.address]) == set()
+        with Server(status("wroker:0", "CPU")) as odd:
+            (finding,) = tfd.doctor({"wroker": [odd.address]})
+        assert finding.code == "TFD801"
+        assert "did you mean 'worker'?" in finding.fix
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"cluster": {"worker": ["a:99999"]}}'])
+def test_invalid_tf_config_is_found(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    assert codes() == {"TFD803"}
+    for good in ("", "{}", '{"cluster": {}}'):
+        monkeypatch.setenv("TF_CONFIG", good)
+        assert codes() == set()
+
+
+def test_duplicate_addresses_are_found() -> None:
+    with Server(status("worker:0", "CPU")) as server, Server(status("worker:1", "CPU")) as two:
+        assert codes({"worker": [server.address, two.address]}) == set()
+        assert codes({"worker": [server.address, server.address]}) == {"TFD805", "TFD807"}
+
+
+def test_localhost_advertised_to_other_hosts() -> None:
+    with Server(status("worker:0", "CPU")) as server:
+        assert "TFD806" in codes({"worker": [server.address, ELSEWHERE]})
+        assert codes({"worker": [server.address]}) == set()
+
+
+def test_data_workers_with_localhost_and_a_remote_dispatcher() -> None:
+    def codes_of(dispatcher: str, worker: str) -> set[str]:
+        service = Service(
+            dispatcher,
+            Probe(dispatcher, "alive", "dispatcher", version=9),
+            {worker: Probe(worker, "alive", "data_worker")},
+        )
+        return {finding.code for finding in diagnostics.look("service", service)}
+
+    diagnosis.load()
+    assert codes_of("192.0.2.1:2222", "localhost:1") == {"TFD806"}
+    assert codes_of("192.0.2.1:2222", "192.0.2.2:2222") == set()
+    assert codes_of("localhost:1", "localhost:2") == set()
+
+
+def test_restart_of_the_only_data_worker_is_found() -> None:
+    def findings_of(state: TaskState, probe: str) -> list[str]:
+        at = "localhost:2"
+        row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, state=state, reason="boom")
+        service = Service(
+            "localhost:1",
+            Probe("localhost:1", "alive", "dispatcher", version=9),
+            {at: Probe(at, probe, "data_worker", reason="refused")},  # type: ignore[arg-type]
+            own=True,
+            rows={at: row},
+        )
+        return [f"{one.code} {one.what}" for one in diagnostics.look("service", service)]
+
+    diagnosis.load()
+    assert findings_of(TaskState.RESTARTING, "refused") == [
+        "TFD811 none of its data workers responds: "
+        "data_worker:0 at localhost:2 is restarting (boom)"
+    ]
+    assert findings_of(TaskState.READY, "alive") == []
+
+
+def test_data_worker_on_another_network_is_named() -> None:
+    at = "192.0.2.2:2222"
+
+    def finding_of(open_to: str) -> str:
+        row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, open_to=open_to)
+        service = Service(
+            "192.0.2.1:2222",
+            Probe("192.0.2.1:2222", "alive", "dispatcher", version=9),
+            {at: Probe(at, "unreachable", reason="timed out")},
+            rows={at: row},
+        )
+        (one,) = diagnostics.look("service", service)
+        return one.what
+
+    diagnosis.load()
+    assert f"{at} is unreachable from here: timed out" in finding_of("")
+    assert "or the network blocks" in finding_of("")
+    assert "its packet filter allows this host, 10.0.0.0/8" in finding_of("this host, 10.0.0.0/8")
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[str]:
+    """Yield an address at which connections are neither accepted nor refused."""
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Return the timeouts that probes pass to calls and connections, by address."""
+    found: dict[str, list[float]] = {}
+    addresses: dict[int, str] = {}
+    channel, call, connects = probe._channel, probe._call, probe._connects
+
+    def record_channel(address: str, via_proxy: bool = False) -> Any:
+        made = channel(address, via_proxy)
+        addresses[id(made)] = address
+        return made
+
+    def record_call(used: Any, method: str, timeout: float, *request: bytes) -> bytes:
+        found.setdefault(addresses[id(used)], []).append(timeout)
+        return call(used, method, timeout, *request)
+
+    def record_connect(address: str, timeout: float) -> bool:
+        found.setdefault(address, []).append(timeout)
+        return connects(address, timeout)
+
+    monkeypatch.setattr(probe, "_channel", record_channel)
+    monkeypatch.setattr(probe, "_call", record_call)
+    monkeypatch.setattr(probe, "_connects", record_connect)
+    return found
+
+
+def dispatcher_of(*workers: str) -> Server:
+    """Return a dispatcher with these data workers."""
+    known = tf_messages.GetWorkersResponse()
+    for worker in workers:
+        known.workers.add(address=worker)
+    return Server(
+        {
+            probe._METHODS["dispatcher"]: tf_messages.GetVersionResponse(
+                version=9
+            ).SerializeToString(),
+            probe._WORKERS: known.SerializeToString(),
+        }
+    )
+
+
+def test_unreachable_data_worker_is_probed_once(waits: dict[str, list[float]]) -> None:
+    diagnosis.load()
+    with full_listener() as at, dispatcher_of(at) as dispatcher:
+        (one,) = diagnostics.look("service", Service.inspect(dispatcher.address))
+    assert one.code == "TFD811"
+    assert f"{at} is unreachable from here" in one.what
+    assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
+    assert sum(waits[at]) <= data_service_checks._PROBE_SECONDS
+
+
+def test_reachable_data_worker_is_not_named(waits: dict[str, list[float]]) -> None:
+    diagnosis.load()
+    answer = {probe._METHODS["data_worker"]: b""}
+    with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
+        assert not list(diagnostics.look("service", Service.inspect(dispatcher.address)))
+        assert all(
+            timeout <= data_service_checks._PROBE_SECONDS for timeout in waits[worker.address]
+        )
+
+
+def test_wrong_and_missing_answers_are_found() -> None:
+    with Server(status("worker:1", "CPU")) as server:
+        assert codes({"worker": [server.address]}) == {"TFD807"}
+        assert codes({"worker": {1: server.address}}) == set()
+        assert codes(server.address) == set()
+        address = server.address
+    assert codes({"worker": {1: address}}) == {"TFD809"}
+    assert codes(address) == {"TFD809"}
+
+
+_LISTEN = """
+import socket, sys
+sock = socket.socket()
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+sock.bind(("127.0.0.1", int(sys.argv[1])))
+sock.listen()
+print(sock.getsockname()[1], flush=True)
+input()
+"""
+
+
+def test_shared_port_is_found() -> None:
+    def listen(port: str) -> Any:
+        pipe = subprocess.PIPE
+        started = subprocess.Popen(
+            [sys.executable, "-c", _LISTEN, port], stdin=pipe, stdout=pipe, text=True
+        )
+        assert started.stdout
+        return started, started.stdout.readline().strip()
+
+    first, port = listen("0")
+    try:
+        assert "TFD808" not in codes({"worker": [f"localhost:{port}"]})
+        second, _ = listen(port)
+        try:
+            matches = [
+                x for x in tfd.doctor({"worker": [f"localhost:{port}"]}) if x.code == "TFD808"
+            ]
+            assert all(str(pid) in matches[0].what for pid in (first.pid, second.pid))
+        finally:
+            second.communicate("\n", timeout=10)
+    finally:
+        first.communicate("\n", timeout=10)
+
+
+# The process and its host
+
+
+def test_proxy_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    assert codes() == {"TFD841"}
+    monkeypatch.setenv("no_grpc_proxy", "localhost,127.0.0.1,::1")
+    assert codes() == set()
+
+
+def test_hidden_gpus_are_found(tmp_path: Path) -> None:
+    _nvml.write_module(tmp_path)
+    _nvml.write_gpus(tmp_path / "gpus", (0, 0), (0, 0))
+    there = {"PYTHONPATH": str(tmp_path), _nvml.VARIABLE: str(tmp_path / "gpus")}
+    assert in_child(**there, CUDA_VISIBLE_DEVICES="") == {"TFD842"}
+    assert in_child(**there, CUDA_VISIBLE_DEVICES="1") == set()
+    assert in_child(**there) == set()
+
+
+def test_limit_of_address_space_is_found() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, ({0}, {0})); "
+    assert in_child(limit.format(8 * 10**9) + DOCTOR) == {"TFD844"}
+    assert in_child(limit.format(64 * 10**9) + DOCTOR) == set()
+
+
+def test_limits_of_control_groups_are_found(tmp_path: Path) -> None:
+    """The tightest limit of a Slurm job's cgroup (version 2) and its parents counts."""
+    job = tmp_path / "slurm" / "job_7"
+    job.mkdir(parents=True)
+    (tmp_path / "mine").write_text("0::/slurm/job_7\n")
+
+    def write(group: Path, limit: object, used: int) -> None:
+        (group / "memory.max").write_text(f"{limit}\n")
+        (group / "memory.current").write_text(f"{used}\n")
+        (group / "memory.stat").write_text("anon 500\ninactive_file 300\n")
+
+    def found() -> tuple[int, int] | None:
+        return memory.of_group(tmp_path, tmp_path / "mine")
+
+    assert found() is None
+    write(job, "max", 900)
+    assert found() is None
+    write(job.parent, 1000, 900)
+    assert found() == (1000, 600)
+    write(job, 700, 900)
+    assert found() == (700, 600)
+
+
+_FILL = """
+import os, sys
+with open(os.path.join(sys.argv[1], "cgroup.procs"), "w") as file:
+    file.write(str(os.getpid()))
+import tfd_notebook.diagnosis
+from tfd_notebook.agent import memory
+held = []
+while memory.of_group()[1] < float(sys.argv[2]) * memory.of_group()[0]:
+    held.append(b"x" * (8 << 20))
+"""
+
+
+@pytest.mark.root
+def test_nearly_full_control_group_is_found() -> None:
+    root = Path("/sys/fs/cgroup/memory")
+    version_1 = root.is_dir()
+    group = (root if version_1 else root.parent) / f"tfd-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = group / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        limit.write_text(str(500 << 20))
+        assert in_child(_FILL + DOCTOR, str(group), "0.9") == {"TFD844"}
+        assert in_child(_FILL + DOCTOR, str(group), "0.5") == set()
+    finally:
+        group.rmdir()
+
+
+def test_policy_limit_that_is_near_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_files, "SYSTEM", tmp_path)
+    (tmp_path / config_files.POLICY).write_text("memory_gb = 1\n")
+    (tmp_path / config_files.POLICY).chmod(0o644)
+    launcher = Fake()
+    cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="near")
+    launcher.nodes[0].measure("data_worker:0", rss_mb=500.0)
+    assert "TFD844" not in codes(cluster)
+    launcher.nodes[0].measure("data_worker:0", rss_mb=900.0)
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD844")
+    assert "line 1" in finding.what
+
+
+def test_leftovers_of_dead_kernels_are_found() -> None:
+    held = (
+        "import os; from tfd_notebook.cluster import control_socket; "
+        "control_socket.ensure_started(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", held], check=True, timeout=60)
+    assert codes() == {"TFD845"}
+    from tfd_notebook.launchers.client.orphans import sweep
+
+    assert sweep()
+    assert codes() == set()
+
+
+def test_kernel_that_will_be_culled_is_found() -> None:
+    # The process that started it counts as its server.
+    server = (
+        "import subprocess, sys; print(subprocess.run([sys.executable, '-c', "
+        f"'import ipykernel; {DOCTOR}'], capture_output=True, text=True, check=True).stdout)"
+    )
+    assert in_child(server, "--MappingKernelManager.cull_idle_timeout=60") == {"TFD861"}
+    assert in_child(server, "--MappingKernelManager.cull_idle_timeout=0") == set()
+
+
+def test_ipykernel_that_queues_clicks_is_found() -> None:
+    old = str(Path(sys.prefix) / "ipykernel6")
+    assert in_child(f"import ipykernel; {DOCTOR}", PYTHONPATH=old) == {"TFD862"}
+    assert in_child(f"import ipykernel; {DOCTOR}") == set()
+
+
+# Clusters
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def cluster(fake: Fake) -> tfd.Cluster:
+    return tfd.Cluster(data_workers=2, launcher=fake, name="images")
+
+
+SHARED_GPU = """
+import tfd_notebook as tfd
+from tfd_notebook.launchers import Fake
+
+def start(name, gpus):
+    launcher = Fake(gpus=(0, 1))
+    tfd.Cluster(workers=1, ps=1, launcher=launcher, name=name, gpus=gpus)
+    launcher.nodes[0].use_gpus("localhost", use_percent=(0, 0), used=(0, 0))
+
+start("one", [0])
+start("two", [1])
+assert "TFD843" not in tfd.doctor().codes
+start("three", [0])
+(finding,) = (f for f in tfd.doctor() if f.code == "TFD843")
+assert "GPU 0 of localhost" in finding.what
+assert "one/worker:0, three/worker:0" in finding.what
+print(finding.code)
+"""
+
+
+def test_oversubscribed_gpu_is_found() -> None:
+    # With TensorFlow imported by an earlier test, the process would become a coordinator.
+    assert in_child(SHARED_GPU) == {"TFD843"}
+
+
+def test_late_environment_variables_are_found(
+    cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "TFD832" not in codes(cluster)
+    monkeypatch.setenv("AWS_REGION", "nowhere")
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD832")
+    assert "AWS_REGION" in finding.what
+    assert "nowhere" not in str(finding)
+    monkeypatch.delenv("AWS_REGION")
+    assert "TFD832" not in codes(cluster)
+
+
+def test_tasks_open_to_other_hosts_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
+    assert "TFD852" not in codes(cluster)
+    fake.nodes[0].tell("data_worker:1", TaskState.READY, open_to="everyone")
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD852")
+    assert "data_worker:1 are open to everyone" in finding.what
+
+
+def test_frequent_restarts_and_reconnects_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
+    for _ in range(2):
+        cluster.kill("data_worker:0")
+    assert "TFD853" not in codes(cluster)
+    cluster.kill("data_worker:0")
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD853")
+    assert "data_worker:0 was restarted 3 times" in finding.what
+    for _ in range(3):
+        fake.nodes[0]._on_event(HostDisconnected("localhost", 600.0))
+        fake.nodes[0]._on_event(HostReconnected("localhost", 1.0))
+    received = [finding.what for finding in tfd.doctor(cluster) if finding.code == "TFD853"]
+    assert any("localhost was lost and restored 3 times" in what for what in received)
+
+
+def test_failed_tasks_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
+    assert "TFD854" not in codes(cluster)
+    fake.nodes[0].tell("data_worker:0", TaskState.FAILED, "killed by signal 9", pid=None)
+    (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD854")
+    assert "data_worker:0 is failed: killed by signal 9" in finding.what
+
+
+def test_silent_socket_does_not_block_the_doctor() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        assert codes({"worker": [f"127.0.0.1:{silent.getsockname()[1]}"]}) == {"TFD809"}

@@ -1,0 +1,253 @@
+"""``tfd why``, ``tfd doctor`` and ``tfd support``, and the absence of secrets in their output."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.cluster import control_socket
+from tfd_notebook.cluster.registry import clusters
+from tfd_notebook.diagnosis import code_reference, redaction
+from tfd_notebook.launchers import Fake
+from tfd_notebook.model.spec import TaskState
+from tfd_notebook.net import runtime_dir
+from tfd_notebook.ui import magics
+from tfd_notebook.ui.cli import main
+
+ROOT = Path(__file__).parents[3]
+SECRETS = (
+    "s3cr3t-of-the-environment",
+    "s3cr3t-of-the-cluster",
+    "s3cr3t-of-the-address",
+    "s3cr3t-of-the-profile",
+    "s3cr3t-of-the-log",
+    "s3cr3t-of-the-proxy",
+    "s3cr3t-of-the-agent",
+    "czNjcjN0LW9mLXRoZS1rZXk",
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    yield
+    for cluster in clusters().values():
+        cluster.stop()
+    control_socket.stop()
+
+
+def run(capsys: Any, *arguments: str) -> tuple[int, str]:
+    status = main(arguments)
+    return status, capsys.readouterr().out
+
+
+def read(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        return {
+            member.name.partition("/")[2]: archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            for member in archive.getmembers()
+        }
+
+
+def test_why_explains_findings_and_errors(capsys: Any) -> None:
+    status, said = run(capsys, "why", "TFD811")
+    assert status == 0
+    assert said.startswith("TFD811 dispatcher without workers (error)\n")
+    assert "cluster.scale(data_workers=2)" in said
+    assert run(capsys, "why", "811") == (status, said)
+    _, said = run(capsys, "why", "[TFD301]")
+    assert said.startswith("TFD301 NoWorkers (error, a DataError)\n")
+    assert run(capsys, "why", "NoWorkers")[1] == said
+    assert main(["why", "TFD81"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
+def test_why_explains_every_error() -> None:
+    for name in errors.__all__:
+        code = getattr(errors, name).code
+        assert code_reference.why(name).startswith(f"{code} {name} (error")
+
+
+def test_why_works_from_a_wheel(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    environment = {**os.environ, "SKIP_JUPYTER_BUILDER": "1"}
+    subprocess.run(build, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as package:
+        package.extractall(tmp_path / "installed")
+    ask = [sys.executable, "-m", "tfd_notebook", "why", "TFD811"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    completed = subprocess.run(
+        ask, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert completed.stdout.startswith("TFD811 dispatcher without workers (error)")
+    assert (tmp_path / "installed/tfd_notebook/diagnosis/pages/errors.md").is_file()
+
+
+def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(capsys, "doctor") == (0, "no findings\nchecked: this host\n")
+    assert run(capsys, "doctor", "--json") == (0, "[]\n")
+    launcher = Fake()
+    tfd.Cluster(data_workers=1, launcher=launcher, name="images")
+    launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
+    status, said = run(capsys, "doctor", "images", "--json")
+    findings = {finding["code"]: finding for finding in json.loads(said)}
+    assert status == 1
+    assert findings["TFD854"]["what"] == "data_worker:0 is failed: it fell"
+    status, said = run(capsys, "doctor", "localhost:1")
+    assert status == 1
+    assert "TFD809" in said
+    assert main(["doctor", "imagse"]) == 2
+
+
+_OTHER = """
+import sys
+import tfd_notebook as tfd
+from tfd_notebook.launchers import Fake
+from tfd_notebook.model.spec import TaskState
+launcher = Fake()
+tfd.Cluster(data_workers=1, launcher=launcher, name="theirs", env={"API_TOKEN": sys.argv[1]})
+launcher.nodes[0].tell("data_worker:0", TaskState.HUNG, "it is silent")
+print("up", flush=True)
+input()
+"""
+
+
+def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    other = subprocess.Popen(
+        [sys.executable, "-c", _OTHER, SECRETS[1]], stdin=pipe, stdout=pipe, text=True
+    )
+    try:
+        assert other.stdout
+        assert other.stdout.readline() == "up\n"
+        until(lambda: other.pid in control_socket.processes())
+        status, said = run(capsys, "doctor")
+        assert status == 1
+        assert "data_worker:0 is hung: it is silent" in " ".join(said.split())
+        assert f"process {other.pid}" in said
+        status, said = run(capsys, "support", "ticket.tar.gz")
+        assert status == 0
+        texts = read(tmp_path / "ticket.tar.gz")
+        assert "hung" in texts[f"process-{other.pid}/theirs/state.txt"]
+        assert SECRETS[1] not in "".join(texts.values())
+    finally:
+        other.communicate("\n", timeout=30)
+
+
+def test_archive_has_no_secrets(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, cluster, address, profile, log, proxy, agent, key = SECRETS
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", environment)
+    monkeypatch.setenv("no_grpc_proxy", "localhost,127.0.0.1,::1")
+    monkeypatch.setenv("http_proxy", f"http://ada:{proxy}@proxy:3128")
+    monkeypatch.setenv("TF_VISIBLE", "of use")
+    monkeypatch.setenv("PRIVATE_DIARY", "not asked for")
+    (tmp_path / "config" / "tfd_notebook").mkdir(parents=True)
+    (tmp_path / "config" / "tfd_notebook" / "there.toml").write_text(
+        f'launcher = "jupyter"\nurl = "https://one:8888/?token={address}"\ntoken = "{profile}"\n'
+    )
+    directory, lock = runtime_dir.new_agent_dir("0123456789ab")
+    lock.close()
+    runtime_dir.write_state(directory, {"token": agent, "owner_pid": 1})
+    pem = f"-----BEGIN EC PRIVATE KEY-----\n{key}\n-----END EC PRIVATE KEY-----"
+    launcher = Fake()
+    made = tfd.Cluster(
+        data_workers=1, launcher=launcher, name="images", env={"MY_PASSWORD": cluster}
+    )
+    reason = f"{environment} {cluster} Authorization: Bearer {log} {pem} password='{log}'"
+    launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, reason)
+    assert environment in made.snapshot().tasks[1].reason
+    status, said = run(capsys, "support")
+    (path,) = tmp_path.glob("tfd-support-*.tar.gz")
+    assert status == 0
+    assert path.name in said
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    texts = read(path)
+    whole = "\n".join(texts.values())
+    for secret in SECRETS:
+        assert secret not in whole
+    assert "not asked for" not in whole
+    # The useful parts are kept.
+    assert json.loads(texts["here/environment.json"])["TF_VISIBLE"] == "of use"
+    assert json.loads(texts["here/environment.json"])["AWS_SECRET_ACCESS_KEY"] == redaction.REMOVED
+    assert json.loads(texts["here/versions.json"])["tfd_notebook"] == tfd.__version__
+    assert {finding["code"] for finding in json.loads(texts["here/findings.json"])} >= {"TFD854"}
+    assert json.loads(texts["here/images/state.json"])["name"] == "images"
+    assert "has no output" in texts["here/images/logs/data_worker-0.txt"]
+    assert 'launcher = "jupyter"' in texts["profiles/there.toml"]
+    assert json.loads(texts["agents/agent-0123456789ab/state.json"])["owner_pid"] == 1
+
+
+def test_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    assert main(["support", "mine.txt"]) == 2
+    assert "writing" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+    assert main(["support", "nowhere/mine.tar.gz"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("https://ada:hunter2@one/x", "https://[removed]@one/x"),
+        ("GET /?token=abc123&x=1", "GET /?token=[removed]&x=1"),
+        ("Authorization: token abcdef123456", "Authorization: token [removed]"),
+        ('{"api_key": "abc"}', '{"api_key": "[removed]"}'),
+        ("https://s3cretToken@github.com/x", "https://[removed]@github.com/x"),
+        ("git clone https://x-access:ghs_1@one", "git clone https://[removed]@one"),
+        (f"pushed by ghp_{'aB3' * 12}.", "pushed by [removed]."),
+        (f"with github_pat_{'aB3_' * 12} it works", "with [removed] it works"),
+        (
+            f"got {'.'.join(('eyJhbGciOiJIUzI1NiJ9', 'eyJzdWIiOiIxMjM0In0', 'c2ln-_'))}!",
+            "got [removed]!",
+        ),
+        ("id AKIAIOSFODNN7EXAMPLE used", "id [removed] used"),
+        ("id ASIAIOSFODNN7EXAMPLE used", "id [removed] used"),
+        (
+            "mail ada@example.com about https://one/x@y",
+            "mail ada@example.com about https://one/x@y",
+        ),
+        ("AKIAs and ghp_ are prefixes", "AKIAs and ghp_ are prefixes"),
+        ("the tokens of a function, a secret", "the tokens of a function, a secret"),
+        ("worker:0 at localhost:5050", "worker:0 at localhost:5050"),
+    ],
+)
+def test_possible_secrets_are_redacted(text: str, kept: str) -> None:
+    assert redaction.Redactor({}).text(text) == kept
+
+
+def test_magic_writes_an_archive() -> None:
+    shell = InteractiveShell()
+    magics.load_ipython_extension(shell)
+    try:
+        launcher = Fake()
+        cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="images")
+        shell.user_ns["mine"] = cluster
+        launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
+        for words in ("doctor", "doctor images", "doctor mine"):
+            assert "TFD854" in shell.run_line_magic("tfd_cluster", words).codes
+        assert shell.run_line_magic("tfd_cluster", "doctor localhost:1").codes == ("TFD809",)
+        with pytest.raises(errors.UnknownName, match="imagse"):
+            shell.run_line_magic("tfd_cluster", "doctor imagse")
+    finally:
+        magics.unload_ipython_extension(shell)
+        shell.history_manager.end_session()

@@ -1,0 +1,299 @@
+"""Probes of servers of all kinds, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from tests._grpc import STATUS, Server, fails
+from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
+from tfd_notebook.net import tf_messages
+from tfd_notebook.net.probe import (
+    Kind,
+    Prober,
+    WorkerTask,
+    complete_tasks,
+    dispatcher_workers,
+    probe,
+    probe_many,
+    worker_tasks,
+)
+
+VERSION = "/tensorflow.data.DispatcherService/GetVersion"
+WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
+TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """Run a TCP server that sends `answer` to every client, or accepts no connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        if answer is None:
+            yield address
+            return
+        event = threading.Event()
+
+        def serve() -> None:
+            server.settimeout(0.05)
+            while not event.is_set():
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    connection.settimeout(1)
+                    connection.recv(100)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield address
+        finally:
+            event.set()
+            thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+DISPATCHER = {VERSION: tf_messages.GetVersionResponse(version=9).SerializeToString()}
+WORKER = {TASKS: b""}
+
+
+def test_dispatcher_is_recognized() -> None:
+    with Server(DISPATCHER) as server:
+        result = probe(f"grpc://{server.address}")
+    assert (result.address, result.state, result.kind) == (server.address, "alive", "dispatcher")
+    assert result.alive
+    assert result.version == 9
+    assert not result.reason
+    assert 0 < result.latency_ms < 1000
+
+
+def test_server_reports_its_devices() -> None:
+    status = tf_messages.GetStatusResponse()
+    status.device_attributes.add(
+        name="/job:ps/replica:0/task:1/device:CPU:0",
+        device_type="CPU",
+        memory_limit=268435456,
+        incarnation=2**63 + 1,
+        physical_device_desc="a CPU",
+    )
+    with Server({STATUS: status.SerializeToString()}) as server:
+        result = probe(server.address)
+    assert result.kind == "server"
+    (device,) = result.devices
+    assert device.name.startswith("/job:ps/replica:0/task:1/")
+    assert device.type == "CPU"
+    assert device.memory_bytes == 268435456
+    assert device.incarnation == 2**63 + 1
+    assert device.description == "a CPU"
+
+
+@pytest.mark.parametrize(("expect", "calls"), [(None, 3), ("data_worker", 1), ("dispatcher", 3)])
+def test_expected_kind_needs_one_call(expect: str | None, calls: int) -> None:
+    with Server(WORKER) as server:
+        assert probe(server.address, expect=expect).kind == "data_worker"
+        assert len(server.asked) == calls
+
+
+def test_closed_port_is_refused() -> None:
+    result = probe(f"127.0.0.1:{free_port()}")
+    assert (result.state, result.kind) == ("refused", None)
+    assert "refused" in result.reason
+
+
+def test_unknown_name_is_unreachable() -> None:
+    result = probe("nobody.invalid:1")
+    assert result.state == "unreachable"
+    assert result.reason.startswith("the address of the host is unknown: ")
+    assert len(result.reason) < 80
+
+
+def test_hung_server_is_reported_within_the_timeout() -> None:
+    with listening(None) as address, Prober() as prober:
+        for _ in range(2):  # the second call uses a cached connection
+            start = time.monotonic()
+            result = prober.probe(address, timeout=0.3)
+            assert 0.2 < time.monotonic() - start < 0.5
+            assert result.state == "hung"
+            assert "0.3 s" in result.reason
+
+
+def test_unreachable_address_is_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        waiting = []
+        for _ in range(4):  # fill the queue, so that the kernel drops new connections
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(server.getsockname())
+        result = probe("{}:{}".format(*server.getsockname()), timeout=0.3)
+        for connection in waiting:
+            connection.close()
+    assert result.state == "unreachable"
+    assert "no connection" in result.reason
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"], ids=["http", "ssh"]
+)
+def test_other_protocols_are_foreign(answer: bytes) -> None:
+    with listening(answer) as address:
+        result = probe(address)
+    assert (result.state, result.kind) == ("foreign", None)
+
+
+@pytest.mark.parametrize("expect", ["dispatcher", "data_worker", "server"])
+def test_server_with_invalid_answers_is_foreign(expect: Kind) -> None:
+    garbage = b"\xff" * 9
+    with Server(dict.fromkeys((STATUS, VERSION, TASKS, WORKERS), garbage)) as server:
+        result = probe(server.address, 5.0, expect=expect)
+        assert (result.state, result.kind) == ("foreign", "grpc")
+        with pytest.raises(DispatcherLost, match="another server answers"):
+            dispatcher_workers(server.address, 5.0)
+        with pytest.raises(NoWorkers, match="another server answers"):
+            worker_tasks(server.address, 5.0)
+
+
+def test_other_grpc_server_is_foreign() -> None:
+    with Server({}) as server:
+        result = probe(server.address)
+    assert (result.state, result.kind) == ("foreign", "grpc")
+
+
+def test_refusal_has_a_reason() -> None:
+    with Server({TASKS: fails(grpc.StatusCode.DATA_LOSS, "gone for good")}) as server:
+        result = probe(server.address, expect="data_worker")
+    assert (result.state, result.kind, result.reason) == ("foreign", "grpc", "gone for good")
+
+
+def test_restarted_server_is_detected_at_once() -> None:
+    port = free_port()
+    with Prober() as prober:
+        for _ in range(3):
+            for _ in range(3):
+                assert prober.probe(f"127.0.0.1:{port}").state == "refused"
+            with Server(WORKER, port):
+                start = time.monotonic()
+                assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+                assert time.monotonic() - start < 0.1
+        # After a restart between two probes, the cached connection is dead but the task runs.
+        with Server(WORKER, port):
+            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+        with Server(WORKER, port):
+            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+
+
+def test_probe_leaves_no_connection() -> None:
+    with Server(WORKER) as server:
+        probe(server.address)
+        descriptors, threads = len(os.listdir("/dev/fd")), set(threading.enumerate())
+        prober = Prober()
+        for _ in range(20):
+            prober.probe(server.address, expect="data_worker")
+            probe(server.address)
+        prober.close()
+        prober.close()
+        probe_many([server.address] * 8)
+        limit = time.monotonic() + 5
+        while len(os.listdir("/dev/fd")) > descriptors and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert len(os.listdir("/dev/fd")) <= descriptors
+        new = set(threading.enumerate()) - threads
+        assert not [thread for thread in new if thread.name.startswith("tfd-probe")]
+
+
+def test_probe_can_be_closed_by_another_thread() -> None:
+    with listening(None) as address:
+        prober = Prober()
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(prober.probe, address, 5.0)
+            while not prober._channels:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            prober.close()
+            assert result.result(3).state == "unreachable"
+
+
+def test_many_probes_run_in_parallel_and_keep_their_order() -> None:
+    with Server(DISPATCHER) as server, listening(None) as hung:
+        addresses = [hung, server.address, f"127.0.0.1:{free_port()}", hung, hung]
+        start = time.monotonic()
+        result = probe_many(addresses, timeout=0.4)
+        assert time.monotonic() - start < 0.8
+    assert [p.address for p in result] == addresses
+    assert [p.state for p in result] == ["hung", "alive", "refused", "hung", "hung"]
+    assert probe_many([]) == ()
+
+
+def test_proxy_is_used_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with Server(DISPATCHER) as server:
+        assert probe(server.address).alive
+        assert not probe(server.address, via_proxy=True).alive
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:0", ":1", "a b:1:2", "localhost:99999"]
+)
+def test_invalid_address_is_refused(address: str) -> None:
+    with pytest.raises(UsageError):
+        probe(address)
+
+
+def test_workers_and_tasks_of_a_dispatcher() -> None:
+    workers, tasks = tf_messages.GetWorkersResponse(), tf_messages.GetWorkerTasksResponse()
+    workers.workers.add(address="a:1")
+    workers.workers.add(address="b:2")
+    tasks.tasks.add(task_id=4000, iteration_id=2000)
+    answers = {WORKERS: workers.SerializeToString(), TASKS: tasks.SerializeToString()}
+    with Server(answers) as server:
+        assert dispatcher_workers(server.address) == ("a:1", "b:2")
+        assert worker_tasks(server.address) == (WorkerTask(4000, 2000),)
+
+
+def test_failed_requests_raise_errors() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    with pytest.raises(DispatcherLost, match="refused"):
+        dispatcher_workers(nobody)
+    with pytest.raises(NoWorkers, match=nobody):
+        worker_tasks(nobody)
+    with Server({}) as server, pytest.raises(DispatcherLost, match="another server answers"):
+        dispatcher_workers(server.address)
+    with listening(None) as address, pytest.raises(TimeLimit, match=r"0\.2 s"):
+        worker_tasks(address, timeout=0.2)
+    broken = {WORKERS: fails(grpc.StatusCode.INTERNAL, "disk full")}
+    with Server(broken) as server, pytest.raises(DataError, match="disk full"):
+        dispatcher_workers(server.address)
+
+
+def test_completed_tasks_are_listed() -> None:
+    done: list[tuple[str, int]] = []
+
+    def update(request: bytes, context: grpc.ServicerContext) -> bytes:
+        message = tf_messages.WorkerUpdateRequest.FromString(request)
+        for progress in message.updates:
+            if progress.task_id == 2:
+                context.abort(grpc.StatusCode.NOT_FOUND, "Task 2 not found")
+            assert progress.completed
+            done.append((message.worker_address, progress.task_id))
+        return b""
+
+    with Server({UPDATE: update}) as server:
+        complete_tasks(server.address, "localhost:5", [1, 2, 3])
+    assert done == [("localhost:5", 1), ("localhost:5", 3)]
