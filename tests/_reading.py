@@ -34,6 +34,11 @@ class Reader:
     def _take(self, element: Any) -> None:
         self.elements.append(tf.nest.map_structure(lambda one: one.numpy().tolist(), element))
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended the epoch."""
+        return self._stream.error
+
     def first(self, count: int) -> list[Any]:
         """Return the elements once there are `count`; raise TimeLimit if they do not come."""
         self._stream.wait(elements=count, timeout=SECONDS)

@@ -74,7 +74,7 @@ def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None
     assert codes(repaired) == set()
     assert len(read(cluster.observe(repaired))) == 3
     with tfd.Cluster(data_workers=1, name="inside", launcher="inprocess") as inside:
-        in_memory = by_tensorflow(inside.service_target, "local")
+        in_memory = by_tensorflow(data_service.of(inside).service_target, "local")
         assert codes(in_memory) == set()
         assert len(read(inside.observe(in_memory))) == 3
 

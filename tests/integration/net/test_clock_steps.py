@@ -113,7 +113,7 @@ def test_a_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Owner)
         limit, lease = owner.ask("left()")
         assert 0 < limit <= 600
         assert 600 < lease <= HOUR
-        assert "nothing" in cli(clock, "sweep").lower()
+        assert cli(clock, "sweep") == "no leftovers\n"
         (listed,) = json.loads(cli(clock, "list", "--json"))
         assert listed["name"] == "stepped"
         assert 600 < listed["lease"] - (time.time() + step) <= HOUR

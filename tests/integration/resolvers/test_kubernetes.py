@@ -396,7 +396,7 @@ class TestWatching:
         watching = KubernetesResolver(WORKERS).watch(seconds=60)
         next(watching)
         cluster.delete("w-0")
-        with pytest.raises(errors.NoTasks, match="no pod of role=worker"):
+        with pytest.raises(errors.NoTasks, match="no pod matches role=worker"):
             next(watching)
         until(lambda: not cluster.watchers)
 
