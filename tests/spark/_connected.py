@@ -1,7 +1,7 @@
-"""Clusters by Spark Connect, whose server runs in the Java of this process.
+"""Clusters by Spark Connect, with the server in the Java process of this program.
 
-It answers a step's name on standard input with what came of it, as JSON. In a process of its own:
-where there is a session of Spark Connect, pyspark takes all others for one.
+Each line of standard input names a step, and standard output has its result as JSON. This is a
+separate process: if a session of Spark Connect exists, pyspark treats each session as one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfd_notebook.spark import TFCluster, TFParallel
 from tfd_notebook.spark.local_session import session
 from tfd_notebook.spark.TFCluster import InputMode
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 120.0
 
 
@@ -38,11 +38,11 @@ def connected() -> Any:
             "spark.connect.authenticate.token": token,
         },
     )
-    # By that name the token goes without TLS, and nowhere else.
+    # The client sends a token without TLS to this host name only.
     return SparkSession.builder.remote(f"sc://localhost:{port}/;token={token}").create()
 
 
-def adds(args: Any, ctx: Any) -> None:
+def add_rows(args: Any, ctx: Any) -> None:
     feed = ctx.get_data_feed()
     count = total = 0
     while not feed.should_stop():
@@ -51,19 +51,19 @@ def adds(args: Any, ctx: Any) -> None:
     Path(args["directory"], f"{ctx.job_name}-{ctx.task_index}").write_text(f"{count} {total}")
 
 
-def doubles(args: Any, ctx: Any) -> None:
+def double_rows(args: Any, ctx: Any) -> None:
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
         feed.batch_results([2 * row.id for row in feed.next_batch(16)])
 
 
-def raises(args: Any, ctx: Any) -> None:
+def raise_error(args: Any, ctx: Any) -> None:
     ctx.get_data_feed().next_batch(1)
     raise ArithmeticError("NaN in the loss")
 
 
-def said(action: Any) -> str:
-    """Return the kind of an error, and what it says."""
+def error_text(action: Any) -> str:
+    """Return the type and the text of the exception that an action raises."""
     try:
         action()
     except Exception as error:
@@ -71,39 +71,39 @@ def said(action: Any) -> str:
     return ""
 
 
-def feeds(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
-    cluster = start(adds)
+def feed_rows(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
+    cluster = start(add_rows)
     cluster.train(spark.range(0, 100, 1, 3), num_epochs=2)
     cluster.shutdown(timeout=LONG)
-    taken = [path.read_text().split() for path in directory.iterdir()]
-    return {"taken": taken, "phase": str(cluster.phase)}
+    sums = [path.read_text().split() for path in directory.iterdir()]
+    return {"sums": sums, "phase": str(cluster.phase)}
 
 
-def infers(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
-    cluster = start(doubles)
+def infer(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
+    cluster = start(double_rows)
     frame = spark.range(0, 100, 1, 3)
     twice = [row.twice for row in cluster.inference(frame, schema="twice long").collect()]
-    misfit = said(cluster.inference(frame, schema="twice array<string>").collect)
-    rdd = said(lambda: cluster.inference(frame))
+    mismatch = error_text(cluster.inference(frame, schema="twice array<string>").collect)
+    rdd = error_text(lambda: cluster.inference(frame))
     cluster.shutdown(timeout=LONG)
-    return {"twice": twice, "misfit": misfit, "rdd": rdd}
+    return {"twice": twice, "mismatch": mismatch, "rdd": rdd}
 
 
-def fails(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
-    cluster = start(raises)
-    raised = said(lambda: cluster.train(spark.range(0, 1000, 1, 2), num_epochs=1))
+def fail(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
+    cluster = start(raise_error)
+    error = error_text(lambda: cluster.train(spark.range(0, 1000, 1, 2), num_epochs=1))
     cluster.wait(LONG)
-    return {"raised": raised, "phase": str(cluster.phase), "count": spark.range(5).count()}
+    return {"error": error, "phase": str(cluster.phase), "count": spark.range(5).count()}
 
 
-def refuses(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
+def refuse(start: Any, spark: Any, directory: Path) -> dict[str, Any]:
     return {
-        "slots": said(lambda: start(adds, 3)),
-        "parallel": said(lambda: TFParallel.run(spark, print, None, 2)),
+        "slots": error_text(lambda: start(add_rows, 3)),
+        "parallel": error_text(lambda: TFParallel.run(spark, print, None, 2)),
     }
 
 
-STEPS = {step.__name__: step for step in (feeds, infers, fails, refuses)}
+STEPS = {step.__name__: step for step in (feed_rows, infer, fail, refuse)}
 
 
 def main(directory: str) -> None:

@@ -1,7 +1,7 @@
-"""Nodes and feeders in processes of their own, without Spark.
+"""Nodes and feeders in separate processes, without Spark.
 
-``python _feeding.py node DIRECTORY SECRET FUNCTION`` runs a function of `FUNCTIONS` as a node does,
-and prints what it returns as JSON; ``... feed DIRECTORY SECRET`` feeds rows for ever.
+``python _feeding.py node DIRECTORY SECRET FUNCTION`` runs a function of `FUNCTIONS` like a node,
+and prints its result as JSON. ``... feed DIRECTORY SECRET`` feeds rows without end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECRET = bytes(range(32))
 
 
 def collect(inbox: Inbox) -> Any:
-    """All rows until the end of the feed, by batches of 10, as text."""
+    """Return all rows until the end of the feed as text, in batches of 10."""
     feed, batches = DataFeed(inbox), []
     while not feed.should_stop():
         batches.append([repr(row) for row in feed.next_batch(10)])
@@ -40,7 +40,7 @@ def count(inbox: Inbox) -> Any:
     return rows
 
 
-def mapped(inbox: Inbox) -> Any:
+def map_columns(inbox: Inbox) -> Any:
     feed = DataFeed(inbox, input_mapping={"b_column": "y", "a_column": "x"})
     batches = []
     while not feed.should_stop():
@@ -49,7 +49,7 @@ def mapped(inbox: Inbox) -> Any:
 
 
 def double(inbox: Inbox) -> Any:
-    """Results twice the rows; returns the sizes of the batches."""
+    """Send each row doubled as its result, and return the sizes of the batches."""
     feed, sizes = DataFeed(inbox, train_mode=False), []
     while not feed.should_stop():
         batch = feed.next_batch(7)
@@ -71,8 +71,8 @@ def fail(inbox: Inbox) -> Any:
     raise ArithmeticError("that row is wrong")
 
 
-def stuck(inbox: Inbox) -> Any:
-    """Takes one batch, then nothing more."""
+def stop_reading(inbox: Inbox) -> Any:
+    """Read one batch, then block."""
     DataFeed(inbox).next_batch(1)
     signal.pause()
 
@@ -81,8 +81,8 @@ def idle(inbox: Inbox) -> Any:
     signal.pause()
 
 
-def slow(inbox: Inbox) -> Any:
-    """Makes some progress every half second."""
+def read_slowly(inbox: Inbox) -> Any:
+    """Read one row every half second."""
     feed, rows = DataFeed(inbox), 0
     while not feed.should_stop():
         rows += len(feed.next_batch(1))
@@ -90,7 +90,7 @@ def slow(inbox: Inbox) -> Any:
     return rows
 
 
-def enough(inbox: Inbox) -> Any:
+def terminate_early(inbox: Inbox) -> Any:
     feed = DataFeed(inbox)
     rows = len(feed.next_batch(5))
     feed.terminate()
@@ -99,14 +99,14 @@ def enough(inbox: Inbox) -> Any:
 
 def two_queues(inbox: Inbox) -> Any:
     first, second = DataFeed(inbox, qname_in="input"), DataFeed(inbox, qname_in="other")
-    found: list[list[Any]] = [[], []]
-    for feed, rows in zip((second, first), found, strict=True):
+    rows_by_queue: list[list[Any]] = [[], []]
+    for feed, rows in zip((second, first), rows_by_queue, strict=True):
         while not feed.should_stop():
             rows += feed.next_batch(4)
-    return found
+    return rows_by_queue
 
 
-def returns(inbox: Inbox) -> Any:
+def return_early(inbox: Inbox) -> Any:
     return len(DataFeed(inbox).next_batch(2))
 
 
@@ -121,23 +121,23 @@ FUNCTIONS: dict[str, Callable[[Inbox], Any]] = {
     for function in (
         collect,
         count,
-        mapped,
+        map_columns,
         double,
         echo,
         fail,
-        stuck,
+        stop_reading,
         idle,
-        slow,
-        enough,
+        read_slowly,
+        terminate_early,
         two_queues,
-        returns,
+        return_early,
         short_of_results,
     )
 }
 
 
 class Node:
-    """A node in a process of its own."""
+    """A node in a separate process."""
 
     def __init__(self, directory: Path, function: str) -> None:
         self._process = subprocess.Popen(
@@ -153,16 +153,16 @@ class Node:
         self.place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, address, SECRET)
 
     def end(self) -> Any:
-        """Say that all was fed, and return what the function returned."""
-        self._say("end")
+        """Signal the end of the feed, and return the result of the function."""
+        self._send("end")
         return self.result()
 
     def result(self) -> Any:
-        """Return what the function returned."""
+        """Return the result of the function."""
         return json.loads(self._line())
 
     def numbers(self) -> dict[str, Any]:
-        self._say("numbers")
+        self._send("numbers")
         return json.loads(self._line())
 
     def kill(self) -> None:
@@ -173,9 +173,9 @@ class Node:
         with contextlib.suppress(BrokenPipeError):
             self._process.communicate(timeout=60)
 
-    def _say(self, word: str) -> None:
+    def _send(self, message: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.write(f"{message}\n")
         self._process.stdin.flush()
 
     def _line(self) -> str:
@@ -185,11 +185,11 @@ class Node:
 
 @contextlib.contextmanager
 def node(directory: Path, function: str) -> Iterator[Node]:
-    made = Node(directory, function)
+    new_node = Node(directory, function)
     try:
-        yield made
+        yield new_node
     finally:
-        made.close()
+        new_node.close()
 
 
 def run_node(directory: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Functions of nodes as source, for programs that tests run in a process of their own."""
+"""Functions of nodes as source code, for programs that tests run in a separate process."""
 
 #: Answers each row with its square; a parameter server waits.
 SQUARES = """

@@ -1,4 +1,4 @@
-"""A standalone Spark on this host: a master and two workers, which know a secret."""
+"""A standalone Spark on this host: a master and two workers with a shared secret."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _END_SECONDS = 60.0
 
 
 class Standalone:
-    """A context manager; `master` is what ``spark.master`` has to be.
+    """A context manager. `master` is the value for ``spark.master``.
 
     Parameters
     ----------
     directory : Path
-        For everything that Spark writes.
+        Directory for all files of Spark.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -56,7 +56,7 @@ class Standalone:
                 process.wait()
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a process of this Spark, with files of its own."""
+        """Return the environment of a process of this Spark, with separate files."""
         return settings(self.directory / name, "127.0.0.1", self.secret)
 
     def config(self) -> dict[str, str]:
@@ -72,16 +72,16 @@ class Standalone:
         }
 
     def files(self) -> list[Path]:
-        """Return all that was written, but for what holds the secret for Spark itself."""
-        found = [path for path in self.directory.rglob("*") if path.is_file()]
-        return [path for path in found if path.name != "spark-defaults.conf"]
+        """Return all written files except those in which Spark itself stores the secret."""
+        files = [path for path in self.directory.rglob("*") if path.is_file()]
+        return [path for path in files if path.name != "spark-defaults.conf"]
 
-    def _start(self, kind: str, words: list[str], name: str = "") -> None:
+    def _start(self, kind: str, arguments: list[str], name: str = "") -> None:
         name = name or kind
         environment = self.environment(name)
         with (self.directory / name / "log").open("ab") as log:
             process = subprocess.Popen(
-                server(kind, *words),
+                server(kind, *arguments),
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -96,7 +96,7 @@ class Standalone:
 
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
     return ports

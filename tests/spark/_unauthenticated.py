@@ -1,4 +1,4 @@
-"""Strangers at the sockets of all processes of this run, and what they say there."""
+"""Unauthenticated clients for the sockets of all processes of this run, and their messages."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import psutil
 from tfd_notebook.net import unix_socket
 
 _REACH_SECONDS = 5.0
-#: Seconds that a stranger stays to hear an answer.
+#: Seconds that a client waits for an answer.
 _STAY_SECONDS = 0.3
-#: What the kernel says of a socket that listens: `__SO_ACCEPTCON`.
+#: Flag of a listening socket in ``/proc/net/unix``: `__SO_ACCEPTCON`.
 _LISTENS = 0x10000
 
 
 class Bomb:
-    """Makes a directory where somebody unpickles it."""
+    """An object that creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -31,7 +31,7 @@ class Bomb:
 
 
 def junk(bomb: Path) -> list[bytes]:
-    """Return what strangers say: a pickle that makes `bomb`, requests, nonsense."""
+    """Return invalid messages: a pickle that creates `bomb`, requests and random bytes."""
     header = json.dumps({"do": "end", "end": True, "agent": "x", "how": "start"}).encode()
     return [
         pickle.dumps(Bomb(bomb)) * 3,
@@ -47,46 +47,46 @@ def junk(bomb: Path) -> list[bytes]:
 
 
 def members() -> list[psutil.Process]:
-    """Return all processes of this run but the tests' own."""
-    found = []
+    """Return all processes of this run except the test process."""
+    processes = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
+            is_member = process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
         except psutil.Error:
             continue
-        if ours and process.pid != os.getpid():
-            found.append(process)
-    return found
+        if is_member and process.pid != os.getpid():
+            processes.append(process)
+    return processes
 
 
 def listening() -> dict[int, str]:
-    """Return the ports at which any of them listens, and what its command is."""
+    """Return the ports at which a process of this run listens, with the names of the processes."""
     names = {process.pid: process.name() for process in members()}
     return {
-        one.laddr.port: names[one.pid]
-        for one in psutil.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and one.pid in names
+        connection.laddr.port: names[connection.pid]
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in names
     }
 
 
 def unix_sockets() -> set[str]:
-    """Return the unix sockets at which any of them listens; ``@`` begins a name without a file."""
+    """Return the listening Unix sockets of this run. ``@`` begins a name without a file."""
     pids = {process.pid for process in members()}
-    ours = {one.laddr for one in psutil.net_connections("unix") if one.pid in pids and one.laddr}
-    found = set()
+    addresses = {c.laddr for c in psutil.net_connections("unix") if c.pid in pids and c.laddr}
+    listeners = set()
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        words = line.split(maxsplit=7)
-        if len(words) == 8 and int(words[3], 16) & _LISTENS and words[7] in ours:
-            found.add(words[7])
-    return found
+        fields = line.split(maxsplit=7)
+        if len(fields) == 8 and int(fields[3], 16) & _LISTENS and fields[7] in addresses:
+            listeners.add(fields[7])
+    return listeners
 
 
-def knock(address: int | str, words: bytes) -> None:
-    """Say something at a port of this host or a unix socket; hear for a moment what it answers."""
+def knock(address: int | str, message: bytes) -> None:
+    """Send a message to a port or Unix socket of this host, and read the answer for a moment."""
     try:
         with _connected(address) as peer:
             peer.settimeout(_STAY_SECONDS)
-            peer.sendall(words)
+            peer.sendall(message)
             peer.shutdown(socket.SHUT_WR)
             while peer.recv(4096):
                 pass
@@ -109,7 +109,7 @@ def _connected(address: int | str) -> socket.socket:
 
 
 def forms(secret: bytes) -> list[bytes]:
-    """Return how a secret could be written."""
+    """Return all encodings in which a secret could be written."""
     return [
         secret,
         secret.hex().encode(),

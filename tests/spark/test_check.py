@@ -1,4 +1,4 @@
-"""What is said of a Spark before anything starts there."""
+"""`tfd.spark.check`: findings before a cluster starts."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def seen(spark: Any) -> SparkFacts:
-    """What a Spark says with which nothing is wrong."""
+def spark_facts(spark: Any) -> SparkFacts:
+    """Return the facts of a Spark without problems."""
     return check.inspect_spark(spark, 2)[0]
 
 
-def codes(seen: SparkFacts) -> set[str]:
-    return {one.code for one in diagnostics.look("spark", seen)}
+def codes(spark_facts: SparkFacts) -> set[str]:
+    return {finding.code for finding in diagnostics.look("spark", spark_facts)}
 
 
-def with_executor(seen: SparkFacts, **values: Any) -> SparkFacts:
-    first, *rest = seen.executors
-    return dataclasses.replace(seen, executors=(dataclasses.replace(first, **values), *rest))
+def with_executor(spark_facts: SparkFacts, **values: Any) -> SparkFacts:
+    first, *rest = spark_facts.executors
+    return dataclasses.replace(spark_facts, executors=(dataclasses.replace(first, **values), *rest))
 
 
-def with_settings(seen: SparkFacts, **values: Any) -> SparkFacts:
-    settings = {**seen.settings, **{f"spark.{k.replace('_', '.')}": v for k, v in values.items()}}
-    return dataclasses.replace(seen, settings=settings)
+def with_settings(spark_facts: SparkFacts, **values: Any) -> SparkFacts:
+    settings = {
+        **spark_facts.settings,
+        **{f"spark.{k.replace('_', '.')}": v for k, v in values.items()},
+    }
+    return dataclasses.replace(spark_facts, settings=settings)
 
 
-def test_nothing_is_found_where_nothing_is_wrong(
-    spark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_good_spark_has_no_findings(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(tfd.spark.check(spark, 2)) == []
     printed = capsys.readouterr().out
     assert "2 slots, 2 nodes requested" in printed
@@ -59,56 +60,61 @@ def test_nothing_is_found_where_nothing_is_wrong(
     check.needed(spark.sparkContext, 1)
 
 
-def test_it_can_be_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    looking = tfd.spark.check(spark, 3, wait=False)
-    assert [one.code for one in looking.result(120)] == ["TFD870"]
+def test_check_can_return_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    future = tfd.spark.check(spark, 3, wait=False)
+    assert [finding.code for finding in future.result(120)] == ["TFD870"]
     assert "2 slots, 3 nodes requested" in capsys.readouterr().out
 
 
-def test_every_executor_is_heard(seen: SparkFacts) -> None:
-    assert len(seen.executors) == 2
-    assert {one.executable for one in seen.executors} == {sys.executable}
-    assert all(one.tensorflow and one.free_bytes and not one.unreachable for one in seen.executors)
-    assert codes(seen) == set()
+def test_each_executor_reports(spark_facts: SparkFacts) -> None:
+    assert len(spark_facts.executors) == 2
+    assert {executor.executable for executor in spark_facts.executors} == {sys.executable}
+    assert all(
+        executor.tensorflow and executor.free_bytes and not executor.unreachable
+        for executor in spark_facts.executors
+    )
+    assert codes(spark_facts) == set()
 
 
-def test_too_few_slots_are_an_error_at_once_with_the_lines_that_mend_it(
+def test_missing_slots_are_an_error_with_settings_that_fix_it(
     spark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (found,) = tfd.spark.check(spark, 3)
-    assert found.code == "TFD870"
-    assert "3 nodes" in found.what
-    assert "2 tasks at once" in found.what
+    (finding,) = tfd.spark.check(spark, 3)
+    assert finding.code == "TFD870"
+    assert "3 nodes" in finding.what
+    assert "2 tasks at once" in finding.what
     assert "--conf spark.master=local-cluster[3,1,1024]" in capsys.readouterr().out
     with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes must run.*2 tasks at once"):
         check.needed(spark.sparkContext, 3)
 
 
-def test_slots_of_other_masters(seen: SparkFacts) -> None:
-    few = dataclasses.replace(seen, master="spark://host:7077", needed=5)
-    few = with_settings(few, executor_cores="2")
-    assert "TFD870" in codes(few)
-    lines = fixes.settings(few, codes(few))
+def test_slots_are_counted_for_other_masters(spark_facts: SparkFacts) -> None:
+    changed = dataclasses.replace(spark_facts, master="spark://host:7077", needed=5)
+    changed = with_settings(changed, executor_cores="2")
+    assert "TFD870" in codes(changed)
+    lines = fixes.settings(changed, codes(changed))
     assert lines["spark.executor.instances"] == "3"
     assert lines["spark.cores.max"] == "6"
-    assert "TFD870" not in codes(dataclasses.replace(few, slots=6))
-    assert "TFD870" in codes(dataclasses.replace(seen, slots=0, needed=None))
+    assert "TFD870" not in codes(dataclasses.replace(changed, slots=6))
+    assert "TFD870" in codes(dataclasses.replace(spark_facts, slots=0, needed=None))
 
 
-def test_dynamic_allocation(seen: SparkFacts) -> None:
-    found = with_settings(seen, dynamicAllocation_enabled="true")
-    assert codes(found) == {"TFD871"}
-    assert fixes.settings(found, codes(found))["spark.dynamicAllocation.enabled"] == "false"
-    assert codes(with_settings(seen, dynamicAllocation_enabled="false")) == set()
+def test_dynamic_allocation_is_an_error(spark_facts: SparkFacts) -> None:
+    changed = with_settings(spark_facts, dynamicAllocation_enabled="true")
+    assert codes(changed) == {"TFD871"}
+    assert fixes.settings(changed, codes(changed))["spark.dynamicAllocation.enabled"] == "false"
+    assert codes(with_settings(spark_facts, dynamicAllocation_enabled="false")) == set()
 
 
 @pytest.mark.parametrize(
     ("conf", "code"), [({}, "TFD872"), ({"spark.dynamicAllocation.enabled": "true"}, "TFD871")]
 )
-def test_what_can_be_said_of_connect(seen: SparkFacts, conf: dict[str, str], code: str) -> None:
+def test_findings_for_spark_connect(
+    spark_facts: SparkFacts, conf: dict[str, str], code: str
+) -> None:
     members = {"__module__": "pyspark.sql.connect.session", "conf": conf}
     session = type("SparkSession", (), members)()
-    assert code in [one.code for one in tfd.spark.check(session)]
+    assert code in [finding.code for finding in tfd.spark.check(session)]
     if conf:
         with pytest.raises(errors.Unsupported, match="dynamic"):
             check.needed(session, 1)
@@ -117,7 +123,7 @@ def test_what_can_be_said_of_connect(seen: SparkFacts, conf: dict[str, str], cod
 
 
 @pytest.mark.parametrize(
-    ("values", "code", "said"),
+    ("values", "code", "message"),
     [
         ({"python": "3.9.1"}, "TFD873", "has Python 3.9.1"),
         ({"package": None}, "TFD874", "has tfd-notebook none"),
@@ -128,104 +134,104 @@ def test_what_can_be_said_of_connect(seen: SparkFacts, conf: dict[str, str], cod
         ({"free_bytes": 10_000_000}, "TFD877", "has 10 MB free"),
     ],
 )
-def test_an_executor_that_is_unlike_this_process(
-    seen: SparkFacts, values: dict[str, Any], code: str, said: str
+def test_differences_of_an_executor_are_findings(
+    spark_facts: SparkFacts, values: dict[str, Any], code: str, message: str
 ) -> None:
-    (found,) = diagnostics.look("spark", with_executor(seen, **values))
-    assert found.code == code
-    assert said in found.what
-    assert found.what.startswith(seen.executors[0].host)
-    assert "Next: " in str(found)
+    (finding,) = diagnostics.look("spark", with_executor(spark_facts, **values))
+    assert finding.code == code
+    assert message in finding.what
+    assert finding.what.startswith(spark_facts.executors[0].host)
+    assert "Next: " in str(finding)
 
 
-def test_a_spark_that_anybody_may_join(seen: SparkFacts) -> None:
-    far = dataclasses.replace(seen, master="spark://host:7077")
-    far = with_settings(far, driver_host="192.0.2.1", authenticate="false")
-    assert codes(far) == {"TFD878"}
-    assert codes(with_settings(far, authenticate="true")) == {"TFD878"}
-    encrypted = with_settings(far, authenticate="true", network_crypto_enabled="true")
+def test_missing_authentication_is_a_finding(spark_facts: SparkFacts) -> None:
+    remote = dataclasses.replace(spark_facts, master="spark://host:7077")
+    remote = with_settings(remote, driver_host="192.0.2.1", authenticate="false")
+    assert codes(remote) == {"TFD878"}
+    assert codes(with_settings(remote, authenticate="true")) == {"TFD878"}
+    encrypted = with_settings(remote, authenticate="true", network_crypto_enabled="true")
     assert codes(encrypted) == set()
 
 
-def test_a_manager_that_nobody_tried(seen: SparkFacts) -> None:
-    assert codes(dataclasses.replace(seen, master="yarn")) == {"TFD879"}
-    assert codes(dataclasses.replace(seen, master="local[4]")) == {"TFD879"}
-    assert codes(dataclasses.replace(seen, master="spark://host:7077")) == set()
+def test_an_untested_cluster_manager_is_a_finding(spark_facts: SparkFacts) -> None:
+    assert codes(dataclasses.replace(spark_facts, master="yarn")) == {"TFD879"}
+    assert codes(dataclasses.replace(spark_facts, master="local[4]")) == {"TFD879"}
+    assert codes(dataclasses.replace(spark_facts, master="spark://host:7077")) == set()
 
 
 @pytest.fixture
 def other_python(sc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Have executors run another Python, as where PYSPARK_PYTHON names it."""
+    """Return a function that sets the Python of the executors, like PYSPARK_PYTHON."""
     return lambda path: monkeypatch.setattr(sc, "pythonExec", str(path))
 
 
-def test_executors_with_a_bare_python(
+def test_executors_without_packages_have_findings(
     spark: Any, other_python: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = tmp_path / "bare"
     venv.create(bare, symlinks=True, with_pip=False)
     other_python(bare / "bin" / "python")
-    found = tfd.spark.check(spark, 2)
-    assert found.codes == ("TFD874", "TFD875")
-    assert f"has no TensorFlow in {bare}" in found[1].what
+    findings = tfd.spark.check(spark, 2)
+    assert findings.codes == ("TFD874", "TFD875")
+    assert f"has no TensorFlow in {bare}" in findings[1].what
     printed = capsys.readouterr().out
-    assert all(str(one) in printed for one in found)
-    # All of it is on this host, so that no environment has to be sent.
+    assert all(str(finding) in printed for finding in findings)
+    # All processes run on this host, so no environment must be sent.
     assert f"Start this process with:\n  PYSPARK_PYTHON={sys.executable}\n" in printed
     assert "Start Spark with" not in printed
 
 
-def test_executors_with_a_python_that_is_not_there(spark: Any, other_python: Any) -> None:
+def test_a_missing_python_of_executors_is_a_finding(spark: Any, other_python: Any) -> None:
     other_python("/nowhere/python")
-    (found,) = tfd.spark.check(spark, 2)
-    assert found.code == "TFD873"
-    assert "/nowhere/python" in found.what
+    (finding,) = tfd.spark.check(spark, 2)
+    assert finding.code == "TFD873"
+    assert "/nowhere/python" in finding.what
 
 
-def test_executors_with_another_version_of_python(
+def test_another_python_version_of_executors_is_a_finding(
     spark: Any, sc: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To executors this process is another one: what runs there refuses it."""
+    """Each executor reports a version mismatch with this process."""
     monkeypatch.setattr(sc, "pythonVer", "3.9")
-    (found,) = tfd.spark.check(spark, 2)
-    assert found.code == "TFD873"
-    assert "PYTHON_VERSION_MISMATCH" in found.what
+    (finding,) = tfd.spark.check(spark, 2)
+    assert finding.code == "TFD873"
+    assert "PYTHON_VERSION_MISMATCH" in finding.what
 
 
-def test_a_port_of_this_process_that_executors_do_not_reach(seen: SparkFacts, sc: Any) -> None:
-    with socket.socket() as nobody_listens:
-        nobody_listens.bind(("127.0.0.1", 0))
-        look = executor_probe.executor_probe("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
-        (said,) = sc.parallelize(range(1), 1).mapPartitions(look).collect()
-    unheard = dataclasses.replace(seen, executors=(facts.Executor(**said),))
-    (found,) = diagnostics.look("spark", unheard)
-    assert found.code == "TFD876"
-    assert "refused" in found.what
-    assert "spark.driver.host" in found.fix
+def test_an_unreachable_port_of_the_driver_is_a_finding(spark_facts: SparkFacts, sc: Any) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        probe = executor_probe.executor_probe("127.0.0.1", unused.getsockname()[1], 5.0)
+        (report,) = sc.parallelize(range(1), 1).mapPartitions(probe).collect()
+    unreachable = dataclasses.replace(spark_facts, executors=(facts.Executor(**report),))
+    (finding,) = diagnostics.look("spark", unreachable)
+    assert finding.code == "TFD876"
+    assert "refused" in finding.what
+    assert "spark.driver.host" in finding.fix
 
 
 @pytest.mark.root
-def test_an_executor_on_a_disk_that_is_full(spark: Any, sc: Any) -> None:
+def test_a_full_disk_of_an_executor_is_a_finding(spark: Any, sc: Any) -> None:
     directories = sc.parallelize(range(2), 2).map(lambda _: os.getcwd()).collect()
     directory = directories[0]
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory], check=True)
     try:
-        (found,) = tfd.spark.check(spark, 2)
+        (finding,) = tfd.spark.check(spark, 2)
     finally:
         subprocess.run(["umount", directory], check=True)
-    assert found.code == "TFD877"
-    assert "has 1 MB free" in found.what
+    assert finding.code == "TFD877"
+    assert "has 1 MB free" in finding.what
 
 
-def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: SparkFacts) -> None:
-    far = with_settings(seen, driver_host="192.0.2.1", authenticate="true")
-    far = with_settings(far, network_crypto_enabled="true")
-    far = dataclasses.replace(
-        with_executor(far, package=None, tensorflow=None), master="spark://host:7077"
+def test_settings_for_remote_executors_are_printed_by_line(spark_facts: SparkFacts) -> None:
+    remote = with_settings(spark_facts, driver_host="192.0.2.1", authenticate="true")
+    remote = with_settings(remote, network_crypto_enabled="true")
+    remote = dataclasses.replace(
+        with_executor(remote, package=None, tensorflow=None), master="spark://host:7077"
     )
-    found = Findings(diagnostics.look("spark", far), [])
-    assert found.codes == ("TFD874", "TFD875")
-    printed = list(check.report_lines(far, found))
+    findings = Findings(diagnostics.look("spark", remote), [])
+    assert findings.codes == ("TFD874", "TFD875")
+    printed = list(check.report_lines(remote, findings))
     assert printed[-8:] == [
         "Create an environment for the executors:",
         "  python -m venv environment",
@@ -239,19 +245,19 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: SparkFacts)
     ]
 
 
-def test_speculative_execution(seen: SparkFacts) -> None:
-    found = with_settings(seen, speculation="true")
-    assert codes(found) == {"TFD881"}
-    assert fixes.settings(found, codes(found)) == {"spark.speculation": "false"}
+def test_speculative_execution_is_a_finding(spark_facts: SparkFacts) -> None:
+    changed = with_settings(spark_facts, speculation="true")
+    assert codes(changed) == {"TFD881"}
+    assert fixes.settings(changed, codes(changed)) == {"spark.speculation": "false"}
 
 
-def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
-    """Rows of a task that runs twice would be fed twice, without an error."""
+def test_speculation_is_refused_if_spark_feeds(sc: Any) -> None:
+    """Spark would feed the rows of a task that runs twice two times, without an error."""
     sc._conf.set("spark.speculation", "true")
     try:
         with pytest.raises(errors.Unsupported, match=r"(?s)speculat.*spark.speculation=false"):
             TFCluster.run(sc, print, None, 2, input_mode=TFCluster.InputMode.SPARK)
-        check.needed(sc, 2)  # a cluster that reads its data itself
+        check.needed(sc, 2)  # a cluster whose nodes read their own data
     finally:
         sc._conf.set("spark.speculation", "false")
     assert not registry.running()
@@ -260,27 +266,29 @@ def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
 @pytest.mark.parametrize(
     ("cores", "amount", "share"), [(1, 2, "2"), (2, 2, "1"), (4, 2, "0.5"), (3, 1, "0.33")]
 )
-def test_gpus_that_no_task_is_given(seen: SparkFacts, cores: int, amount: int, share: str) -> None:
+def test_gpus_without_a_task_resource_are_a_finding(
+    spark_facts: SparkFacts, cores: int, amount: int, share: str
+) -> None:
     master = f"local-cluster[2,{cores},1024]"
-    wanted = {
+    expected = {
         "spark.executor.resource.gpu.amount": str(amount),
         "spark.task.resource.gpu.amount": share,
     }
-    there = dataclasses.replace(with_executor(seen, gpus=amount), master=master)
-    assert codes(there) == {"TFD882"}
-    assert fixes.settings(there, codes(there)) == wanted
-    known = dataclasses.replace(seen, master=master)
-    known = with_settings(known, executor_resource_gpu_amount=str(amount))
-    assert codes(known) == {"TFD882"}
-    given = with_settings(known, task_resource_gpu_amount=share)
-    assert codes(given) == set()
-    assert fixes.slots_per_executor(given) == cores
+    executor_gpus = dataclasses.replace(with_executor(spark_facts, gpus=amount), master=master)
+    assert codes(executor_gpus) == {"TFD882"}
+    assert fixes.settings(executor_gpus, codes(executor_gpus)) == expected
+    configured = dataclasses.replace(spark_facts, master=master)
+    configured = with_settings(configured, executor_resource_gpu_amount=str(amount))
+    assert codes(configured) == {"TFD882"}
+    requested = with_settings(configured, task_resource_gpu_amount=share)
+    assert codes(requested) == set()
+    assert fixes.slots_per_executor(requested) == cores
 
 
-def test_executors_have_the_slots_that_their_gpus_allow(seen: SparkFacts) -> None:
-    few = dataclasses.replace(seen, master="local-cluster[2,4,1024]", needed=5)
-    few = with_settings(few, executor_resource_gpu_amount="2", task_resource_gpu_amount="1")
-    assert fixes.settings(few, codes(few)) == {"spark.master": "local-cluster[3,4,1024]"}
+def test_gpus_limit_the_slots_of_executors(spark_facts: SparkFacts) -> None:
+    changed = dataclasses.replace(spark_facts, master="local-cluster[2,4,1024]", needed=5)
+    changed = with_settings(changed, executor_resource_gpu_amount="2", task_resource_gpu_amount="1")
+    assert fixes.settings(changed, codes(changed)) == {"spark.master": "local-cluster[3,4,1024]"}
 
 
 def hold(path: str) -> Any:
@@ -296,7 +304,7 @@ def hold(path: str) -> Any:
     return holding
 
 
-def test_executors_that_are_busy_are_not_waited_for(
+def test_check_does_not_wait_for_busy_executors(
     spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     busy = tmp_path_factory.mktemp("busy")
@@ -306,9 +314,9 @@ def test_executors_that_are_busy_are_not_waited_for(
     job.start()
     try:
         until(lambda: len(list(busy.iterdir())) == 2, 60.0)
-        (found,) = tfd.spark.check(spark, timeout=1.0)
-        assert found.code == "TFD880"
-        assert "within 1 s" in found.what
+        (finding,) = tfd.spark.check(spark, timeout=1.0)
+        assert finding.code == "TFD880"
+        assert "within 1 s" in finding.what
     finally:
         for file in busy.iterdir():
             file.unlink()
@@ -317,27 +325,27 @@ def test_executors_that_are_busy_are_not_waited_for(
     assert list(tfd.spark.check(spark)) == []
 
 
-def test_the_doctor_knows_spark(spark: Any) -> None:
+def test_the_doctor_includes_the_findings_of_spark(spark: Any) -> None:
     assert list(tfd.doctor(spark)) == []
     assert {f"TFD{number}" for number in range(870, 883)} <= set(diagnostics.kinds())
-    assert not {one.code for one in tfd.doctor() if one.code.startswith("TFD87")}
-    done = subprocess.run(
+    assert not {finding.code for finding in tfd.doctor() if finding.code.startswith("TFD87")}
+    completed = subprocess.run(
         [sys.executable, "-m", "tfd_notebook", "why", "TFD871"],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert "dynamic allocation (error)" in done.stdout
+    assert "dynamic allocation (error)" in completed.stdout
 
 
-def test_what_cannot_be_meant(spark: Any) -> None:
+def test_invalid_arguments_of_check(spark: Any) -> None:
     with pytest.raises(errors.UsageError, match="invalid num_executors 0"):
         check.needed(spark, 0)
     with pytest.raises(errors.UsageError, match="invalid Spark 3"):
         tfd.spark.check(3)
 
 
-def test_a_reason_is_a_line() -> None:
+def test_the_reason_of_a_failed_probe_is_one_line() -> None:
     text = (
         "An error occurred\n at java\n[PYTHON_VERSION_MISMATCH] Python in worker has 3.9\n at java"
     )

@@ -1,4 +1,4 @@
-"""`spark.compat`: what programs for TensorFlowOnSpark import from its module `compat`."""
+"""`spark.compat`: the functions of the module `compat` of TensorFlowOnSpark."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def serving(directory: Path) -> Any:
     ("package", "names"),
     [("tf_keras", ["dense_1", "scores"]), ("keras", ["output_0", "output_1"])],
 )
-def test_the_chief_exports_the_names_that_this_keras_gives(
-    tmp_path: Path, package: str, names: list[str]
-) -> None:
+def test_only_the_chief_exports_a_model(tmp_path: Path, package: str, names: list[str]) -> None:
     model = model_of(importlib.import_module(package))
     compat.export_saved_model(model, str(tmp_path / "chief"), is_chief=True)
     compat.export_saved_model(model, str(tmp_path / "worker"))
@@ -44,10 +42,10 @@ def test_the_chief_exports_the_names_that_this_keras_gives(
     loaded, function = serving(tmp_path / "chief")
     assert sorted(function.structured_outputs) == names
     (tensor,) = function.structured_input_signature[1]
-    found = function(**{tensor: ROWS})
+    outputs = function(**{tensor: ROWS})
     expected = model(ROWS)
     for name, values in zip(names, expected, strict=True):
-        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        np.testing.assert_allclose(outputs[name], values, rtol=1e-5)
     del loaded
 
 

@@ -22,7 +22,7 @@ Step = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
-    """Have a step of `_connected` done, and return what came of it."""
+    """Yield a function that runs a step of `_connected` and returns its result."""
     directory = tmp_path_factory.mktemp("connected")
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("_connected.py")), str(directory)],
@@ -34,20 +34,20 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    asked, answers = process.stdin, process.stdout
+    requests, replies = process.stdin, process.stdout
 
-    def do(name: str) -> dict[str, Any]:
-        asked.write(f"{name}\n")
-        asked.flush()
-        result: dict[str, Any] = json.loads(answers.readline())
+    def run_step(name: str) -> dict[str, Any]:
+        requests.write(f"{name}\n")
+        requests.flush()
+        result: dict[str, Any] = json.loads(replies.readline())
         return result
 
     try:
-        assert answers.readline() == "ready\n"
-        yield do
+        assert replies.readline() == "ready\n"
+        yield run_step
     finally:
-        asked.close()
-        answers.close()
+        requests.close()
+        replies.close()
         try:
             process.wait(100)
         finally:
@@ -55,28 +55,28 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
 
 
 def test_dataframes_are_fed(step: Step) -> None:
-    found = step("feeds")
-    assert found["phase"] == "stopped"
-    assert sum(int(count) for count, _ in found["taken"]) == 200
-    assert sum(int(total) for _, total in found["taken"]) == 2 * sum(range(100))
+    result = step("feed_rows")
+    assert result["phase"] == "stopped"
+    assert sum(int(count) for count, _ in result["sums"]) == 200
+    assert sum(int(total) for _, total in result["sums"]) == 2 * sum(range(100))
 
 
-def test_results_are_dataframes(step: Step) -> None:
-    found = step("infers")
-    assert found["twice"] == list(range(0, 200, 2))
-    assert "do not fit the schema" in found["misfit"]
-    assert found["rdd"].startswith("Unsupported: ")
+def test_inference_returns_a_dataframe(step: Step) -> None:
+    result = step("infer")
+    assert result["twice"] == list(range(0, 200, 2))
+    assert "do not fit the schema" in result["mismatch"]
+    assert result["rdd"].startswith("Unsupported: ")
 
 
-def test_a_function_that_raises(step: Step) -> None:
-    found = step("fails")
-    assert found["raised"].startswith("NodeFailed: ")
-    assert "NaN in the loss" in found["raised"]
-    assert found["phase"] == "failed"
-    assert found["count"] == 5
+def test_the_error_of_a_node_is_raised(step: Step) -> None:
+    result = step("fail")
+    assert result["error"].startswith("NodeFailed: ")
+    assert "NaN in the loss" in result["error"]
+    assert result["phase"] == "failed"
+    assert result["count"] == 5
 
 
-def test_what_cannot_be_had(step: Step) -> None:
-    found = step("refuses")
-    assert found["slots"].startswith("NotEnoughSlots: ")
-    assert found["parallel"].startswith("Unsupported: ")
+def test_requests_without_support_are_refused(step: Step) -> None:
+    result = step("refuse")
+    assert result["slots"].startswith("NotEnoughSlots: ")
+    assert result["parallel"].startswith("Unsupported: ")

@@ -1,4 +1,4 @@
-"""DataFrames as TFRecord files and back, on real executors."""
+"""Conversion between DataFrames and TFRecord files, on real executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfd_notebook.spark import dfutil
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 SOON = 60.0
 
 EVERYTHING = (
@@ -36,22 +36,22 @@ ROWS = [
 ]
 
 
-def written(spark: Any, directory: Path, rows: Any, schema: str, parts: int = 2) -> Any:
+def write(spark: Any, directory: Path, rows: Any, schema: str, parts: int = 2) -> Any:
     df = spark.createDataFrame(spark.sparkContext.parallelize(rows, parts), schema)
     dfutil.saveAsTFRecords(df, str(directory))
     return df
 
 
 def examples(directory: Path, *features: dict[str, Any]) -> None:
-    """Write records as somebody else would, without our schema beside them."""
+    """Write records like another program, without a schema file of this package."""
     import tensorflow as tf
 
     directory.mkdir(exist_ok=True)
     number = len(list(directory.iterdir()))
     with tf.io.TFRecordWriter(str(directory / f"part-r-{number:05d}")) as writer:
-        for one in features:
+        for features_of_row in features:
             example = tf.train.Example()
-            for name, values in one.items():
+            for name, values in features_of_row.items():
                 kind = {int: "int64_list", float: "float_list", bytes: "bytes_list"}[
                     type(values[0]) if values else bytes
                 ]
@@ -59,59 +59,53 @@ def examples(directory: Path, *features: dict[str, Any]) -> None:
             writer.write(example.SerializeToString())
 
 
-def test_every_type_comes_back_as_it_was(spark: Any, tmp_path: Path) -> None:
-    df = written(spark, tmp_path / "out", ROWS, EVERYTHING)
-    back = dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "out"))
-    assert back.dtypes == df.dtypes
-    assert [tuple(row) for row in back.collect()] == ROWS
+def test_each_type_is_restored(spark: Any, tmp_path: Path) -> None:
+    df = write(spark, tmp_path / "out", ROWS, EVERYTHING)
+    loaded = dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "out"))
+    assert loaded.dtypes == df.dtypes
+    assert [tuple(row) for row in loaded.collect()] == ROWS
 
 
-def test_files_are_read_by_tensorflow_and_named_as_programs_expect(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_files_have_the_expected_names_and_load_in_tensorflow(spark: Any, tmp_path: Path) -> None:
     import tensorflow as tf
 
-    written(
+    write(
         spark, tmp_path / "out", [(n, [float(n)] * 3) for n in range(10)], "n int, x array<float>"
     )
     files = sorted(tf.io.gfile.glob(str(tmp_path / "out" / "part-*")))
     assert [Path(file).name for file in files] == ["part-r-00000", "part-r-00001"]
     shape = {"n": tf.io.FixedLenFeature([], tf.int64), "x": tf.io.FixedLenFeature([3], tf.float32)}
-    read = [
-        tf.io.parse_single_example(one, shape)["n"].numpy()
-        for one in tf.data.TFRecordDataset(files)
+    numbers = [
+        tf.io.parse_single_example(record, shape)["n"].numpy()
+        for record in tf.data.TFRecordDataset(files)
     ]
-    assert read == list(range(10))
+    assert numbers == list(range(10))
 
 
-def test_a_partition_without_rows_is_a_file_without_records(spark: Any, tmp_path: Path) -> None:
-    written(spark, tmp_path / "out", [(1,)], "n int", parts=2)
-    back = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
-    assert [row.n for row in back.collect()] == [1]
-    assert back.rdd.getNumPartitions() == 2
+def test_an_empty_partition_gives_an_empty_file(spark: Any, tmp_path: Path) -> None:
+    write(spark, tmp_path / "out", [(1,)], "n int", parts=2)
+    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
+    assert [row.n for row in loaded.collect()] == [1]
+    assert loaded.rdd.getNumPartitions() == 2
 
 
-def test_a_directory_that_exists_is_not_touched_unless_asked(spark: Any, tmp_path: Path) -> None:
-    df = written(spark, tmp_path / "out", [(1,)], "n int")
+def test_an_existing_directory_is_kept_without_overwrite(spark: Any, tmp_path: Path) -> None:
+    df = write(spark, tmp_path / "out", [(1,)], "n int")
     with pytest.raises(UsageError, match=r"(?s)exists.*overwrite=True"):
         dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
     dfutil.saveAsTFRecords(df.selectExpr("n + 1 as n"), str(tmp_path / "out"), overwrite=True)
     assert [row.n for row in dfutil.loadTFRecords(spark, str(tmp_path / "out")).collect()] == [2]
-    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_value_that_cannot_be_kept_is_named_and_leaves_nothing_behind(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_an_unsupported_value_is_named_and_leaves_no_files(spark: Any, tmp_path: Path) -> None:
     df = spark.createDataFrame([([1, None],)], "numbers array<int>")
     with pytest.raises(UsageError, match=r"(?s)invalid value .1, None.*'numbers'.*null"):
         dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
     assert not list(tmp_path.iterdir())
 
 
-def test_columns_that_no_feature_holds_are_all_named_before_anything_runs(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_all_unsupported_columns_are_named_before_the_job(spark: Any, tmp_path: Path) -> None:
     df = spark.sql("select 1 as good, current_date() as day, named_struct('a', 1) as inner")
     with pytest.raises(UsageError, match=r"'day' \(date\), 'inner' \(struct<a:int>\)"):
         dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
@@ -119,12 +113,12 @@ def test_columns_that_no_feature_holds_are_all_named_before_anything_runs(
         dfutil.toTFExample([("features", "vector")])
 
 
-def test_types_of_other_peoples_files_are_told_by_all_records(spark: Any, tmp_path: Path) -> None:
-    there = tmp_path / "theirs"
-    examples(there, {"b": [1.5], "a": [1], "word": [b"text"], "raw": [b"text"], "never": []})
-    examples(there, {"a": [1, 2], "word": [b"more"], "raw": [b"\xff"], "late": [2.0]})
-    back = dfutil.loadTFRecords(spark, str(there))
-    assert back.dtypes == [
+def test_types_of_files_without_a_schema_come_from_all_records(spark: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "external"
+    examples(directory, {"b": [1.5], "a": [1], "word": [b"text"], "raw": [b"text"], "never": []})
+    examples(directory, {"a": [1, 2], "word": [b"more"], "raw": [b"\xff"], "late": [2.0]})
+    loaded = dfutil.loadTFRecords(spark, str(directory))
+    assert loaded.dtypes == [
         ("a", "array<bigint>"),
         ("b", "double"),
         ("late", "double"),
@@ -132,45 +126,43 @@ def test_types_of_other_peoples_files_are_told_by_all_records(spark: Any, tmp_pa
         ("raw", "binary"),
         ("word", "string"),
     ]
-    assert [row.asDict() for row in back.collect()] == [
+    assert [row.asDict() for row in loaded.collect()] == [
         {"a": [1], "b": 1.5, "late": None, "never": None, "raw": b"text", "word": "text"},
         {"a": [1, 2], "b": None, "late": 2.0, "never": None, "raw": b"\xff", "word": "more"},
     ]
 
 
-def test_binary_features_are_bytes_also_where_they_look_like_text(
-    spark: Any, tmp_path: Path
-) -> None:
-    examples(tmp_path / "theirs", {"image": [b"abc"], "tags": [b"a", b"b"], "n": [1]})
-    back = dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["image", "tags"])
-    assert back.first().asDict() == {"image": b"abc", "n": 1, "tags": [b"a", b"b"]}
+def test_binary_features_are_bytes_even_if_they_look_like_text(spark: Any, tmp_path: Path) -> None:
+    examples(tmp_path / "external", {"image": [b"abc"], "tags": [b"a", b"b"], "n": [1]})
+    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "external"), ["image", "tags"])
+    assert loaded.first().asDict() == {"image": b"abc", "n": 1, "tags": [b"a", b"b"]}
     with pytest.raises(UsageError, match=r"(?s)invalid column 'imgae'.*image, n, tags"):
-        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["imgae"])
+        dfutil.loadTFRecords(spark, str(tmp_path / "external"), ["imgae"])
     with pytest.raises(UsageError, match="'n' in binary_features: it holds whole numbers"):
-        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["n"])
+        dfutil.loadTFRecords(spark, str(tmp_path / "external"), ["n"])
 
 
-def test_records_that_disagree_are_refused(spark: Any, tmp_path: Path) -> None:
-    examples(tmp_path / "theirs", {"a": [1]}, {"a": [1.5]})
+def test_records_with_different_types_are_refused(spark: Any, tmp_path: Path) -> None:
+    examples(tmp_path / "external", {"a": [1]}, {"a": [1.5]})
     with pytest.raises(DataError, match="'a' holds whole numbers in some records and numbers in"):
-        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"))
+        dfutil.loadTFRecords(spark, str(tmp_path / "external"))
 
 
 def test_a_record_that_does_not_fit_the_schema_is_named(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import PythonException
     from pyspark.sql.types import LongType, StructType
 
-    examples(tmp_path / "theirs", {"a": [1]}, {"a": [1, 2]})
+    examples(tmp_path / "external", {"a": [1]}, {"a": [1, 2]})
     schema = StructType().add("a", LongType())
-    df = dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), schema=schema)
+    df = dfutil.loadTFRecords(spark, str(tmp_path / "external"), schema=schema)
     with pytest.raises(PythonException, match=r"record 1 of .*part-r-00000 has 2 values"):
         df.collect()
 
 
-def test_what_is_not_there_or_damaged_is_said(spark: Any, tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_errors(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no TFRecord file found"):
-        dfutil.loadTFRecords(spark, str(tmp_path / "nowhere"))
-    (tmp_path / "part-r-00000").write_bytes(b"this is text, and no record at all")
+        dfutil.loadTFRecords(spark, str(tmp_path / "missing"))
+    (tmp_path / "part-r-00000").write_bytes(b"this is text, not a TFRecord file at all")
     with pytest.raises(
         DataError, match="part-r-00000 is damaged, or not a TFRecord file, at record 0"
     ):
@@ -178,49 +170,49 @@ def test_what_is_not_there_or_damaged_is_said(spark: Any, tmp_path: Path) -> Non
 
 
 def test_compressed_files_and_patterns(spark: Any, tmp_path: Path) -> None:
-    examples(tmp_path / "theirs", {"a": [1]})
-    plain = tmp_path / "theirs" / "part-r-00000"
-    (tmp_path / "theirs" / "more-1.gz").write_bytes(gzip.compress(plain.read_bytes()))
-    assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs")).count() == 2
-    assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs" / "more-*")).count() == 1
+    examples(tmp_path / "external", {"a": [1]})
+    plain = tmp_path / "external" / "part-r-00000"
+    (tmp_path / "external" / "more-1.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert dfutil.loadTFRecords(spark, str(tmp_path / "external")).count() == 2
+    assert dfutil.loadTFRecords(spark, str(tmp_path / "external" / "more-*")).count() == 1
 
 
-def test_both_ways_can_be_futures(spark: Any, tmp_path: Path) -> None:
+def test_saving_and_loading_can_return_futures(spark: Any, tmp_path: Path) -> None:
     df = spark.createDataFrame([(1,), (2,)], "n int")
     out = str(tmp_path / "out")
     assert dfutil.saveAsTFRecords(df, out, wait=False).result(SOON) is None
-    back = dfutil.loadTFRecords(spark, out, wait=False).result(SOON)
-    assert sorted(row.n for row in back.collect()) == [1, 2]
-    assert dfutil.isLoadedDF(back)
+    loaded = dfutil.loadTFRecords(spark, out, wait=False).result(SOON)
+    assert sorted(row.n for row in loaded.collect()) == [1, 2]
+    assert dfutil.isLoadedDF(loaded)
     with pytest.raises(UsageError, match="exists"):
         dfutil.saveAsTFRecords(df, out, wait=False).result(SOON)
     with pytest.raises(UsageError, match="no TFRecord file"):
-        dfutil.loadTFRecords(spark, str(tmp_path / "nowhere"), wait=False).result(SOON)
+        dfutil.loadTFRecords(spark, str(tmp_path / "missing"), wait=False).result(SOON)
 
 
-def test_a_dataframe_knows_that_it_was_loaded(spark: Any, tmp_path: Path) -> None:
-    df = written(spark, tmp_path / "out", [(1,)], "n int")
-    back = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
-    assert dfutil.isLoadedDF(back)
-    assert dfutil.loadedDF[back] == str(tmp_path / "out")
-    assert not dfutil.isLoadedDF(back.filter("n > 0"))
+def test_a_loaded_dataframe_is_recognized(spark: Any, tmp_path: Path) -> None:
+    df = write(spark, tmp_path / "out", [(1,)], "n int")
+    loaded = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
+    assert dfutil.isLoadedDF(loaded)
+    assert dfutil.loadedDF[loaded] == str(tmp_path / "out")
+    assert not dfutil.isLoadedDF(loaded.filter("n > 0"))
     assert not dfutil.isLoadedDF(df)
 
 
-def test_examples_of_an_rdd_and_back(spark: Any) -> None:
+def test_rows_of_an_rdd_become_examples_and_rows_again(spark: Any) -> None:
     df = spark.createDataFrame(
         [("a", 1, [1.0, 2.0]), ("b", 2, [3.0, 4.0])], "w string, n int, x array<float>"
     )
     pairs = df.rdd.mapPartitions(dfutil.toTFExample(df.dtypes))
     assert isinstance(pairs.first()[0], bytearray)
-    back = pairs.mapPartitions(dfutil.fromTFExample).collect()
-    assert [row.asDict() for row in back] == [
+    restored = pairs.mapPartitions(dfutil.fromTFExample).collect()
+    assert [row.asDict() for row in restored] == [
         {"n": 1, "w": "a", "x": [1.0, 2.0]},
         {"n": 2, "w": "b", "x": [3.0, 4.0]},
     ]
 
 
-def test_a_schema_is_told_by_one_example() -> None:
+def test_a_schema_is_inferred_from_one_example() -> None:
     import tensorflow as tf
 
     example = tf.train.Example()

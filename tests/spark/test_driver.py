@@ -1,4 +1,4 @@
-"""The notebook's process, or its Java, stops or is killed: with a Spark of its own for each."""
+"""The kernel, or its Java process, stops or is killed. Each test has a separate Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests._waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-#: Seconds for what takes ten, the limit of the heartbeat, on an idle machine.
+#: Timeout in seconds of steps that take the 10 s of the heartbeat limit on an idle machine.
 LONG = 90.0
 
 KERNEL = """
@@ -31,14 +31,14 @@ def function(args, ctx):
     import threading
     threading.Event().wait()
 
-def say(*values):
+def send(*values):
     print(json.dumps(values), flush=True)
 
 def run():
     cluster = TFCluster.run(spark, function, None, 2, 0, heartbeat_limit=10)
-    say(*([n.pid, n.jvm, int(n.address.rpartition(":")[2])] for n in cluster.nodes))
+    send(*([n.pid, n.jvm, int(n.address.rpartition(":")[2])] for n in cluster.nodes))
     cluster.wait(200)
-    say(cluster.phase, type(cluster.error).__name__, str(cluster.error))
+    send(cluster.phase, type(cluster.error).__name__, str(cluster.error))
 
 if __name__ == "__main__":
     spark = session(executors=2, cores=1, memory="1g", name="kernel")
@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 
 class Kernel:
-    """A notebook's process that runs two clusters, one after the other."""
+    """A kernel that runs two clusters, one after the other."""
 
     def __init__(self, directory: Path) -> None:
         script = directory / "kernel.py"
@@ -64,42 +64,42 @@ class Kernel:
                 "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
             },
         )
-        self.below: set[psutil.Process] = set()
+        self.descendants: set[psutil.Process] = set()
         self.ports: set[int] = set()
 
-    def hear(self) -> list[Any]:
-        """Return what it says next."""
+    def receive(self) -> list[Any]:
+        """Return the next message of the kernel."""
         assert self.process.stdout is not None
         line = next(line for line in self.process.stdout if line.startswith("["))
-        found: list[Any] = json.loads(line)
-        return found
+        values: list[Any] = json.loads(line)
+        return values
 
     def nodes(self) -> list[psutil.Process]:
-        """Return the nodes' processes and their supervisors, when a cluster runs."""
-        said = self.hear()
-        nodes = [psutil.Process(pid) for pid, *_ in said]
-        self.below.update(psutil.Process(self.process.pid).children(recursive=True))
-        self.below.update(psutil.Process(jvm) for _, jvm, _ in said)
-        self.ports.update(port for *_, port in said)
+        """Return the nodes' processes and their supervisors of a running cluster."""
+        rows = self.receive()
+        nodes = [psutil.Process(pid) for pid, *_ in rows]
+        self.descendants.update(psutil.Process(self.process.pid).children(recursive=True))
+        self.descendants.update(psutil.Process(jvm) for _, jvm, _ in rows)
+        self.ports.update(port for *_, port in rows)
         nodes += [node.parent() for node in nodes]
         return nodes
 
     @property
     def java(self) -> psutil.Process:
-        """Its own Java, which the executors' are below."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return next(process for process in below if process.name() == "java")
+        """Return the kernel's Java process. The Java processes of executors are below it."""
+        descendants = psutil.Process(self.process.pid).children(recursive=True)
+        return next(process for process in descendants if process.name() == "java")
 
-    def leaves_nothing(self) -> None:
-        """Wait for the end of all that it has started."""
-        until(lambda: not any(map(lives, self.below)), LONG)
+    def await_exit(self) -> None:
+        """Wait for the end of all started processes."""
+        until(lambda: not any(map(is_running, self.descendants)), LONG)
         for port in self.ports:
             with socket.socket() as free:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 free.bind(("127.0.0.1", port))
 
 
-def lives(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -107,33 +107,33 @@ def lives(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    made = Kernel(tmp_path)
-    yield made
-    made.process.kill()
-    made.process.communicate()
-    made.leaves_nothing()
+    new_kernel = Kernel(tmp_path)
+    yield new_kernel
+    new_kernel.process.kill()
+    new_kernel.process.communicate()
+    new_kernel.await_exit()
 
 
-def test_the_kernel_is_killed(kernel: Kernel) -> None:
+def test_nodes_end_with_a_killed_kernel(kernel: Kernel) -> None:
     nodes = kernel.nodes()
     kernel.process.kill()
-    until(lambda: not any(map(lives, nodes)), LONG)
+    until(lambda: not any(map(is_running, nodes)), LONG)
 
 
-def test_the_kernel_stops_and_then_its_java_is_killed(kernel: Kernel) -> None:
+def test_nodes_end_with_a_stopped_kernel_and_a_killed_java(kernel: Kernel) -> None:
     nodes = kernel.nodes()
-    # No connection is closed, nobody answers.
+    # SIGSTOP closes no connection, and no message is answered.
     kernel.process.send_signal(signal.SIGSTOP)
-    until(lambda: not any(map(lives, nodes)), LONG)
-    assert lives(kernel.java)
+    until(lambda: not any(map(is_running, nodes)), LONG)
+    assert is_running(kernel.java)
     kernel.process.send_signal(signal.SIGCONT)
-    phase, error, _ = kernel.hear()
+    phase, error, _ = kernel.receive()
     assert (phase, error) == ("failed", "NodeLost")
 
     nodes = kernel.nodes()
     kernel.java.kill()
-    phase, error, text = kernel.hear()
+    phase, error, text = kernel.receive()
     assert (phase, error) == ("failed", "NodeLost")
     assert "its executor has ended" in text
-    until(lambda: not any(map(lives, nodes)), LONG)
+    until(lambda: not any(map(is_running, nodes)), LONG)
     kernel.process.wait(LONG)

@@ -1,4 +1,4 @@
-"""What must happen when something goes wrong, each within a limit, and nothing is left behind."""
+"""Errors and killed processes: each ends the cluster within a limit and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 60.0
-#: Seconds for what takes one by itself; any limit that could be at work instead is longer.
+#: Timeout in seconds of the same steps if every other limit is longer.
 PROMPT = 10.0
 
 
-def waits() -> Any:
-    """Return a function that never ends; made here, it travels by value."""
+def waiting_function() -> Any:
+    """Return a function that never ends. Spark pickles a local function by value."""
 
     def function(args: Any, ctx: Any) -> None:
         import threading
@@ -44,9 +44,9 @@ def waits() -> Any:
 
 
 @contextlib.contextmanager
-def started(sc: Any, function: Any = None, nodes: int = 2, **options: Any) -> Iterator[Any]:
-    """Have a cluster, and be sure of its end."""
-    cluster = TFCluster.run(sc, function or waits(), None, nodes, 0, **options)
+def running_cluster(sc: Any, function: Any = None, nodes: int = 2, **options: Any) -> Iterator[Any]:
+    """Yield a running cluster and end it afterwards."""
+    cluster = TFCluster.run(sc, function or waiting_function(), None, nodes, 0, **options)
     try:
         yield cluster
     finally:
@@ -54,7 +54,7 @@ def started(sc: Any, function: Any = None, nodes: int = 2, **options: Any) -> It
         until(lambda: cluster.name not in running(), LONG)
 
 
-def gone(pids: list[int]) -> bool:
+def all_ended(pids: list[int]) -> bool:
     return not any(
         psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
         for pid in pids
@@ -67,12 +67,12 @@ def processes_of(cluster: Any) -> list[int]:
     return [*pids, *(psutil.Process(pid).ppid() for pid in pids)]
 
 
-def works(sc: Any) -> bool:
+def computes(sc: Any) -> bool:
     return bool(sc.parallelize(range(4), 2).sum() == 6)
 
 
 @pytest.mark.parametrize("mode", list(InputMode))
-def test_an_error_is_told_at_once(sc: Any, tmp_path: Path, mode: InputMode) -> None:
+def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: InputMode) -> None:
     def function(args: Any, ctx: Any) -> None:
         while not (tmp_path / "gate").exists():
             time.sleep(0.01)
@@ -87,29 +87,29 @@ def test_an_error_is_told_at_once(sc: Any, tmp_path: Path, mode: InputMode) -> N
             time.sleep(0.01)
             yield 1
 
-    with started(sc, function, input_mode=mode) as cluster:
+    with running_cluster(sc, function, input_mode=mode) as cluster:
         pids = processes_of(cluster)
         if mode is InputMode.SPARK:
             rows = sc.parallelize(range(2), 2).mapPartitions(endless)
-            ending = cluster.train(rows, 1, wait=False)
+            future = cluster.train(rows, 1, wait=False)
             until(lambda: cluster.phase == "feeding", LONG)
         else:
-            ending = cluster.shutdown(timeout=LONG, wait=False)
+            future = cluster.shutdown(timeout=LONG, wait=False)
         (tmp_path / "gate").touch()
         with pytest.raises(errors.NodeFailed, match="price") as caught:
-            ending.result(LONG)
-        heard = time.time()
+            future.result(LONG)
+        received = time.time()
         assert caught.value.task == "worker:1"
         assert 'raise ValueError("no such column: price")' in str(caught.value)
-        until(lambda: gone(pids), LONG)
-        # The executors are free again: Spark does not go on with the feed, nor tries again.
-        until(lambda: works(sc), LONG)
-    (raised,) = (tmp_path / "raised").read_text().split()
-    assert heard - float(raised) < PROMPT
+        until(lambda: all_ended(pids), LONG)
+        # The executors are free again: Spark neither continues the feed nor retries it.
+        until(lambda: computes(sc), LONG)
+    (raise_time,) = (tmp_path / "raised").read_text().split()
+    assert received - float(raise_time) < PROMPT
 
 
-def test_an_executor_is_killed(sc: Any) -> None:
-    with started(sc) as cluster:
+def test_a_killed_executor_fails_the_cluster(sc: Any) -> None:
+    with running_cluster(sc) as cluster:
         pids = processes_of(cluster)
         victim = cluster.nodes[1]
         os.kill(victim.jvm, signal.SIGKILL)
@@ -118,13 +118,13 @@ def test_an_executor_is_killed(sc: Any) -> None:
         assert isinstance(cluster.error, errors.NodeLost)
         assert cluster.error.task == "worker:1"
         assert "executor" in str(cluster.error)
-        until(lambda: gone(pids), LONG)
+        until(lambda: all_ended(pids), LONG)
         with pytest.raises(errors.NodeLost):
             cluster.shutdown(timeout=LONG)
-    assert works(sc)
+    assert computes(sc)
 
 
-def test_it_can_be_run_again_when_spark_has_a_new_executor(sc: Any, tmp_path: Path) -> None:
+def test_a_cluster_runs_again_on_a_new_executor(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         (tmp_path / str(ctx.task_index)).touch()
 
@@ -132,7 +132,7 @@ def test_it_can_be_run_again_when_spark_has_a_new_executor(sc: Any, tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
-def test_an_executor_is_killed_while_it_is_fed(sc: Any) -> None:
+def test_a_killed_executor_fails_the_feed(sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
         while not feed.should_stop():
@@ -143,38 +143,38 @@ def test_an_executor_is_killed_while_it_is_fed(sc: Any) -> None:
             time.sleep(0.01)
             yield 1
 
-    with started(sc, function, input_mode=InputMode.SPARK) as cluster:
+    with running_cluster(sc, function, input_mode=InputMode.SPARK) as cluster:
         feeding = cluster.train(sc.parallelize(range(4), 4).mapPartitions(slowly), 1, wait=False)
         until(lambda: all(row.rows for row in cluster.snapshot().spark.nodes), LONG)
         os.kill(cluster.nodes[0].jvm, signal.SIGKILL)
         with pytest.raises(errors.NodeLost) as caught:
             feeding.result(LONG)
         assert caught.value is cluster.error
-    until(lambda: works(sc), LONG)
+    until(lambda: computes(sc), LONG)
 
 
-def test_a_node_is_killed(sc: Any) -> None:
-    with started(sc) as cluster:
+def test_a_killed_node_fails_the_cluster(sc: Any) -> None:
+    with running_cluster(sc) as cluster:
         pids = processes_of(cluster)
         os.kill(cluster.nodes[0].pid, signal.SIGKILL)
         assert cluster.wait(LONG)
         assert isinstance(cluster.error, errors.NodeLost)
         assert "worker:0" in str(cluster.error)
         assert "SIGKILL" in str(cluster.error)
-        until(lambda: gone(pids), LONG)
-    assert works(sc)
+        until(lambda: all_ended(pids), LONG)
+    assert computes(sc)
 
 
-def test_a_supervisor_is_killed(sc: Any) -> None:
-    with started(sc, heartbeat_limit=5) as cluster:
+def test_a_killed_supervisor_fails_the_cluster(sc: Any) -> None:
+    with running_cluster(sc, heartbeat_limit=5) as cluster:
         pids = processes_of(cluster)
         os.kill(psutil.Process(cluster.nodes[0].pid).ppid(), signal.SIGKILL)
         assert cluster.wait(LONG)
         assert isinstance(cluster.error, errors.NodeLost)
-        until(lambda: gone(pids), LONG)
+        until(lambda: all_ended(pids), LONG)
 
 
-def test_what_the_function_has_started_ends_with_it(sc: Any, tmp_path: Path) -> None:
+def test_child_processes_of_a_function_end_with_it(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         import subprocess
 
@@ -182,67 +182,67 @@ def test_what_the_function_has_started_ends_with_it(sc: Any, tmp_path: Path) -> 
         (tmp_path / "pid").write_text(str(child.pid))
 
     TFCluster.run(sc, function, None, 1, 0).shutdown(timeout=LONG)
-    until(lambda: gone([int((tmp_path / "pid").read_text())]), LONG)
+    until(lambda: all_ended([int((tmp_path / "pid").read_text())]), LONG)
 
 
-def test_too_few_slots_are_refused_before_anything_starts(sc: Any) -> None:
+def test_too_few_slots_are_refused_before_the_start(sc: Any) -> None:
     began = time.monotonic()
     with pytest.raises(errors.TfdError, match="3") as caught:
-        TFCluster.run(sc, waits(), None, 3, 0)
+        TFCluster.run(sc, waiting_function(), None, 3, 0)
     assert isinstance(caught.value, errors.NotEnoughSlots)
     assert "2" in str(caught.value)
     assert time.monotonic() - began < LONG
     assert not running()
 
 
-def test_reservations_have_a_limit(sc: Any) -> None:
-    release = threading.Event()
-    held = sc.parallelize([0], 1)
+def test_the_reservation_timeout_ends_the_start(sc: Any) -> None:
+    released = threading.Event()
+    rdd = sc.parallelize([0], 1)
 
     def occupy() -> None:
         with contextlib.suppress(Exception):
             sc.setJobGroup("occupy", "", interruptOnCancel=True)
-            held.foreach(lambda _: __import__("time").sleep(1000))
-        release.set()
+            rdd.foreach(lambda _: __import__("time").sleep(1000))
+        released.set()
 
     thread = threading.Thread(target=occupy)
     thread.start()
     until(lambda: sc.statusTracker().getActiveJobsIds(), LONG)
     with pytest.raises(errors.ReservationLimit, match="0 of 2 nodes") as caught:
-        TFCluster.run(sc, waits(), None, 2, 0, reservation_timeout=3)
+        TFCluster.run(sc, waiting_function(), None, 2, 0, reservation_timeout=3)
     assert isinstance(caught.value, TimeoutError)
     sc.cancelJobGroup("occupy")
-    assert release.wait(LONG)
+    assert released.wait(LONG)
     thread.join()
-    assert works(sc)
+    assert computes(sc)
 
 
-def test_shutdown_has_a_limit_and_raises(sc: Any) -> None:
-    with started(sc) as cluster:
+def test_shutdown_raises_after_its_timeout(sc: Any) -> None:
+    with running_cluster(sc) as cluster:
         pids = processes_of(cluster)
         with pytest.raises(errors.TimeLimit, match="worker:0, worker:1"):
             cluster.shutdown(timeout=1)
         assert cluster.phase == "failed"
-        until(lambda: gone(pids), LONG)
-    assert works(sc)
+        until(lambda: all_ended(pids), LONG)
+    assert computes(sc)
 
 
 @pytest.mark.parametrize("limit", [0, 2.9, -1, float("nan"), float("inf"), True, "30", None])
-def test_a_heartbeat_limit_that_cannot_be_meant(sc: Any, limit: Any) -> None:
+def test_invalid_heartbeat_limits(sc: Any, limit: Any) -> None:
     with pytest.raises(errors.UsageError, match=r"invalid heartbeat_limit .* 3 or more seconds"):
-        TFCluster.run(sc, waits(), None, 1, 0, heartbeat_limit=limit)
+        TFCluster.run(sc, waiting_function(), None, 1, 0, heartbeat_limit=limit)
     assert not running()
 
 
 @pytest.mark.parametrize("options", [{"timeout": -2}, {"grace_secs": -1}])
-def test_limits_that_cannot_be_meant(sc: Any, options: dict[str, Any]) -> None:
-    with started(sc, nodes=1) as cluster:
+def test_invalid_timeouts_of_shutdown(sc: Any, options: dict[str, Any]) -> None:
+    with running_cluster(sc, nodes=1) as cluster:
         with pytest.raises(errors.UsageError):
             cluster.shutdown(**options)
         until(lambda: cluster.phase == "running", LONG)
 
 
-def test_ctrl_c_ends_the_wait_for_workers_and_not_the_cluster(sc: Any, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_workers_only(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         while not (tmp_path / "gate").exists():
             time.sleep(0.05)
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_the_wait_for_workers_and_not_the_cluster(sc: Any, tmp_path:
     main = threading.main_thread().ident
     assert main is not None
     try:
-        with started(sc, function) as cluster:
+        with running_cluster(sc, function) as cluster:
             timer = threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT))
             timer.start()
             with pytest.raises(KeyboardInterrupt):
@@ -265,12 +265,12 @@ def test_ctrl_c_ends_the_wait_for_workers_and_not_the_cluster(sc: Any, tmp_path:
         signal.signal(signal.SIGINT, before)
 
 
-def test_grace_is_a_limit_and_no_sleep(sc: Any) -> None:
+def test_shutdown_does_not_sleep_for_the_grace_period(sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         if ctx.job_name == "evaluator":
             time.sleep(1.0)
 
-    with started(sc, function, eval_node=True) as cluster:
+    with running_cluster(sc, function, eval_node=True) as cluster:
         began = time.monotonic()
         cluster.shutdown(grace_secs=LONG, timeout=4 * LONG)
         assert time.monotonic() - began < LONG
@@ -278,20 +278,20 @@ def test_grace_is_a_limit_and_no_sleep(sc: Any) -> None:
     assert states == {"evaluator:0": "finished", "worker:0": "finished"}
 
 
-def test_grace_has_a_limit(sc: Any) -> None:
+def test_nodes_are_stopped_after_the_grace_period(sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         import threading
 
         if ctx.job_name == "evaluator":
             threading.Event().wait()
 
-    with started(sc, function, eval_node=True) as cluster:
+    with running_cluster(sc, function, eval_node=True) as cluster:
         pids = [node.pid for node in cluster.nodes]
         began = time.monotonic()
         cluster.shutdown(grace_secs=2, timeout=LONG)
         assert time.monotonic() - began >= 2
         states = {row.node: row.state for row in cluster.snapshot().spark.nodes}
-        until(lambda: gone(pids), LONG)
+        until(lambda: all_ended(pids), LONG)
     assert states == {"evaluator:0": "stopped", "worker:0": "finished"}
 
 
@@ -307,34 +307,38 @@ def test_feed_timeout_counts_time_without_progress(sc: Any, tmp_path: Path) -> N
     def many(_: Any) -> Iterator[bytes]:
         return (bytes(100_000) for _ in range(1000))
 
-    with started(sc, function, nodes=1, input_mode=InputMode.SPARK) as cluster:
-        said = r"worker:0 .*for 3 s.* \d+ in its queue wait, the last batch was \d+ s ago"
-        with pytest.raises(errors.FeedTimeout, match=said):
+    with running_cluster(sc, function, nodes=1, input_mode=InputMode.SPARK) as cluster:
+        message = r"worker:0 .*for 3 s.* \d+ in its queue wait, the last batch was \d+ s ago"
+        with pytest.raises(errors.FeedTimeout, match=message):
             cluster.train(sc.parallelize([0], 1).mapPartitions(many), 1, feed_timeout=3)
         (tmp_path / "gate").touch()
         until(lambda: cluster.phase == "running", LONG)
         cluster.shutdown(timeout=LONG)
 
 
-def test_no_secret_of_sparks_is_in_the_environment_of_nodes(sc: Any) -> None:
+def test_nodes_have_no_secret_of_spark_in_their_environment(sc: Any) -> None:
     secret = sc.getConf().get("spark.authenticate.secret")
-    with started(sc, nodes=1) as cluster:
+    with running_cluster(sc, nodes=1) as cluster:
         node = psutil.Process(cluster.nodes[0].pid)
         executor = psutil.Process(cluster.nodes[0].jvm).environ()
         assert secret in executor.values()
-        zygotes = [one for one in psutil.process_iter() if _is_zygote_of(one, cluster.nodes[0].jvm)]
-        assert zygotes
-        for process in (node, node.parent(), *zygotes):
-            found = process.environ()
-            assert secret not in found.values()
-            assert not [name for name in found if name.startswith(SECRETS)]
+        fork_servers = [
+            process
+            for process in psutil.process_iter()
+            if _is_fork_server_of(process, cluster.nodes[0].jvm)
+        ]
+        assert fork_servers
+        for process in (node, node.parent(), *fork_servers):
+            environment = process.environ()
+            assert secret not in environment.values()
+            assert not [name for name in environment if name.startswith(SECRETS)]
 
 
-def test_no_secret_is_printed(sc: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    with started(sc) as cluster:
+def test_secrets_are_not_printed(sc: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with running_cluster(sc) as cluster:
         secret = bytes(cluster.server.secret)
-        shown = repr(cluster) + repr(cluster.cluster_meta) + repr(cluster.cluster_info)
-        shown += repr(cluster.nodes) + repr(cluster._launch._plan) + cluster.logs()
+        reprs = repr(cluster) + repr(cluster.cluster_meta) + repr(cluster.cluster_info)
+        reprs += repr(cluster.nodes) + repr(cluster._launch._plan) + cluster.logs()
         commands = "".join(
             " ".join(psutil.Process(pid).cmdline()) + repr(psutil.Process(pid).environ())
             for pid in processes_of(cluster)
@@ -342,33 +346,35 @@ def test_no_secret_is_printed(sc: Any, capfd: pytest.CaptureFixture[str]) -> Non
     out, err = capfd.readouterr()
     import base64
 
-    for text in (shown, commands, out, err):
+    for text in (reprs, commands, out, err):
         assert secret.hex() not in text
         assert repr(secret)[2:-1] not in text
         assert base64.b64encode(secret).decode() not in text
 
 
-def test_the_driver_falls_silent(sc: Any) -> None:
-    """Nodes end by themselves when they hear nothing for the limit."""
-    with started(sc, heartbeat_limit=3.0) as cluster:
+def test_nodes_end_without_messages_from_the_driver(sc: Any) -> None:
+    """Nodes end by themselves if they receive no message within the heartbeat limit."""
+    with running_cluster(sc, heartbeat_limit=3.0) as cluster:
         pids = processes_of(cluster)
         cluster.server.close()
-        until(lambda: gone(pids), LONG)
+        until(lambda: all_ended(pids), LONG)
 
 
-def test_zygotes_end_with_their_executor(sc: Any) -> None:
-    with started(sc) as cluster:
+def test_fork_servers_end_with_their_executor(sc: Any) -> None:
+    with running_cluster(sc) as cluster:
         (jvm,) = {node.jvm for node in cluster.nodes if node.assignment.index == 0}
         watch = executor.Watch(jvm, runtime_dir.process_start(jvm) or 0.0)
-        found = [process.pid for process in psutil.process_iter() if _is_zygote_of(process, jvm)]
-        assert found
+        pids = [
+            process.pid for process in psutil.process_iter() if _is_fork_server_of(process, jvm)
+        ]
+        assert pids
         os.kill(jvm, signal.SIGKILL)
         watch.wait()
         watch.close()
-        until(lambda: gone(found), LONG)
+        until(lambda: all_ended(pids), LONG)
 
 
-def _is_zygote_of(process: psutil.Process, jvm: int) -> bool:
+def _is_fork_server_of(process: psutil.Process, jvm: int) -> bool:
     with contextlib.suppress(psutil.Error):
         value = process.environ().get("TFD_SPARK_ZYGOTE")
         command = " ".join(process.cmdline())

@@ -1,4 +1,4 @@
-"""Feeding between processes, as Spark's tasks and nodes do it; Spark itself has no part in it."""
+"""Feeding between processes without Spark: the tests play the roles of Spark's tasks and nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tfd_notebook.spark.feed import (
 pytestmark = pytest.mark.integration
 
 
-def test_rows_arrive_as_they_were_in_their_order(tmp_path: Path) -> None:
+def test_rows_arrive_unchanged_and_in_order(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
         fed = feed_partition(iter(range(25)), running.place)
         batches = running.end()
@@ -43,21 +43,21 @@ def test_rows_arrive_as_they_were_in_their_order(tmp_path: Path) -> None:
     assert (fed.rows, fed.stopped, fed.node) == (25, None, "worker:0")
 
 
-def test_partitions_without_rows_and_a_feed_without_any(tmp_path: Path) -> None:
+def test_empty_partitions_and_an_empty_feed(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
         assert feed_partition(iter([]), running.place).rows == 0
         assert list(infer_partition(iter([]), running.place)) == []
         assert running.end() == [[]]
 
 
-def test_columns_become_tensors(tmp_path: Path) -> None:
-    with node(tmp_path, "mapped") as running:
+def test_an_input_mapping_maps_columns_to_tensors(tmp_path: Path) -> None:
+    with node(tmp_path, "map_columns") as running:
         feed_partition([(1, "a"), (2, "b"), (3, "c")], running.place)
         batches = running.end()
     assert batches == [{"x": [1, 2], "y": ["a", "b"]}, {"x": [3], "y": ["c"]}]
 
 
-def test_one_result_for_each_row_in_order_and_a_partition_ends_a_batch(tmp_path: Path) -> None:
+def test_results_are_in_order_and_a_partition_ends_a_batch(tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
         assert list(infer_partition(range(10), running.place)) == list(range(0, 20, 2))
         assert list(infer_partition("ab", running.place)) == ["aa", "bb"]
@@ -65,18 +65,18 @@ def test_one_result_for_each_row_in_order_and_a_partition_ends_a_batch(tmp_path:
 
 
 def test_many_rows_and_results_at_the_same_time(tmp_path: Path) -> None:
-    """More than fits on the way, in both directions."""
+    """Send more than the socket buffers hold, in both directions."""
     rows = [bytes([number % 256]) * 300_000 for number in range(100)]
     with node(tmp_path, "echo") as running:
         assert list(infer_partition(iter(rows), running.place)) == rows
         running.end()
 
 
-def test_partitions_whose_results_are_awaited_at_once(tmp_path: Path) -> None:
-    found: dict[int, list[int]] = {}
+def test_results_of_concurrent_partitions_are_not_mixed(tmp_path: Path) -> None:
+    results: dict[int, list[int]] = {}
 
     def infer(begin: int) -> None:
-        found[begin] = list(infer_partition(range(begin, begin + 50), running.place))
+        results[begin] = list(infer_partition(range(begin, begin + 50), running.place))
 
     with node(tmp_path, "double") as running:
         threads = [threading.Thread(target=infer, args=(n * 1000,)) for n in range(8)]
@@ -85,22 +85,22 @@ def test_partitions_whose_results_are_awaited_at_once(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(60)
         sizes = running.end()
-    assert found == {
+    assert results == {
         n * 1000: [2 * row for row in range(n * 1000, n * 1000 + 50)] for n in range(8)
     }
     assert sizes == [7, 7, 7, 7, 7, 7, 7, 1] * 8
 
 
-def test_who_takes_only_some_results_does_not_hold_up_others(tmp_path: Path) -> None:
+def test_a_consumer_that_stops_early_does_not_block_others(tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
-        some = infer_partition(iter(range(10_000_000)), running.place)
-        assert [next(some) for _ in range(3)] == [0, 2, 4]
-        some.close()
+        results = infer_partition(iter(range(10_000_000)), running.place)
+        assert [next(results) for _ in range(3)] == [0, 2, 4]
+        results.close()
         assert list(infer_partition(range(3), running.place)) == [0, 2, 4]
         running.end()
 
 
-def test_many_feeders_at_one_inbox(tmp_path: Path) -> None:
+def test_many_feeders_use_one_inbox(tmp_path: Path) -> None:
     with node(tmp_path, "count") as running:
         threads = [
             threading.Thread(target=feed_partition, args=(range(n * 1000), running.place))
@@ -114,59 +114,59 @@ def test_many_feeders_at_one_inbox(tmp_path: Path) -> None:
         assert running.end() == 66_000
 
 
-def test_queues_of_other_names(tmp_path: Path) -> None:
+def test_rows_go_to_the_named_queue(tmp_path: Path) -> None:
     with node(tmp_path, "two_queues") as running:
-        done = threading.Thread(target=feed_partition, args=([1, 2, 3], running.place))
-        done.start()
+        feeder = threading.Thread(target=feed_partition, args=([1, 2, 3], running.place))
+        feeder.start()
         feed_partition("abc", running.place, qname="other")
         with pytest.raises(UnknownName, match="no queue 'nonsense'") as caught:
             feed_partition([1], running.place, qname="nonsense")
         assert caught.value.task == "worker:0"
         until(lambda: running.numbers()["queues"]["other"]["rows"] == 3)
         assert running.end() == [["a", "b", "c"], [1, 2, 3]]
-        done.join(60)
+        feeder.join(60)
 
 
-def test_what_the_function_raises_is_raised_where_rows_are_fed(tmp_path: Path) -> None:
+def test_an_error_of_the_function_is_raised_in_the_feeder(tmp_path: Path) -> None:
     with node(tmp_path, "fail") as running:
         with pytest.raises(NodeFailed, match="that row is wrong") as caught:
             feed_partition(iter(range(10_000_000)), running.place)
         assert "in fail\n" in str(caught.value)
         assert caught.value.task == "worker:0"
-        # Who comes later learns it, too, and at once.
+        # A later feeder gets the same error at once.
         with pytest.raises(NodeFailed, match="ArithmeticError"):
             list(infer_partition([1], running.place))
 
 
 def test_time_without_progress_is_limited(tmp_path: Path) -> None:
-    with node(tmp_path, "stuck") as running:
+    with node(tmp_path, "stop_reading") as running:
         with pytest.raises(FeedTimeout) as caught:
             feed_partition(range(10), running.place, feed_timeout=3)
-        said = str(caught.value)
-        assert "worker:0" in said
-        assert "the last batch was" in said
-        assert "1 chunks of this partition and 0 in its queue wait" in said
+        message = str(caught.value)
+        assert "worker:0" in message
+        assert "the last batch was" in message
+        assert "1 chunks of this partition and 0 in its queue wait" in message
         running.kill()
 
 
-def test_a_node_that_never_takes_anything(tmp_path: Path) -> None:
+def test_feeding_a_node_that_reads_nothing_times_out(tmp_path: Path) -> None:
     with node(tmp_path, "idle") as running:
         with pytest.raises(FeedTimeout, match=r"8 in its queue wait, no batch was taken"):
             feed_partition([bytes(1 << 20)] * 50, running.place, feed_timeout=3)
-        # Who fed it is gone, and so is what it sent.
+        # The rows of a disconnected feeder are removed.
         until(lambda: running.numbers()["queue_depth"] == 0)
         running.kill()
 
 
-def test_slow_progress_is_progress(tmp_path: Path) -> None:
-    """One chunk takes longer than the limit, but rows are taken from it all the time."""
-    with node(tmp_path, "slow") as running:
+def test_slow_progress_does_not_time_out(tmp_path: Path) -> None:
+    """One chunk takes longer than the timeout, but rows are read from it all the time."""
+    with node(tmp_path, "read_slowly") as running:
         assert feed_partition(range(8), running.place, feed_timeout=3).rows == 8
         assert running.end() == 8
 
 
-def test_terminate_lets_all_feeders_return(tmp_path: Path) -> None:
-    with node(tmp_path, "enough") as running:
+def test_terminate_ends_all_feeders(tmp_path: Path) -> None:
+    with node(tmp_path, "terminate_early") as running:
         fed = feed_partition(iter(range(10_000_000)), running.place)
         assert fed.stopped == "the function called terminate()"
         assert fed.rows < 10_000_000
@@ -176,14 +176,14 @@ def test_terminate_lets_all_feeders_return(tmp_path: Path) -> None:
         assert running.result() == [5, True, []]
 
 
-def test_a_function_that_returns_takes_no_more(tmp_path: Path) -> None:
-    with node(tmp_path, "returns") as running:
+def test_feeding_ends_if_the_function_returns(tmp_path: Path) -> None:
+    with node(tmp_path, "return_early") as running:
         fed = feed_partition(iter(range(10_000_000)), running.place)
         assert fed.stopped == "the function returned"
         assert running.result() == 2
 
 
-def test_results_that_never_come(tmp_path: Path) -> None:
+def test_missing_results_are_an_error(tmp_path: Path) -> None:
     with (
         node(tmp_path, "short_of_results") as running,
         pytest.raises(SparkError, match="the function returned, but 9 results"),
@@ -191,7 +191,7 @@ def test_results_that_never_come(tmp_path: Path) -> None:
         list(infer_partition(range(10), running.place))
 
 
-def test_a_killed_node(tmp_path: Path) -> None:
+def test_feeding_a_killed_node_raises_node_lost(tmp_path: Path) -> None:
     with node(tmp_path, "idle") as running:
         killer = threading.Timer(1, running.kill)
         killer.start()
@@ -202,7 +202,7 @@ def test_a_killed_node(tmp_path: Path) -> None:
             feed_partition([1], running.place)
 
 
-def test_a_killed_feeder_loses_what_nobody_took_of_it_and_nothing_else(tmp_path: Path) -> None:
+def test_only_unread_rows_of_a_killed_feeder_are_lost(tmp_path: Path) -> None:
     with node(tmp_path, "idle") as running:
         feeder = subprocess.Popen(
             [sys.executable, _feeding.__file__, "feed", running.place.path],
@@ -226,7 +226,7 @@ def test_more_results_than_rows_are_refused(tmp_path: Path) -> None:
         DataFeed(inbox, train_mode=False).batch_results([1, 2])
 
 
-def test_rows_that_cannot_be_sent(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_pickled_are_refused(tmp_path: Path) -> None:
     with (
         node(tmp_path, "collect") as running,
         pytest.raises(UsageError, match="rows of Condition cannot be sent"),
@@ -234,13 +234,13 @@ def test_rows_that_cannot_be_sent(tmp_path: Path) -> None:
         feed_partition([threading.Condition()], running.place)
 
 
-def test_only_who_knows_the_secret_can_feed(tmp_path: Path) -> None:
+def test_only_clients_with_the_secret_can_feed(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
-        stranger = InboxAddress(
+        address = InboxAddress(
             "c", "worker", 0, running.place.host, "0", 0, running.place.path, b"x" * 32
         )
         with pytest.raises(NodeLost, match="secret"):
-            feed_partition([1], stranger)
+            feed_partition([1], address)
         assert repr(_feeding.SECRET) not in repr(running.place)
         assert running.end() == [[]]
 
@@ -248,24 +248,24 @@ def test_only_who_knows_the_secret_can_feed(tmp_path: Path) -> None:
 def test_a_task_feeds_the_node_of_its_executor(tmp_path: Path) -> None:
     host = os.uname().nodename
 
-    def place(index: int, jvm: int, path: Path, where: str = host) -> InboxAddress:
+    def place(index: int, jvm: int, path: Path, node_host: str = host) -> InboxAddress:
         return InboxAddress(
-            "c", "worker", index, where, str(index), jvm, str(path), _feeding.SECRET
+            "c", "worker", index, node_host, str(index), jvm, str(path), _feeding.SECRET
         )
 
     with Inbox(tmp_path, _feeding.SECRET) as inbox:
         path = Path(inbox.address)
-        mine, other = place(0, os.getppid(), path), place(1, 1, path)
-        assert choose([other, mine]) == mine
-        assert choose([other]) == other
-        assert choose([other, place(2, 2, path)]) == other
-        with pytest.raises(SparkError, match=r"worker:1 on elsewhere"):
-            choose([place(1, 1, path, "elsewhere")])
+        local, sibling = place(0, os.getppid(), path), place(1, 1, path)
+        assert choose([sibling, local]) == local
+        assert choose([sibling]) == sibling
+        assert choose([sibling, place(2, 2, path)]) == sibling
+        with pytest.raises(SparkError, match=r"worker:1 on remote"):
+            choose([place(1, 1, path, "remote")])
         with pytest.raises(SparkError, match="no node"):
-            choose([place(1, 1, tmp_path / "gone")])
+            choose([place(1, 1, tmp_path / "missing")])
 
 
-def test_of_several_nodes_of_an_executor_the_idle_one_is_fed(tmp_path: Path) -> None:
+def test_the_idle_node_of_an_executor_is_fed(tmp_path: Path) -> None:
     host = os.uname().nodename
 
     def place(index: int, inbox: Inbox) -> InboxAddress:

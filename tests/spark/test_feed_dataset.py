@@ -1,4 +1,4 @@
-"""Rows as arrays and as tf.data.Dataset."""
+"""Fed rows as arrays and as tf.data.Dataset."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.integration
 
 
 @contextlib.contextmanager
-def fed(directory: Path, *partitions: Any) -> Iterator[Inbox]:
-    """An inbox that partitions are fed to, one after the other, and then the end of the feed."""
+def fed_inbox(directory: Path, *partitions: Any) -> Iterator[Inbox]:
+    """Yield an inbox to which partitions are fed one after another, then the end of the feed."""
     with Inbox(directory, SECRET) as inbox:
         place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
 
@@ -41,7 +41,7 @@ def fed(directory: Path, *partitions: Any) -> Iterator[Inbox]:
 
 def test_rows_of_numbers_become_one_array(tmp_path: Path) -> None:
     rows = [[float(n), float(2 * n)] for n in range(25)]
-    with fed(tmp_path, rows) as inbox:
+    with fed_inbox(tmp_path, rows) as inbox:
         feed = DataFeed(inbox)
         batches = []
         while not feed.should_stop():
@@ -50,27 +50,27 @@ def test_rows_of_numbers_become_one_array(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(batches), rows)
 
 
-def test_arrays_over_the_border_of_chunks(tmp_path: Path) -> None:
+def test_arrays_span_chunks(tmp_path: Path) -> None:
     rows = [(np.full((4,), n, np.float32), n) for n in range(10)]
-    with fed(tmp_path, rows[:7], rows[7:]) as inbox:
+    with fed_inbox(tmp_path, rows[:7], rows[7:]) as inbox:
         images, labels = DataFeed(inbox).next_numpy(10)
     assert images.dtype == np.float32
     np.testing.assert_array_equal(images[:, 0], range(10))
     np.testing.assert_array_equal(labels, range(10))
 
 
-def test_rows_whose_type_changes_give_an_array_of_objects(tmp_path: Path) -> None:
-    with fed(tmp_path, [1, 2], ["a"]) as inbox:
-        found = DataFeed(inbox).next_numpy(3)
-    assert found.dtype == object
-    assert found.tolist() == [1, 2, "a"]
+def test_rows_of_several_types_give_an_array_of_objects(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [1, 2], ["a"]) as inbox:
+        array = DataFeed(inbox).next_numpy(3)
+    assert array.dtype == object
+    assert array.tolist() == [1, 2, "a"]
 
 
-def test_arrays_by_tensor(tmp_path: Path) -> None:
-    with fed(tmp_path, [(1, 2.5), (3, 4.5)]) as inbox:
+def test_an_input_mapping_gives_a_dict_of_arrays(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [(1, 2.5), (3, 4.5)]) as inbox:
         feed = DataFeed(inbox, input_mapping={"a": "x", "b": "y"})
-        found, rest = feed.next_numpy(2), feed.next_numpy(2)
-    assert {name: column.tolist() for name, column in found.items()} == {
+        arrays, rest = feed.next_numpy(2), feed.next_numpy(2)
+    assert {name: column.tolist() for name, column in arrays.items()} == {
         "x": [1, 3],
         "y": [2.5, 4.5],
     }
@@ -103,38 +103,38 @@ ROWS: dict[str, tuple[list[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_a_dataset_of_batches(tmp_path: Path, kind: str) -> None:
+def test_a_dataset_has_the_spec_and_values_of_its_rows(tmp_path: Path, kind: str) -> None:
     rows, spec = ROWS[kind]
-    with fed(tmp_path, rows[:2], rows[2:]) as inbox:
+    with fed_inbox(tmp_path, rows[:2], rows[2:]) as inbox:
         dataset = DataFeed(inbox).as_dataset(2)
         batches = list(dataset)
     assert dataset.element_spec == spec
     sizes = [int(tf.shape(tf.nest.flatten(batch)[0])[0]) for batch in batches]
     assert sizes == [2, 2, 1]
     first = tf.nest.flatten(tf.nest.map_structure(lambda tensor: tensor[0].numpy(), batches[0]))
-    wanted = tf.nest.flatten(rows[0]) if kind not in ("floats", "images") else [rows[0]]
+    expected = tf.nest.flatten(rows[0]) if kind not in ("floats", "images") else [rows[0]]
     if kind == "dicts":
-        wanted = [1.0, [1, 2]]
-    for value, row in zip(first, wanted, strict=True):
+        expected = [1.0, [1, 2]]
+    for value, row in zip(first, expected, strict=True):
         np.testing.assert_array_equal(value, row.encode() if isinstance(row, str) else row)
 
 
-def test_many_rows_come_once_and_in_order(tmp_path: Path) -> None:
-    with fed(tmp_path, range(100_000), range(100_000, 300_000)) as inbox:
-        found = np.concatenate(list(DataFeed(inbox).as_dataset(999).as_numpy_iterator()))
-    np.testing.assert_array_equal(found, np.arange(300_000))
+def test_each_of_many_rows_arrives_once_and_in_order(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, range(100_000), range(100_000, 300_000)) as inbox:
+        numbers = np.concatenate(list(DataFeed(inbox).as_dataset(999).as_numpy_iterator()))
+    np.testing.assert_array_equal(numbers, np.arange(300_000))
 
 
-def test_a_signature_of_ones_own(tmp_path: Path) -> None:
+def test_an_explicit_signature_sets_types(tmp_path: Path) -> None:
     spec = (tf.TensorSpec([], tf.float16), tf.TensorSpec([], tf.int32))
-    with fed(tmp_path, [[1, 2], [3, 4]], [(5.0, 6)]) as inbox:
+    with fed_inbox(tmp_path, [[1, 2], [3, 4]], [(5.0, 6)]) as inbox:
         batches = list(DataFeed(inbox).as_dataset(3, spec).as_numpy_iterator())
     assert batches[0][0].dtype == np.float16
     assert [part.tolist() for part in batches[0]] == [[1, 3, 5], [2, 4, 6]]
 
 
-def test_names_of_tensors_are_keys(tmp_path: Path) -> None:
-    with fed(tmp_path, [(1.0, 2.0), (3.0, 4.0)]) as inbox:
+def test_batches_have_the_names_of_tensors_as_keys(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [(1.0, 2.0), (3.0, 4.0)]) as inbox:
         feed = DataFeed(inbox, input_mapping={"a": "x", "b": "y"})
         dataset = feed.as_dataset(5, drop_remainder=False)
         (batch,) = dataset.as_numpy_iterator()
@@ -142,8 +142,8 @@ def test_names_of_tensors_are_keys(tmp_path: Path) -> None:
     assert batch["y"].tolist() == [2, 4]
 
 
-def test_rows_without_a_tensor(tmp_path: Path) -> None:
-    for number, (row, other, said) in enumerate(
+def test_rows_that_cannot_be_tensors_are_refused(tmp_path: Path) -> None:
+    for number, (row, second, message) in enumerate(
         [
             ([1.0], [1.0, 2.0], "several lengths"),
             (None, 1, "None"),
@@ -151,28 +151,28 @@ def test_rows_without_a_tensor(tmp_path: Path) -> None:
         ]
     ):
         with (
-            fed(tmp_path / str(number), [row, other]) as inbox,
-            pytest.raises(UsageError, match=said),
+            fed_inbox(tmp_path / str(number), [row, second]) as inbox,
+            pytest.raises(UsageError, match=message),
         ):
             DataFeed(inbox).as_dataset(2)
 
 
-def test_rows_that_stop_fitting_are_an_error(tmp_path: Path) -> None:
-    with fed(tmp_path, [1, 2], ["a"]) as inbox:
+def test_a_row_that_does_not_fit_the_signature_is_an_error(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [1, 2], ["a"]) as inbox:
         dataset = DataFeed(inbox).as_dataset(2)
         with pytest.raises(tf.errors.OpError, match="rows are of type str, but the signature"):
             list(dataset)
 
 
-def test_without_any_row(tmp_path: Path) -> None:
-    with fed(tmp_path / "a") as inbox, pytest.raises(UsageError, match="no row arrived"):
+def test_a_dataset_of_an_empty_feed(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path / "a") as inbox, pytest.raises(UsageError, match="no row arrived"):
         DataFeed(inbox).as_dataset(2)
-    with fed(tmp_path / "b") as inbox:
+    with fed_inbox(tmp_path / "b") as inbox:
         assert list(DataFeed(inbox).as_dataset(2, tf.TensorSpec([], tf.int64))) == []
 
 
-def test_ending_early(tmp_path: Path) -> None:
-    with fed(tmp_path, range(10_000_000)) as inbox:
+def test_terminate_stops_a_dataset(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, range(10_000_000)) as inbox:
         feed = DataFeed(inbox)
         for number, _ in enumerate(feed.as_dataset(10)):
             if number == 20:
@@ -181,15 +181,15 @@ def test_ending_early(tmp_path: Path) -> None:
         assert feed.should_stop()
 
 
-def test_results_of_a_dataset(tmp_path: Path) -> None:
+def test_results_for_batches_of_a_dataset(tmp_path: Path) -> None:
     with Inbox(tmp_path, SECRET) as inbox:
         place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
-        found: list[Any] = []
+        results: list[Any] = []
         sizes: list[int] = []
 
         def infer() -> None:
             for begin in (0, 100):
-                found.extend(infer_partition([float(n) for n in range(begin, begin + 5)], place))
+                results.extend(infer_partition([float(n) for n in range(begin, begin + 5)], place))
             inbox.end_of_feed()
 
         thread = threading.Thread(target=infer)
@@ -200,5 +200,5 @@ def test_results_of_a_dataset(tmp_path: Path) -> None:
             feed.batch_results((batch * 2).numpy())
         thread.join(60)
     assert sizes == [3, 2, 3, 2]
-    assert found == [0, 2, 4, 6, 8, 200, 202, 204, 206, 208]
-    assert all(isinstance(value, np.float32) for value in found)
+    assert results == [0, 2, 4, 6, 8, 200, 202, 204, 206, 208]
+    assert all(isinstance(value, np.float32) for value in results)

@@ -1,4 +1,4 @@
-"""The C library's way of keeping memory, on Linux."""
+"""Reuse of large buffers by the C library on Linux."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_memory_of_large_rows_is_reused() -> None:
     code = """
 import resource, sys
 from tfd_notebook.spark.feed import decode
-if sys.argv[1] == "keep":
+if sys.argv[1] == "reuse":
     assert decode.reuse_large_buffers()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(100):
@@ -22,15 +22,15 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     root = Path(__file__).parents[2]
 
-    def faults(how: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", code, how],
+    def page_faults(mode: str) -> int:
+        completed = subprocess.run(
+            [sys.executable, "-c", code, mode],
             env=dict(os.environ, PYTHONPATH=str(root)),
             check=True,
             capture_output=True,
             text=True,
             timeout=60,
         )
-        return int(done.stdout)
+        return int(completed.stdout)
 
-    assert faults("keep") < faults("not") / 5
+    assert page_faults("reuse") < page_faults("default") / 5

@@ -1,4 +1,4 @@
-"""Which rows travel, how they are cut into chunks, and what each costs in memory."""
+"""Encoding of rows as chunks, the size of chunks, and the memory that chunks use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROWS: dict[str, list[Any]] = {
     "None": [None, None],
     "None among others": [None, 1, "a", None, 2.5],
     "None in a tuple": [(1, None), (2, 3.0)],
-    "types in turns": ["x", 1, "y", 2, None, b"z", 1.0],
+    "alternating types": ["x", 1, "y", 2, None, b"z", 1.0],
     "array": [np.arange(6, dtype=np.uint8).reshape(2, 3)] * 3,
     "large array": [np.full((200, 300), n, np.float32) for n in range(3)],
     "array in Fortran's order": [np.array([[1, 2], [3, 4]], order="F")],
@@ -87,20 +87,20 @@ ROWS: dict[str, list[Any]] = {
 
 
 def received(rows: list[Any]) -> Chunk:
-    """What a node gets of `rows`: through JSON and one body of bytes."""
-    made = pack(rows)
-    body = bytearray(b"".join(made.body))
-    assert len(body) == made.size
-    return Chunk(json.loads(json.dumps(made.header)), memoryview(body))
+    """Return `rows` as a node receives them: header as JSON and a buffer with the body."""
+    packed_rows = pack(rows)
+    body = bytearray(b"".join(packed_rows.body))
+    assert len(body) == packed_rows.size
+    return Chunk(json.loads(json.dumps(packed_rows.header)), memoryview(body))
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_rows_are_what_they_were(kind: str) -> None:
+def test_rows_are_restored(kind: str) -> None:
     rows = ROWS[kind]
     chunk = received(rows)
-    found = chunk.rows(0, chunk.count)
-    assert [_exactly(row) for row in found] == [_exactly(row) for row in rows]
-    # In parts as well.
+    restored = chunk.rows(0, chunk.count)
+    assert [_exactly(row) for row in restored] == [_exactly(row) for row in rows]
+    # Parts of a chunk give the same rows.
     parts = [row for at in range(len(rows)) for row in chunk.rows(at, at + 1)]
     assert [_exactly(row) for row in parts] == [_exactly(row) for row in rows]
 
@@ -118,7 +118,7 @@ def test_arrays_hold_the_rows(kind: str) -> None:
 
 
 def _exactly(value: Any) -> Any:
-    """Something that is equal only where type and value are."""
+    """Return a value that is equal only if type and value are equal."""
     if isinstance(value, np.ndarray):
         return ("array", value.dtype.str, value.shape, value.tolist())
     if isinstance(value, (list, tuple)):
@@ -129,7 +129,7 @@ def _exactly(value: Any) -> Any:
     return (type(value), repr(value))
 
 
-def test_what_does_not_need_pickle_is_not_pickled() -> None:
+def test_only_types_without_an_encoding_are_pickled() -> None:
     pickled = {kind for kind, rows in ROWS.items() if "pickle" in json.dumps(pack(rows).header)}
     assert pickled == {
         "array of objects",
@@ -151,18 +151,18 @@ def test_chunks_have_about_a_mebibyte() -> None:
     assert len(chunks) < 25
 
 
-def test_rows_that_grow_suddenly_are_cut_all_the_same() -> None:
+def test_chunks_stay_small_if_rows_become_larger() -> None:
     rows = [b"x"] * 5000 + [bytes(1 << 20)] * 20 + [b"y"] * 10
     chunks = list(packed(iter(rows)))
     assert sum(chunk.count for chunk in chunks) == len(rows)
     assert max(chunk.size for chunk in chunks) < 3 << 20
 
 
-def test_a_row_larger_than_a_chunk_is_one() -> None:
+def test_a_row_larger_than_a_chunk_gets_its_own_chunk() -> None:
     assert [chunk.count for chunk in packed([bytes(5 << 20)] * 3)] == [1, 1, 1]
 
 
-def test_rows_that_come_slowly_do_not_wait_for_a_full_chunk() -> None:
+def test_slow_rows_do_not_wait_for_a_full_chunk() -> None:
     def rows() -> Iterator[int]:
         for number in range(40):
             time.sleep(0.02)

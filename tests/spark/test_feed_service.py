@@ -1,4 +1,4 @@
-"""Rows that Spark feeds come out of a tf.data service."""
+"""Rows that Spark feeds to a tf.data service."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tfd_notebook.errors import FeedTimeout
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 120.0
 NUMBER = tf.TensorSpec([], tf.int64)
 
 
 @pytest.fixture(scope="module")
 def local() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=1, name="beside") as made:
-        yield made
+    with tfd.Cluster(data_workers=1, name="local") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def cluster(spark: Any, local: tfd.Cluster) -> Iterator[tfd.Cluster]:
-    """A data worker beside each of Spark's executors."""
+    """Yield a cluster with one data worker for each of Spark's executors."""
     launcher = tfd.launchers.Spark(spark)
-    with tfd.Cluster(data_workers=2, name="fed", launcher=launcher) as made:
-        yield made
+    with tfd.Cluster(data_workers=2, name="fed", launcher=launcher) as cluster:
+        yield cluster
     assert not list(Path(tempfile.gettempdir()).glob("tfd-feed-*"))
 
 
@@ -42,7 +42,7 @@ def read(cluster: tfd.Cluster, feed: Any) -> list[int]:
     return [int(n) for batch in dataset.as_numpy_iterator() for n in batch]
 
 
-def test_rows_go_by_data_workers_to_a_consumer(sc: Any, cluster: Any) -> None:
+def test_rows_reach_a_consumer_through_data_workers(sc: Any, cluster: Any) -> None:
     rows = sc.parallelize([[float(n), 2.0 * n] for n in range(5000)], 6)
     with (
         tfd.spark.ServiceFeed(sc, 64, tf.TensorSpec([2], tf.float32)) as feed,
@@ -52,12 +52,12 @@ def test_rows_go_by_data_workers_to_a_consumer(sc: Any, cluster: Any) -> None:
         reader = pool.submit(lambda: np.concatenate(list(dataset.as_numpy_iterator())))
         feed.train(rows, num_epochs=2, feed_timeout=LONG)
         feed.end()
-        found = reader.result(LONG)
-    assert sorted(found[:, 0].tolist()) == sorted([float(n) for n in range(5000)] * 2)
-    np.testing.assert_array_equal(found[:, 1], 2 * found[:, 0])
+        rows_read = reader.result(LONG)
+    assert sorted(rows_read[:, 0].tolist()) == sorted([float(n) for n in range(5000)] * 2)
+    np.testing.assert_array_equal(rows_read[:, 1], 2 * rows_read[:, 0])
 
 
-def test_a_dataframe_goes_by_a_local_cluster_too(
+def test_a_dataframe_is_fed_to_a_local_cluster(
     spark: Any, sc: Any, cluster: Any, local: Any
 ) -> None:
     frame = spark.range(0, 100, 1, 3).selectExpr("id", "id / 2 as half")
@@ -66,34 +66,34 @@ def test_a_dataframe_goes_by_a_local_cluster_too(
         dataset = feed.dataset().apply(local.distribute("off"))
         fed = feed.train(frame, feed_timeout=LONG, wait=False)
         fed.add_done_callback(lambda _: feed.end())
-        found = list(dataset.unbatch().as_numpy_iterator())
+        rows_read = list(dataset.unbatch().as_numpy_iterator())
         fed.result(LONG)
-    assert {row["id"]: row["half"] for row in found} == {n: n / 2 for n in range(100)}
+    assert {row["id"]: row["half"] for row in rows_read} == {n: n / 2 for n in range(100)}
 
 
-def test_several_iterations_in_the_same_workers(sc: Any, cluster: Any) -> None:
+def test_concurrent_iterations_share_the_rows(sc: Any, cluster: Any) -> None:
     with tfd.spark.ServiceFeed(sc, 8, NUMBER) as feed, ThreadPoolExecutor(3) as pool:
         readers = [pool.submit(read, cluster, feed) for _ in range(2)]
         feed.train(sc.parallelize(range(1000), 20), feed_timeout=LONG)
         feed.end()
-        found = [n for reader in readers for n in reader.result(LONG)]
-    assert sorted(found) == list(range(1000))
+        numbers = [n for reader in readers for n in reader.result(LONG)]
+    assert sorted(numbers) == list(range(1000))
 
 
-def test_a_worker_that_begins_after_the_end(sc: Any, cluster: Any) -> None:
+def test_reading_after_the_end_of_the_feed_gives_no_rows(sc: Any, cluster: Any) -> None:
     with tfd.spark.ServiceFeed(sc, 8, NUMBER) as feed:
         feed.end()
         assert read(cluster, feed) == []
 
 
-def test_a_feed_that_is_closed(sc: Any, cluster: Any) -> None:
+def test_reading_a_closed_feed_fails(sc: Any, cluster: Any) -> None:
     feed = tfd.spark.ServiceFeed(sc, 8, NUMBER)
     feed.close()
     with pytest.raises(Exception, match="keep the ServiceFeed open"):
         read(cluster, feed)
 
 
-def test_a_dataset_that_nobody_reads(sc: Any) -> None:
+def test_feeding_without_a_consumer_times_out(sc: Any) -> None:
     with (
         tfd.spark.ServiceFeed(sc, 64, NUMBER) as feed,
         pytest.raises(FeedTimeout, match="no data worker on "),

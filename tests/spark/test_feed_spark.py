@@ -1,4 +1,4 @@
-"""Feeding from Spark's own tasks, from RDDs and, by Arrow, from DataFrames."""
+"""Feeding from Spark's tasks: RDDs, and DataFrames through Arrow."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ def rows(count: int) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_partitions_of_an_rdd_of_several_sizes(sc: Any, tmp_path: Path) -> None:
+def test_partitions_of_different_sizes_are_fed(sc: Any, tmp_path: Path) -> None:
     data = sc.parallelize([range(0), range(5), range(5, 2000), range(2000, 2001)], 4)
     with node(tmp_path, "collect") as running:
         data.flatMap(list).foreachPartition(functools.partial(feed_partition, places=running.place))
-        found = [row for batch in running.end() for row in batch]
-    assert sorted(map(int, found)) == list(range(2001))
+        rows_read = [row for batch in running.end() for row in batch]
+    assert sorted(map(int, rows_read)) == list(range(2001))
 
 
-def test_results_of_an_rdd_are_in_its_order(sc: Any, tmp_path: Path) -> None:
+def test_results_of_an_rdd_are_in_order(sc: Any, tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
         infer = functools.partial(infer_partition, places=running.place)
         data = sc.parallelize(range(1000), 7).mapPartitions(infer)
         assert data.collect() == list(range(0, 2000, 2))
-        assert data.take(3) == [0, 2, 4]  # it is computed anew, and only in part
+        assert data.take(3) == [0, 2, 4]  # the second action computes it again, and only in part
         assert data.sum() == 999_000
         running.end()
 
 
-def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Path) -> None:
+def test_a_dataframe_feeds_the_same_rows_as_its_rdd(spark: Any, sc: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
     assert not arrow.unsupported_columns(frame)
     with node(tmp_path, "collect") as running:
         assert feeding.training(frame, 2, running.place, 60, "input", lambda: None)() is None
-        found = [row for batch in running.end() for row in batch]
-    assert sorted(found) == sorted(map(repr, frame.rdd.collect() * 2))
+        rows_read = [row for batch in running.end() for row in batch]
+    assert sorted(rows_read) == sorted(map(repr, frame.rdd.collect() * 2))
 
 
-def test_the_error_of_a_node_comes_back_from_a_dataframe(
+def test_feeding_a_dataframe_returns_the_error_of_a_node(
     spark: Any, sc: Any, tmp_path: Path
 ) -> None:
     with node(tmp_path, "fail") as running:
@@ -74,14 +74,14 @@ def test_the_error_of_a_node_comes_back_from_a_dataframe(
     assert "that row is wrong" in str(error)
 
 
-def test_how_many_rows_go_into_a_batch_of_arrow(spark: Any, sc: Any) -> None:
+def test_batches_of_arrow_are_limited_by_the_size_of_rows(spark: Any, sc: Any) -> None:
     assert arrow.records_per_batch(spark.range(10)) == 1 << 16
     large = spark.createDataFrame([(bytes(150_000),)] * 3, "image binary")
     assert 20 < arrow.records_per_batch(large) < 30
 
 
 @pytest.mark.parametrize("before", [0, 10, 20_000])
-def test_batches_are_small_while_somebody_feeds(spark: Any, sc: Any, before: int) -> None:
+def test_batches_of_arrow_are_small_during_a_feed(spark: Any, sc: Any, before: int) -> None:
     def limit() -> int:
         return int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
 
@@ -94,16 +94,16 @@ def test_batches_are_small_while_somebody_feeds(spark: Any, sc: Any, before: int
         with first:
             assert limit() == (before or 1 << 16)
             second.__enter__()
-            few = min(before or 1 << 16, arrow.records_per_batch(large))
-            assert limit() == few
-        assert limit() == few
+            reduced = min(before or 1 << 16, arrow.records_per_batch(large))
+            assert limit() == reduced
+        assert limit() == reduced
         second.__exit__(None, None, None)
         assert limit() == before
     finally:
         spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", usual)
 
 
-def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
+def test_columns_without_an_arrow_type_are_named(spark: Any, sc: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
     frame = spark.createDataFrame([(1, Vectors.dense([1.0]))], ["label", "features"])
@@ -112,7 +112,7 @@ def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
 
 
 def average(args: Any, ctx: Any) -> None:
-    """The function of a node: writes what it got into a directory, by batches of arrays."""
+    """Write the number and the sum of the fed values into a directory."""
     total, count = 0.0, 0
     for batch in ctx.get_data_feed().as_dataset(32):
         total += float(sum(batch["x"])) + float(sum(sum(batch["pair"])))
@@ -130,6 +130,6 @@ def test_a_cluster_is_fed_from_a_dataframe(spark: Any, sc: Any, tmp_path: Path) 
     )
     cluster.train(frame, num_epochs=2, feed_timeout=100)
     cluster.shutdown(timeout=100)
-    found = [path.read_text().split() for path in tmp_path.iterdir()]
-    assert sum(int(count) for count, _ in found) == 800
-    assert sum(float(total) for _, total in found) == 2 * (2 * sum(range(400)) + 400)
+    results = [path.read_text().split() for path in tmp_path.iterdir()]
+    assert sum(int(count) for count, _ in results) == 800
+    assert sum(float(total) for _, total in results) == 2 * (2 * sum(range(400)) + 400)

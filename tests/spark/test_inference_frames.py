@@ -1,4 +1,4 @@
-"""A DataFrame in, a DataFrame of results out."""
+"""Inference with DataFrames as input and output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 60.0
 
 
 @pytest.fixture(scope="module")
 def cluster(spark: Any) -> Iterator[Any]:
-    """Two nodes: of one value they give the double, of more the row as it is."""
+    """Yield two nodes. They double a row of one value and return longer rows unchanged."""
 
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed(train_mode=False)
@@ -30,41 +30,41 @@ def cluster(spark: Any) -> Iterator[Any]:
             batch = feed.next_batch(64)
             feed.batch_results([row if len(row) > 1 else 2 * row[0] for row in batch])
 
-    made = TFCluster.run(spark, function, None, 2, input_mode=InputMode.SPARK)
-    yield made
-    made.shutdown(timeout=LONG)
-    assert made.phase == "stopped"
+    cluster = TFCluster.run(spark, function, None, 2, input_mode=InputMode.SPARK)
+    yield cluster
+    cluster.shutdown(timeout=LONG)
+    assert cluster.phase == "stopped"
 
 
-def taken(cluster: Any) -> int:
+def rows_read(cluster: Any) -> int:
     return sum(row.rows for row in cluster.snapshot().spark.nodes)
 
 
-def test_results_are_one_for_each_row_in_their_order(spark: Any, cluster: Any) -> None:
+def test_each_row_has_one_result_in_order(spark: Any, cluster: Any) -> None:
     frame = spark.range(0, 1000, 1, 7)
-    before = taken(cluster)
-    found = cluster.inference(frame, schema="twice long")
-    assert found.columns == ["twice"]
-    assert taken(cluster) == before  # nothing is computed before it is asked for
-    assert [row.twice for row in found.collect()] == list(range(0, 2000, 2))
-    assert found.selectExpr("sum(twice)").first()[0] == 999_000
-    assert [row.twice for row in found.take(3)] == [0, 2, 4]
-    until(lambda: taken(cluster) > before, LONG)
+    before = rows_read(cluster)
+    results = cluster.inference(frame, schema="twice long")
+    assert results.columns == ["twice"]
+    assert rows_read(cluster) == before  # evaluation is lazy
+    assert [row.twice for row in results.collect()] == list(range(0, 2000, 2))
+    assert results.selectExpr("sum(twice)").first()[0] == 999_000
+    assert [row.twice for row in results.take(3)] == [0, 2, 4]
+    until(lambda: rows_read(cluster) > before, LONG)
 
 
-def test_values_of_all_types(spark: Any, cluster: Any) -> None:
+def test_values_of_all_types_are_restored(spark: Any, cluster: Any) -> None:
     frame = spark.createDataFrame(rows(300), SCHEMA)
-    found = cluster.inference(frame, schema=frame.schema)
-    assert found.schema == frame.schema
-    assert list(map(repr, found.collect())) == list(map(repr, frame.collect()))
+    results = cluster.inference(frame, schema=frame.schema)
+    assert results.schema == frame.schema
+    assert list(map(repr, results.collect())) == list(map(repr, frame.collect()))
 
 
-def test_without_a_schema_they_are_an_rdd(spark: Any, cluster: Any) -> None:
-    found = cluster.inference(spark.range(0, 100, 1, 3))
-    assert found.collect() == list(range(0, 200, 2))
+def test_inference_without_a_schema_returns_an_rdd(spark: Any, cluster: Any) -> None:
+    results = cluster.inference(spark.range(0, 100, 1, 3))
+    assert results.collect() == list(range(0, 200, 2))
 
 
-def test_what_spark_would_try_again(spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_a_schema_mismatch_is_not_retried(spark: Any, cluster: Any, tmp_path: Path) -> None:
     def note(batches: Any) -> Iterator[Any]:
         from pyspark import TaskContext
 
@@ -79,7 +79,7 @@ def test_what_spark_would_try_again(spark: Any, cluster: Any, tmp_path: Path) ->
     assert cluster.inference(frame, schema="twice long").count() == 100
 
 
-def test_what_cannot_be_meant(spark: Any, sc: Any, cluster: Any) -> None:
+def test_invalid_arguments_of_inference(spark: Any, sc: Any, cluster: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
     with pytest.raises(errors.UsageError, match="schema= requires a DataFrame"):
@@ -93,7 +93,7 @@ def test_what_cannot_be_meant(spark: Any, sc: Any, cluster: Any) -> None:
         cluster.inference(frame, schema="twice long")
 
 
-def test_a_function_that_raises(spark: Any) -> None:
+def test_an_error_of_the_function_fails_the_cluster(spark: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         ctx.get_data_feed(train_mode=False).next_batch(1)
         raise LookupError("no weights")

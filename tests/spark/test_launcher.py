@@ -20,8 +20,8 @@ from tfd_notebook.net import runtime_dir
 pytestmark = pytest.mark.integration
 
 
-def ends() -> list[psutil.Process]:
-    """Return the processes beside executors that join agents to here."""
+def bridges() -> list[psutil.Process]:
+    """Return the processes next to executors that connect agents to this process."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -33,15 +33,15 @@ def ends() -> list[psutil.Process]:
 def numbers(cluster: tfd.Cluster) -> list[int]:
     import tensorflow as tf
 
-    read = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
-    return sorted(int(x) for x in read)
+    numbers = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
+    return sorted(int(x) for x in numbers)
 
 
-def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> None:
+def test_tasks_run_next_to_executors_and_use_no_slot(spark: Any, sc: Any) -> None:
     launcher = tfd.launchers.Spark(spark)
-    with tfd.Cluster(data_workers=2, name="beside", launcher=launcher) as cluster:
+    with tfd.Cluster(data_workers=2, name="tasks", launcher=launcher) as cluster:
         assert numbers(cluster) == list(range(100))
-        assert len(ends()) == 2
+        assert len(bridges()) == 2
         with pytest.raises(errors.Unsupported, match="end with their Spark application"):
             cluster.detach()
         assert sc.parallelize(range(2), 2).barrier().mapPartitions(list).count() == 2
@@ -49,7 +49,7 @@ def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> Non
         assert set(frame["state"]) == {"ready"}
         for pid in frame["pid"]:
             assert "tfd_notebook" in " ".join(psutil.Process(pid).cmdline())
-    until(lambda: not ends(), 30.0)
+    until(lambda: not bridges(), 30.0)
 
 
 def test_private_keys_of_tunnels_are_not_sent(
@@ -57,13 +57,13 @@ def test_private_keys_of_tunnels_are_not_sent(
 ) -> None:
     relays = []
 
-    class Meeting(launch_spark.ExecutorRendezvous):
+    class RecordedRendezvous(launch_spark.ExecutorRendezvous):
         def __init__(self, address: str) -> None:
             super().__init__(address)
             relays.append(Relay(self.port))
             self.port = relays[0].port
 
-    monkeypatch.setattr(launch_spark, "ExecutorRendezvous", Meeting)
+    monkeypatch.setattr(launch_spark, "ExecutorRendezvous", RecordedRendezvous)
     launcher = tfd.launchers.Spark(spark, secure=True)
     try:
         with tfd.Cluster(data_workers=1, name="sealed", launcher=launcher) as cluster:
@@ -71,7 +71,7 @@ def test_private_keys_of_tunnels_are_not_sent(
             keys = list(runtime_dir.runtime_dir().glob("agent-*/sealed/tunnels/key.pem"))
             assert keys
             assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
-        until(lambda: not ends(), 30.0)
+        until(lambda: not bridges(), 30.0)
     finally:
         for relay in relays:
             relay.close()
@@ -80,43 +80,45 @@ def test_private_keys_of_tunnels_are_not_sent(
     assert b"PRIVATE KEY" not in recorded
 
 
-def test_by_name_it_takes_the_spark_of_this_process(spark: Any, sc: Any) -> None:
+def test_the_launcher_by_name_uses_the_active_session(spark: Any, sc: Any) -> None:
     with tfd.Cluster(data_workers=1, name="named", launcher="spark") as cluster:
         assert numbers(cluster) == list(range(100))
     with pytest.raises(errors.LaunchError, match="has 2 executors, but executors=5"):
         tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(spark, executors=5))
-    until(lambda: not ends(), 30.0)
+    until(lambda: not bridges(), 30.0)
 
 
-def test_what_is_killed_with_its_executor_is_lost_at_once(spark: Any, sc: Any) -> None:
+def test_tasks_of_killed_executors_are_lost_at_once(spark: Any, sc: Any) -> None:
     cluster = tfd.Cluster(data_workers=2, name="doomed", launcher=tfd.launchers.Spark(spark))
     pids = set(cluster.to_frame()["pid"])
-    for java in (one for one in psutil.Process().children(recursive=True) if one.name() == "java"):
-        if "--executor-id" in java.cmdline():
-            java.send_signal(signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        if process.name() == "java" and "--executor-id" in process.cmdline():
+            process.send_signal(signal.SIGKILL)
     until(lambda: cluster.ended, 60.0)
     assert cluster.state == "lost"
-    said = " ".join(notice.what for notice in cluster.snapshot().notices)
-    assert "its executor has ended" in said
-    until(lambda: not ends() and not any(map(psutil.pid_exists, pids)), 60.0)
-    # Spark has brought the executors back.
-    again = tfd.launchers.Spark(spark)
+    notices = " ".join(notice.what for notice in cluster.snapshot().notices)
+    assert "its executor has ended" in notices
+    until(lambda: not bridges() and not any(map(psutil.pid_exists, pids)), 60.0)
+    # Spark has replaced the executors.
+    launcher = tfd.launchers.Spark(spark)
     until(lambda: spark.sparkContext.parallelize(range(2), 2).count() == 2, 60.0)
-    with tfd.Cluster(data_workers=1, name="again", launcher=again) as second:
+    with tfd.Cluster(data_workers=1, name="second", launcher=launcher) as second:
         assert numbers(second) == list(range(100))
-    until(lambda: not ends(), 30.0)
+    until(lambda: not bridges(), 30.0)
 
 
-def test_workers_and_ps_train(spark: Any, sc: Any) -> None:
-    with tfd.Cluster(workers=2, ps=1, name="servers", launcher=tfd.launchers.Spark(spark)) as one:
-        assert {row.role for row in one.snapshot().tasks} == {"worker", "ps"}
-        assert one.state == "ready"
+def test_workers_and_ps_start(spark: Any, sc: Any) -> None:
+    with tfd.Cluster(
+        workers=2, ps=1, name="servers", launcher=tfd.launchers.Spark(spark)
+    ) as cluster:
+        assert {row.role for row in cluster.snapshot().tasks} == {"worker", "ps"}
+        assert cluster.state == "ready"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [({"spark": 3}, "expected a SparkSession"), ({"executors": 0}, "invalid executors 0")],
 )
-def test_what_cannot_be_meant(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(errors.UsageError, match=said):
+def test_invalid_options_of_the_launcher(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.UsageError, match=message):
         tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(**options))

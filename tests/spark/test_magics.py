@@ -1,4 +1,4 @@
-"""``%tfd_spark`` on a real Spark, and clusters there among all others: list, bus, stop."""
+"""``%tfd_spark`` on a real Spark, and its clusters in lists, on the bus and in commands."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from tfd_notebook.ui import magics
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes a few on an idle machine.
+#: Timeout in seconds of steps that take a few seconds on an idle machine.
 LONG = 120.0
 
 
 @pytest.fixture
 def shell(sc: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    # Nothing here runs a task of a `tfd.Cluster`.
+    # No test here runs a task of a `tfd.Cluster`.
     monkeypatch.setenv("TFD_PRELOAD", "off")
-    made = InteractiveShell()
-    magics.load_ipython_extension(made)
-    made.user_ns.update(takes=takes, answers=answers, fails=fails)
-    made.user_ns["rows"] = sc.parallelize(range(20), 4)
-    yield made
+    shell = InteractiveShell()
+    magics.load_ipython_extension(shell)
+    shell.user_ns.update(read_rows=read_rows, square_rows=square_rows, raise_error=raise_error)
+    shell.user_ns["rows"] = sc.parallelize(range(20), 4)
+    yield shell
     for cluster in running().values():
         cluster.fail(errors.SparkError("the test is over"))
     until(lambda: not running(), LONG)
-    magics.unload_ipython_extension(made)
-    made.history_manager.end_session()
+    magics.unload_ipython_extension(shell)
+    shell.history_manager.end_session()
 
 
-def takes(args: Any, ctx: Any) -> None:
-    print("takes", args, flush=True)
+def read_rows(args: Any, ctx: Any) -> None:
+    print("received", args, flush=True)
     feed = ctx.get_data_feed()
     while not feed.should_stop():
         feed.next_batch(4)
 
 
-def answers(args: Any, ctx: Any) -> None:
+def square_rows(args: Any, ctx: Any) -> None:
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
         batch = feed.next_batch(4)
         if batch:
-            feed.batch_results([(one if isinstance(one, int) else one.id) ** 2 for one in batch])
+            feed.batch_results([(row if isinstance(row, int) else row.id) ** 2 for row in batch])
 
 
-def fails(args: Any, ctx: Any) -> None:
+def raise_error(args: Any, ctx: Any) -> None:
     raise ValueError("no such digit")
 
 
@@ -64,8 +64,8 @@ def spark(shell: InteractiveShell, line: str) -> Any:
     return shell.run_line_magic("tfd_spark", line)
 
 
-def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> None:
-    cluster = spark(shell, "run takes --args (1,2) --executors 2 -o c")
+def test_run_train_status_and_shutdown(shell: Any, capsys: Any) -> None:
+    cluster = spark(shell, "run read_rows --args (1,2) --executors 2 -o c")
     assert shell.user_ns["c"] is cluster
     assert "runs on Spark; it is in the variable 'c'" in capsys.readouterr().out
     spark(shell, "train rows --epochs 2")
@@ -76,31 +76,31 @@ def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> Non
     frame = spark(shell, "status --frame")
     assert list(frame["node"]) == ["worker:0", "worker:1"]
     until(lambda: spark(shell, "status --frame")["rows"].sum() == 40, LONG)
-    until(lambda: "takes (1, 2)" in cluster.logs("worker:1"), LONG)
+    until(lambda: "received (1, 2)" in cluster.logs("worker:1"), LONG)
     spark(shell, "logs worker:1")
-    assert "takes (1, 2)" in capsys.readouterr().out
+    assert "received (1, 2)" in capsys.readouterr().out
     future = spark(shell, f"shutdown {cluster.name} --timeout {LONG} --background")
     future.result(timeout=LONG)
     assert "stopped" in repr(spark(shell, "status"))
     assert not running()
 
 
-def test_inference_gives_answers_as_they_are_wanted(shell: Any, capsys: Any) -> None:
+def test_inference_returns_an_rdd_or_a_dataframe(shell: Any, capsys: Any) -> None:
     from pyspark.sql import SparkSession
 
-    spark(shell, "run answers --executors 2")
+    spark(shell, "run square_rows --executors 2")
     assert spark(shell, "inference rows").collect() == [n * n for n in range(20)]
     shell.user_ns["frame"] = SparkSession.active().range(0, 20, 1, 4)
-    found = spark(shell, "inference frame --schema 'square long'")
-    assert [row.square for row in found.collect()] == [n * n for n in range(20)]
+    results = spark(shell, "inference frame --schema 'square long'")
+    assert [row.square for row in results.collect()] == [n * n for n in range(20)]
     spark(shell, f"shutdown --timeout {LONG}")
     assert "the SparkContext keeps running" in capsys.readouterr().out
 
 
-def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
-    future = spark(shell, "run fails --executors 1 --background")
+def test_errors_of_the_magic(shell: Any, capsys: Any) -> None:
+    future = spark(shell, "run raise_error --executors 1 --background")
     assert "%tfd_spark status --live" in capsys.readouterr().out
-    # Whether it fails before all run or just after that is a matter of moments.
+    # The function can fail before or after all nodes run.
     with contextlib.suppress(errors.NodeFailed):
         future.result(timeout=LONG)
     until(lambda: not running(), LONG)
@@ -110,36 +110,36 @@ def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
     with pytest.raises(errors.StateError, match="no cluster is running on Spark"):
         spark(shell, "train rows")
     with pytest.raises(errors.NotEnoughSlots, match="5"):
-        spark(shell, "run takes --executors 5")
+        spark(shell, "run read_rows --executors 5")
     with pytest.raises(errors.UnknownName, match="no variable 'nothing'"):
         spark(shell, "run nothing")
     with pytest.raises(errors.UnknownName, match="no cluster 'other'"):
         spark(shell, "shutdown other")
 
 
-def test_the_check_prints_and_returns_findings(shell: Any, capsys: Any) -> None:
-    found = spark(shell, "check --executors 2")
+def test_check_prints_and_returns_findings(shell: Any, capsys: Any) -> None:
+    findings = spark(shell, "check --executors 2")
     assert "2 slots, 2 nodes requested" in capsys.readouterr().out
-    assert not [one for one in found if one.severity == "error"]
+    assert not [finding for finding in findings if finding.severity == "error"]
 
 
-def test_the_session_is_found_from_any_thread(shell: Any, capsys: Any) -> None:
-    """What Spark calls the active session is so in the thread alone that has made it."""
-    found = jobs.in_background(lambda: spark(shell, "check --executors 3"), "other").result(LONG)
-    assert found.codes == ("TFD870",)
+def test_any_thread_finds_the_session(shell: Any, capsys: Any) -> None:
+    """Spark's active session is set only in the thread that created it."""
+    findings = jobs.in_background(lambda: spark(shell, "check --executors 3"), "other").result(LONG)
+    assert findings.codes == ("TFD870",)
 
 
-def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
-    told: list[Any] = []
-    session = Session(lambda message, buffers: told.append(message), everything=True)
+def test_a_cluster_on_spark_is_listed_with_all_clusters(shell: Any, capsys: Any) -> None:
+    messages: list[Any] = []
+    session = Session(lambda message, buffers: messages.append(message), everything=True)
     hub.join(session)
     try:
         hub.receive(session, {"kind": "hello", "client": "me"})
-        cluster = spark(shell, "run takes --executors 2")
+        cluster = spark(shell, "run read_rows --executors 2")
         first = registry.running_clusters()[cluster.name]
         assert registry.running_clusters()[cluster.name] is first
-        (one,) = commands.perform({"command": "list"})
-        assert one | {"name": ""} == {
+        (row,) = commands.perform({"command": "list"})
+        assert row | {"name": ""} == {
             **{"name": "", "state": "ready", "launcher": "spark", "planned": 2},
             **{"observed": 2, "reading": 0, "lease": None},
         }
@@ -149,11 +149,11 @@ def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
 
         def phases() -> list[str]:
             return [
-                one["spark"]["phase"]
-                for message in list(told)
+                cluster["spark"]["phase"]
+                for message in list(messages)
                 if message["kind"] == "state"
-                for one in message["state"]["clusters"].values()
-                if one and "phase" in one.get("spark", {})
+                for cluster in message["state"]["clusters"].values()
+                if cluster and "phase" in cluster.get("spark", {})
             ]
 
         until(lambda: "running" in phases(), LONG)

@@ -65,11 +65,11 @@ def test_the_old_data_is_put_back_if_the_new_cannot_be_renamed(
         yield from rows
 
     df = frame(spark, 2).rdd.mapPartitions(mounting).toDF("n int")
-    with pytest.raises(DataError, match="saveAsTFRecords failed") as raised:
+    with pytest.raises(DataError, match="saveAsTFRecords failed") as caught:
         dfutil.saveAsTFRecords(df, uri(out), overwrite=True)
     assert numbers(spark, out) == [1]
     (new,) = hidden(out)
-    assert str(new) in str(raised.value)
+    assert str(new) in str(caught.value)
     assert (new / "_SUCCESS").exists()
     assert numbers(spark, new) == [2]
 
@@ -80,11 +80,11 @@ def test_the_new_data_is_kept_if_the_old_cannot_be_renamed(
     spark: Any, out: Path, mounted: Any, uri: Callable[[Path], str]
 ) -> None:
     mounted(out)
-    with pytest.raises(DataError, match="saveAsTFRecords failed") as raised:
+    with pytest.raises(DataError, match="saveAsTFRecords failed") as caught:
         dfutil.saveAsTFRecords(frame(spark, 2), uri(out), overwrite=True)
     assert numbers(spark, out) == [1]
     (new,) = hidden(out)
-    assert str(new) in str(raised.value)
+    assert str(new) in str(caught.value)
     assert numbers(spark, new) == [2]
 
 
@@ -116,12 +116,12 @@ def test_both_are_kept_if_the_old_cannot_be_put_back(
         (out / "other").touch()
 
     monkeypatch.setattr(tf.io.gfile, "rename", interrupted)
-    with pytest.raises(DataError, match="saveAsTFRecords failed") as raised:
+    with pytest.raises(DataError, match="saveAsTFRecords failed") as caught:
         dfutil.saveAsTFRecords(frame(spark, 2), str(out), overwrite=True)
     monkeypatch.undo()
-    kept = {tuple(numbers(spark, directory)): directory for directory in hidden(out)}
-    assert set(kept) == {(1,), (2,)}
-    assert all(str(directory) in str(raised.value) for directory in kept.values())
+    directories = {tuple(numbers(spark, directory)): directory for directory in hidden(out)}
+    assert set(directories) == {(1,), (2,)}
+    assert all(str(directory) in str(caught.value) for directory in directories.values())
     assert [file.name for file in out.iterdir()] == ["other"]
 
 

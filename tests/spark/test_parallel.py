@@ -1,4 +1,4 @@
-"""The same function on several executors at once."""
+"""`TFParallel.run`: one function on several executors at the same time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfd_notebook.spark import TFParallel
 
 pytestmark = pytest.mark.integration
 
-#: Seconds within which one task hears of another's end.
+#: Timeout in seconds of the end of one task after the end of another.
 SOON = 60.0
 
 
 def note(args: Any, ctx: Any) -> None:
-    said = {
+    report = {
         "number": ctx.worker_num,
         "executor_id": ctx.executor_id,
         "workers": ctx.num_workers,
@@ -29,7 +29,7 @@ def note(args: Any, ctx: Any) -> None:
         "index": ctx.task_index,
         "root": ctx.defaultFS,
     }
-    (Path(args.out) / f"{ctx.worker_num}.json").write_text(json.dumps(said))
+    (Path(args.out) / f"{ctx.worker_num}.json").write_text(json.dumps(report))
 
 
 def read(directory: Path) -> list[dict[str, Any]]:
@@ -37,20 +37,20 @@ def read(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("use_barrier", [True, False])
-def test_each_task_knows_its_number_and_how_many_there_are(
+def test_each_task_has_its_number_and_the_number_of_tasks(
     sc: Any, tmp_path: Path, use_barrier: bool
 ) -> None:
     args = argparse.Namespace(out=str(tmp_path))
     assert TFParallel.run(sc, note, args, 2, use_barrier=use_barrier) is None
-    seen = read(tmp_path)
-    assert [one["number"] for one in seen] == [0, 1]
-    assert all(one["executor_id"] == one["index"] == one["number"] for one in seen)
-    assert all(one["workers"] == 2 and one["job"] == "worker" for one in seen)
-    assert all(one["root"].startswith("file:") for one in seen)
-    assert all(len(one["nodes"]) == (2 if use_barrier else 0) for one in seen)
+    reports = read(tmp_path)
+    assert [report["number"] for report in reports] == [0, 1]
+    assert all(r["executor_id"] == r["index"] == r["number"] for r in reports)
+    assert all(r["workers"] == 2 and r["job"] == "worker" for r in reports)
+    assert all(r["root"].startswith("file:") for r in reports)
+    assert all(len(r["nodes"]) == (2 if use_barrier else 0) for r in reports)
 
 
-def test_it_can_be_a_future(sc: Any, tmp_path: Path) -> None:
+def test_run_can_return_a_future(sc: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def function(args: Any, ctx: Any) -> None:
@@ -59,15 +59,15 @@ def test_it_can_be_a_future(sc: Any, tmp_path: Path) -> None:
         if args:
             raise ValueError(args)
 
-    running = TFParallel.run(sc, function, "", 2, wait=False)
-    assert not running.done()
+    future = TFParallel.run(sc, function, "", 2, wait=False)
+    assert not future.done()
     gate.touch()
-    assert running.result(SOON) is None
+    assert future.result(SOON) is None
     with pytest.raises(NodeFailed, match="no such shard"):
         TFParallel.run(sc, function, "no such shard", 1, wait=False).result(SOON)
 
 
-def test_tensorflow_works_in_each(sc: Any, tmp_path: Path) -> None:
+def test_tensorflow_works_in_each_task(sc: Any, tmp_path: Path) -> None:
     def square(args: Any, ctx: Any) -> None:
         import tensorflow as tf
 
@@ -79,7 +79,7 @@ def test_tensorflow_works_in_each(sc: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use_barrier", [True, False])
-def test_an_error_ends_all_and_has_number_and_traceback(
+def test_an_error_ends_all_tasks_and_has_the_traceback(
     sc: Any, tmp_path: Path, use_barrier: bool
 ) -> None:
     def fail(args: Any, ctx: Any) -> None:
@@ -90,20 +90,20 @@ def test_an_error_ends_all_and_has_number_and_traceback(
         time.sleep(10 * SOON)
 
     before = time.monotonic()
-    with pytest.raises(NodeFailed) as raised:
+    with pytest.raises(NodeFailed) as caught:
         TFParallel.run(sc, fail, str(tmp_path), 2, use_barrier=use_barrier)
     assert time.monotonic() - before < SOON
-    assert raised.value.task == "worker:1"
-    assert "ValueError: no such column: lable" in str(raised.value)
-    assert 'raise ValueError("no such column: lable")' in str(raised.value)
-    # It is not tried again, and the context lives.
+    assert caught.value.task == "worker:1"
+    assert "ValueError: no such column: lable" in str(caught.value)
+    assert 'raise ValueError("no such column: lable")' in str(caught.value)
+    # Spark does not retry the task, and the SparkContext keeps running.
     assert (tmp_path / "1").read_text() == "run\n"
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def test_more_than_there_are_slots_is_refused_at_once(sc: Any) -> None:
+def test_too_few_slots_are_refused_at_once(sc: Any) -> None:
     def never(args: Any, ctx: Any) -> None:
-        raise AssertionError("it ran")
+        raise AssertionError("the function ran")
 
     with pytest.raises(NotEnoughSlots, match="3"):
         TFParallel.run(sc, never, None, 3)
@@ -111,7 +111,7 @@ def test_more_than_there_are_slots_is_refused_at_once(sc: Any) -> None:
         TFParallel.run(sc, never, None, 0)
 
 
-def test_arguments_that_cannot_travel_are_an_error_here(sc: Any) -> None:
+def test_arguments_that_cannot_be_pickled_are_refused(sc: Any) -> None:
     import threading
 
     with pytest.raises(SparkError, match="pickle"):

@@ -1,4 +1,4 @@
-"""An estimator and a model in pyspark.ml, on the cluster that they start."""
+"""An estimator and a model of pyspark.ml, on clusters that they start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 def export(directory: Path) -> str:
-    """Write a SavedModel with several signatures, in a process that imported TensorFlow anyway."""
+    """Write a SavedModel with several signatures. This process imports TensorFlow anyway."""
     import tensorflow as tf
 
     class Scale(tf.Module):
@@ -49,7 +49,7 @@ def export(directory: Path) -> str:
             return {"y": x + 1.0}
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
-        def one(self, x: Any) -> Any:
+        def scalar(self, x: Any) -> Any:
             return {"mean": tf.reduce_mean(x), "y": x}
 
         @tf.function(input_signature=[tf.TensorSpec([None, None, None], tf.float32, name="x")])
@@ -61,7 +61,7 @@ def export(directory: Path) -> str:
         "serving_default": model.scaled.get_concrete_function(),
         "two": model.two.get_concrete_function(),
         "four": model.four.get_concrete_function(),
-        "one": model.one.get_concrete_function(),
+        "scalar": model.scalar.get_concrete_function(),
         "any_size": model.any_size.get_concrete_function(),
     }
     tf.saved_model.save(model, str(directory), signatures)
@@ -103,7 +103,7 @@ def test_a_signature_is_applied_to_every_row_in_order(spark: Any, exported: str)
     assert bytes(rows[7].e) == b"7"
 
 
-def test_inputs_go_by_the_name_of_the_column(spark: Any, exported: str) -> None:
+def test_inputs_are_assigned_by_column_name(spark: Any, exported: str) -> None:
     df = spark.createDataFrame(
         [(b"z", 1, "u"), (b"y", 2, "v")], "other binary, zahl bigint, art string"
     )
@@ -117,14 +117,14 @@ def test_inputs_go_by_the_name_of_the_column(spark: Any, exported: str) -> None:
     assert [bytes(row.out) for row in model.transform(df).collect()] == [b"u1", b"v2"]
 
 
-def test_a_signature_of_a_fixed_batch_gets_full_ones(spark: Any, exported: str) -> None:
+def test_a_fixed_batch_size_gets_full_batches(spark: Any, exported: str) -> None:
     df = spark.createDataFrame([(float(n),) for n in range(6)], "v double").coalesce(1)
     model = TFModel(argparse.Namespace(export_dir=exported, signature_def_key="four"))
     model.setInputMapping({"v": "x"}).setOutputMapping({"y": "y"})
     assert [row.y for row in model.transform(df).collect()] == [n + 1.0 for n in range(6)]
 
 
-def test_a_signature_may_leave_every_size_open(spark: Any, exported: str) -> None:
+def test_a_signature_can_have_unknown_sizes(spark: Any, exported: str) -> None:
     schema = "x array<array<float>>"
     df = spark.createDataFrame([([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]],)], schema)
     model = TFModel({"export_dir": exported}).setSignatureDefKey("any_size")
@@ -133,7 +133,7 @@ def test_a_signature_may_leave_every_size_open(spark: Any, exported: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"key": "nothing"}, r"(?s)no signature 'nothing'.*serving_default, two"),
         ({"inputs": {"x": "picture"}}, r"(?s)no input 'picture'.*it has image"),
@@ -145,15 +145,15 @@ def test_a_signature_may_leave_every_size_open(spark: Any, exported: str) -> Non
             "also requires the input b",
         ),
         (
-            {"key": "one", "inputs": {"n": "x"}, "outputs": {"mean": "m"}},
+            {"key": "scalar", "inputs": {"n": "x"}, "outputs": {"mean": "m"}},
             "first dimension is the ba",
         ),
         ({"directory": "nowhere"}, "no SavedModel found in .*nowhere"),
         ({"tags": "train"}, "with the tags train failed"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_runs(
-    spark: Any, exported: str, change: dict[str, Any], said: str
+def test_invalid_mappings_are_errors_before_the_job(
+    spark: Any, exported: str, change: dict[str, Any], message: str
 ) -> None:
     model = (
         TFModel({})
@@ -163,12 +163,12 @@ def test_what_does_not_fit_is_said_before_anything_runs(
         .setInputMapping(change.get("inputs", {"x": "image"}))
         .setOutputMapping(change.get("outputs", {"twice": "b"}))
     )
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         model.transform(images(spark))
 
 
 @pytest.mark.parametrize(
-    ("rows", "schema", "said"),
+    ("rows", "schema", "message"),
     [
         (
             [([1.0, 2.0, 3.0],)],
@@ -179,19 +179,19 @@ def test_what_does_not_fit_is_said_before_anything_runs(
         ([(None,)], "x array<float>", "'x' has a null"),
     ],
 )
-def test_rows_that_do_not_fit_are_named(
-    spark: Any, exported: str, rows: Any, schema: str, said: str
+def test_columns_with_values_that_do_not_fit_are_named(
+    spark: Any, exported: str, rows: Any, schema: str, message: str
 ) -> None:
     from pyspark.errors import PythonException
 
     model = TFModel({"export_dir": exported})
     model.setInputMapping({"x": "image"}).setOutputMapping({"sum": "s"})
     df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), schema)
-    with pytest.raises(PythonException, match=said):
+    with pytest.raises(PythonException, match=message):
         model.transform(df).collect()
 
 
-def test_whole_numbers_are_not_cut(spark: Any, exported: str) -> None:
+def test_too_large_whole_numbers_are_errors(spark: Any, exported: str) -> None:
     from pyspark.errors import PythonException
 
     model = TFModel({"export_dir": exported}).setSignatureDefKey("two")
@@ -203,7 +203,7 @@ def test_whole_numbers_are_not_cut(spark: Any, exported: str) -> None:
         model.transform(df).collect()
 
 
-def test_arguments_of_all_kinds_and_what_counts_first() -> None:
+def test_kinds_of_arguments_and_their_precedence() -> None:
     assert (
         Namespace({"a": 1}) == Namespace(argparse.Namespace(a=1)) == Namespace(Namespace({"a": 1}))
     )
@@ -237,11 +237,11 @@ def test_each_parameter_can_be_set_and_read(name: str) -> None:
         assert getattr(holder, f"get{suffix}")() == value
         assert holder.getOrDefault(param) == value
         return
-    raise AssertionError(f"{name} takes nothing")
+    raise AssertionError(f"{name} accepts no value")
 
 
 def train(args: Any, ctx: Any) -> None:
-    """Learn y = 3 a + b from what is fed, in the usual style."""
+    """Learn y = 3 a + b from fed rows, in the style of TensorFlowOnSpark."""
     import tensorflow as tf
 
     from tfd_notebook.spark import TFNode, compat
@@ -251,18 +251,18 @@ def train(args: Any, ctx: Any) -> None:
         [tf.keras.layers.Input([2], name="features"), tf.keras.layers.Dense(1, name="dense")]
     )
     model.compile(tf.keras.optimizers.Adam(0.2), "mse")
-    seen = 0
+    count = 0
     while not feed.should_stop():
         batch = feed.next_batch(args.batch_size)
         if len(batch["y"]):
-            seen += len(batch["y"])
+            count += len(batch["y"])
             a, b = (np.array(batch[name], np.float32) for name in ("a", "b"))
             model.train_on_batch(np.stack([a, b], 1), np.array(batch["y"], np.float32))
-    (Path(args.notes) / f"{ctx.job_name}-{ctx.task_index}").write_text(str(seen))
+    (Path(args.notes) / f"{ctx.job_name}-{ctx.task_index}").write_text(str(count))
     compat.export_saved_model(model, args.export_dir, ctx.job_name == "chief")
 
 
-def test_a_dataframe_is_fed_to_a_cluster_and_its_model_infers(spark: Any, tmp_path: Path) -> None:
+def test_fit_trains_on_a_dataframe_and_the_model_infers(spark: Any, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
     generator = np.random.default_rng(0)
@@ -276,7 +276,7 @@ def test_a_dataframe_is_fed_to_a_cluster_and_its_model_infers(spark: Any, tmp_pa
     )
     estimator = (
         TFEstimator(train, argparse.Namespace(notes=str(notes)))
-        # By the columns' names: first, label, second are what the function gets as a, y, b.
+        # In the order of the columns' names first, label, second, the function gets a, y, b.
         .setInputMapping({"first": "a", "second": "b", "label": "y"})
         .setClusterSize(1)
         .setEpochs(4)
@@ -287,13 +287,13 @@ def test_a_dataframe_is_fed_to_a_cluster_and_its_model_infers(spark: Any, tmp_pa
     model = estimator.fit(df)
     assert isinstance(model, TFModel)
     assert (notes / "chief-0").read_text() == str(4 * 512)
-    # What the estimator was told the model knows: export_dir, batch_size.
-    both = df.selectExpr("array(first, second) as both", "label")
+    # The model takes export_dir and batch_size from the estimator.
+    frame = df.selectExpr("array(first, second) as both", "label")
     (tensor,) = inputs(str(tmp_path / "export"))
     (output,) = outputs(str(tmp_path / "export"))
     model.setInputMapping({"both": tensor}).setOutputMapping({output: "guess"})
-    guesses = [row.guess[0] for row in model.transform(both).collect()]
-    labels = [row.label for row in both.collect()]
+    guesses = [row.guess[0] for row in model.transform(frame).collect()]
+    labels = [row.label for row in frame.collect()]
     assert np.mean(np.abs(np.array(guesses) - labels)) < 0.3
 
 
@@ -319,7 +319,7 @@ def count_files(args: Any, ctx: Any) -> None:
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_function_that_reads_finds_the_dataframe_as_files(
+def test_a_function_that_reads_gets_the_dataframe_as_files(
     spark: Any, tmp_path: Path, loaded: bool
 ) -> None:
     notes = tmp_path / "notes"
@@ -350,7 +350,7 @@ def fail(args: Any, ctx: Any) -> None:
     raise ValueError("no layer of that name")
 
 
-def test_an_error_of_the_function_is_the_errors_of_fit(spark: Any) -> None:
+def test_an_error_of_the_function_is_raised_by_fit(spark: Any) -> None:
     estimator = TFEstimator(fail, {}).setInputMapping({"n": "n"})
     with pytest.raises(TfdError, match="no layer of that name"):
         estimator.fit_async(images(spark)).result(timeout=120)

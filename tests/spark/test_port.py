@@ -1,4 +1,4 @@
-"""The port of a node, which only the hosts of its cluster reach, whatever its function does."""
+"""The packet filter on the port of a node: only hosts of the cluster can connect."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ NODE = """
 import json, os, socket, sys, threading
 from pathlib import Path
 
-from tfd_notebook.net import ports as sockets
-from tfd_notebook.spark.executor import node_process as body
+from tfd_notebook.net import ports
+from tfd_notebook.spark.executor import node_process
 
 node, driver = socket.socketpair()
-with sockets.reserve_port() as held:
-    port = held.getsockname()[1]
+with ports.reserve_port() as reserved:
+    port = reserved.getsockname()[1]
     request = {"name": "worker:0", "host": "127.0.0.1", "peers": ["127.0.0.1"]}
-    one = body.NodeProcess(request, os.dup(held.fileno()), node, Path())
-    body._POLL_SECONDS = float(sys.argv[1])
-    threading.Thread(target=one._restrict_port, args=(port,), daemon=True).start()
+    process = node_process.NodeProcess(request, os.dup(reserved.fileno()), node, Path())
+    node_process._POLL_SECONDS = float(sys.argv[1])
+    threading.Thread(target=process._restrict_port, args=(port,), daemon=True).start()
 
     def listen():
         sock = socket.socket(socket.AF_INET)
@@ -34,54 +34,54 @@ os._exit(0)
 """
 
 
-def in_node(function: str, look: float) -> list[Any]:
-    """Run what a node's function does; return the lines that it prints, from JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", NODE, str(look)],
+def run_in_node(function: str, poll_seconds: float) -> list[Any]:
+    """Run code like the function of a node, and return its printed lines, parsed as JSON."""
+    completed = subprocess.run(
+        [sys.executable, "-c", NODE, str(poll_seconds)],
         input=function,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return [json.loads(line) for line in completed.stdout.splitlines()]
 
 
-def test_each_server_of_a_function_is_closed() -> None:
-    said = in_node(
+def test_each_server_of_a_function_gets_the_filter() -> None:
+    lines = run_in_node(
         """
-heard = driver.makefile()
+messages = driver.makefile()
 driver.settimeout(20)
 for _ in range(2):
     with listen() as server:
-        told = json.loads(heard.readline())
-        closed = bool(server.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
-        print(json.dumps([told["open_to"], closed]), flush=True)
+        message = json.loads(messages.readline())
+        filtered = bool(server.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
+        print(json.dumps([message["open_to"], filtered]), flush=True)
 """,
         0.01,
     )
-    assert said == [["loopback, 127.0.0.1/32", True]] * 2
+    assert lines == [["loopback, 127.0.0.1/32", True]] * 2
 
 
-def test_a_listener_that_is_closed_before_its_filter_ends_no_node() -> None:
-    said = in_node(
+def test_a_server_closed_before_its_filter_ends_no_node() -> None:
+    lines = run_in_node(
         """
-restrict_port = sockets.restrict_port
+restrict_port = ports.restrict_port
 
 def close_later(*args):
-    sockets.restrict_port = restrict_port
+    ports.restrict_port = restrict_port
     probe.close()
     return restrict_port(*args)
 
-sockets.restrict_port = close_later
-heard = driver.makefile()
+ports.restrict_port = close_later
+messages = driver.makefile()
 probe = listen()
 while probe.fileno() >= 0:
     os.sched_yield()
 driver.settimeout(20)
 with listen():
-    print(heard.readline(), end="", flush=True)
+    print(messages.readline(), end="", flush=True)
 """,
         0.01,
     )
-    assert [one["say"] for one in said] == ["port"]
+    assert [line["say"] for line in lines] == ["port"]

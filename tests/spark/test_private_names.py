@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 VERSION = f"pyspark {pyspark.__version__}"
 
 
-def test_a_known_spark_has_every_name(spark: Any, sc: Any) -> None:
+def test_this_version_of_spark_has_every_private_name(spark: Any, sc: Any) -> None:
     assert private.active_context() is sc, VERSION
     assert private.active_session() is spark, VERSION
     assert private.session_key(spark) is not spark, VERSION
@@ -33,12 +33,12 @@ def test_a_known_spark_has_every_name(spark: Any, sc: Any) -> None:
     assert private.default_fs(sc).startswith("file:"), VERSION
 
 
-def test_spark_is_found_where_pyspark_is_installed() -> None:
+def test_the_spark_home_of_pyspark_is_found() -> None:
     home = Path(private.spark_home())
     assert (home / "bin" / "spark-submit").exists(), VERSION
 
 
-def test_a_struct_is_a_schema_of_arrow() -> None:
+def test_a_struct_type_becomes_an_arrow_schema() -> None:
     from pyspark.sql.types import ArrayType, FloatType, LongType, StructType
 
     struct = StructType().add("n", LongType()).add("x", ArrayType(FloatType()))
@@ -48,14 +48,14 @@ def test_a_struct_is_a_schema_of_arrow() -> None:
     assert str(schema.field("x").type.value_type) == "float", VERSION
 
 
-def test_rows_have_names() -> None:
+def test_rows_have_the_names_of_their_fields() -> None:
     from pyspark.sql import Row
 
-    made = private.named_row([1, "b"], ["n", "two words"])
-    assert made.asDict() == {"n": 1, "two words": "b"}, VERSION
-    assert made == Row(**{"n": 1, "two words": "b"}), VERSION
-    assert private.row_fields([made, made]) == ["n", "two words"], VERSION
-    assert private.row_fields([made, Row(n=1)]) is None, VERSION
+    row = private.named_row([1, "b"], ["n", "two words"])
+    assert row.asDict() == {"n": 1, "two words": "b"}, VERSION
+    assert row == Row(**{"n": 1, "two words": "b"}), VERSION
+    assert private.row_fields([row, row]) == ["n", "two words"], VERSION
+    assert private.row_fields([row, Row(n=1)]) is None, VERSION
     assert private.row_fields([(1, 2)]) is None, VERSION
 
 
@@ -69,18 +69,20 @@ def test_rows_have_names() -> None:
         (lambda context: private.cancel_stage(context, 0, ""), "cancelStage"),
     ],
 )
-def test_an_unknown_spark_is_unsupported(sc: Any, call: Callable[[Any], Any], name: str) -> None:
-    """Java objects that have none of the methods: Py4J finds that out when they are called."""
+def test_missing_names_of_java_are_unsupported(
+    sc: Any, call: Callable[[Any], Any], name: str
+) -> None:
+    """The Java objects lack the methods. Py4J detects it at the call."""
     java = sc._jvm.java.lang.Object
     unknown = SimpleNamespace(_jsc=SimpleNamespace(sc=java, hadoopConfiguration=java))
-    with pytest.raises(Unsupported, match=rf"{VERSION} has no .*{name}") as raised:
+    with pytest.raises(Unsupported, match=rf"{VERSION} has no .*{name}") as caught:
         call(unknown)
-    assert "Next: " in str(raised.value)
+    assert "Next: " in str(caught.value)
     with pytest.raises(Unsupported, match=name):
         call(SimpleNamespace())
 
 
-def test_a_spark_without_a_gateway_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gateway_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pyspark.SparkContext, "_gateway")
     for call in (private.java_process, private.forget_java):
         with pytest.raises(Unsupported, match=r"SparkContext\._gateway"):
@@ -89,7 +91,7 @@ def test_a_spark_without_a_gateway_is_unsupported(monkeypatch: pytest.MonkeyPatc
         session._start({"name": "never", "executors": 1, "cores": 1, "memory": "1g"}, 1.0)
 
 
-def test_names_of_python_that_are_gone_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_names_of_pyspark_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark.find_spark_home
     import pyspark.sql.pandas.types
     from pyspark.sql import types

@@ -1,4 +1,4 @@
-"""Programs in the manner of TensorFlowOnSpark run with their import lines changed."""
+"""Programs for TensorFlowOnSpark run after a change of their import lines."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import pytest
 from tfd_notebook.spark.local_session import java
 
 PROGRAMS = Path(__file__).parent / "programs"
-#: Seconds for Spark, two clusters and a training, on a busy machine.
+#: Timeout in seconds of Spark, two clusters and a training, on a busy machine.
 LONG = 280.0
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:
+def test_a_program_trains_on_fed_rows_and_infers(tmp_path: Path) -> None:
     text = (PROGRAMS / "digits_spark.py").read_text()
     program = tmp_path / "digits_spark.py"
     assert "from tensorflowonspark import" in text
     program.write_text(text.replace("tensorflowonspark import", "tfd_notebook.spark import"))
-    home = tmp_path / "spark"  # Spark writes its executors' files to where it lies
+    home = tmp_path / "spark"  # Spark writes executors' files into its home
     home.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
         if entry.name != "work":
@@ -38,7 +38,7 @@ def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:
         "PYSPARK_SUBMIT_ARGS": "--master local-cluster[2,1,1024] "
         "--conf spark.ui.enabled=false pyspark-shell",
     }
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             *(sys.executable, str(program)),
             *("--export_dir", str(tmp_path / "export"), "--output", str(tmp_path / "right")),
@@ -49,10 +49,10 @@ def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:
         text=True,
         timeout=LONG,
     )
-    # Java says much, too.
-    said = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]
-    assert done.returncode == 0, "\n".join(said[-80:])
+    # Omit the lines of Java stack traces.
+    lines = [line for line in completed.stderr.splitlines() if not line.lstrip().startswith("at ")]
+    assert completed.returncode == 0, "\n".join(lines[-80:])
     shares = [float(file.read_text()) for file in sorted(tmp_path.glob("right-*"))]
     assert len(shares) == 2
     assert min(shares) > 0.75
-    assert "executor_id" not in {one.name for one in tmp_path.iterdir()}
+    assert "executor_id" not in {path.name for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""What the reference of TFCluster promises: names, arguments, attributes, and what they do."""
+"""Names, arguments and attributes of TFCluster as documented by TensorFlowOnSpark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-#: Seconds for what takes a few on an idle machine.
+#: Timeout in seconds of steps that take a few seconds on an idle machine.
 LONG = 200.0
 QUEUES = ["input", "output", "error"]
 NEEDED = object()
@@ -77,26 +77,24 @@ LOCAL = "file:" + "//"
         (dfutil.loadTFRecords, {"sc": NEEDED, "input_dir": NEEDED, "binary_features": []}),
     ],
 )
-def test_arguments_have_their_places_and_defaults(
+def test_arguments_keep_their_positions_and_defaults(
     function: Callable[..., Any], arguments: dict[str, Any]
 ) -> None:
-    """By position as well as by name; what is added stands behind."""
-    given = [
-        each for each in inspect.signature(function).parameters.values() if each.name != "self"
-    ]
-    places = [each for each in given if each.kind is each.POSITIONAL_OR_KEYWORD]
-    assert [each.name for each in places][: len(arguments)] == list(arguments)
-    for each in places[: len(arguments)]:
-        default = arguments[each.name]
+    """Arguments work by position and by name. Added arguments follow the original ones."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert [p.name for p in positional][: len(arguments)] == list(arguments)
+    for parameter in positional[: len(arguments)]:
+        default = arguments[parameter.name]
         if default is NEEDED:
-            assert each.default is each.empty
+            assert parameter.default is parameter.empty
         else:
-            found = list(each.default) if isinstance(default, list) else each.default
-            assert found == default
-    assert all(each.default is not each.empty for each in given[len(arguments) :])
+            actual = list(parameter.default) if isinstance(default, list) else parameter.default
+            assert actual == default
+    assert all(p.default is not p.empty for p in parameters[len(arguments) :])
 
 
-def test_modes_are_numbers() -> None:
+def test_input_modes_are_numbers() -> None:
     assert (InputMode.TENSORFLOW, InputMode.SPARK) == (0, 1)
     assert TFCluster.InputMode is InputMode
 
@@ -104,7 +102,7 @@ def test_modes_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("root", "path", "full"),
     [
-        (LOCAL + "/", "data/a", LOCAL + "/there/now/data/a"),
+        (LOCAL + "/", "data/a", LOCAL + "/work/dir/data/a"),
         (LOCAL + "/", "/data/a", LOCAL + "/data/a"),
         ("hdfs://name:8020", "data/a", "hdfs://name:8020/user/{me}/data/a"),
         ("hdfs://name:8020/", "/data/a", "hdfs://name:8020/data/a"),
@@ -118,7 +116,7 @@ def test_modes_are_numbers() -> None:
         ("hdfs:///", "foo/bar", "hdfs:///user/{me}/foo/bar"),
         ("viewfs:///", "/foo/bar", "viewfs:///foo/bar"),
         ("viewfs:///", "foo/bar", "viewfs:///user/{me}/foo/bar"),
-        (LOCAL, "foo/bar", LOCAL + "/there/now/foo/bar"),
+        (LOCAL, "foo/bar", LOCAL + "/work/dir/foo/bar"),
         ("s3a://bucket", "foo/bar", "s3a://bucket/foo/bar"),
         ("hdfs://", "viewfs://foo/bar", "viewfs://foo/bar"),
         ("hdfs://name:8020", "s3a://bucket/a", "s3a://bucket/a"),
@@ -130,7 +128,7 @@ def test_modes_are_numbers() -> None:
 def test_paths_have_scheme_and_directory(root: str, path: str, full: str) -> None:
     import getpass
 
-    ctx = TFNodeContext(default_fs=root, working_dir="/there/now")
+    ctx = TFNodeContext(default_fs=root, working_dir="/work/dir")
     assert ctx.absolute_path(path) == full.format(me=getpass.getuser())
     assert TFNode.hdfs_path(ctx, path) == ctx.absolute_path(path)
 
@@ -159,12 +157,12 @@ def listens(port: int) -> bool:
         return True
 
 
-def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, clusters: list[Any]) -> None:
     def function(args: Any, ctx: Any) -> None:
         import threading
 
         port = int(ctx.cluster_spec["worker"][ctx.task_index].rpartition(":")[2])
-        seen = {
+        report = {
             "port": [port, ctx.tmp_socket.getsockname()[1]],
             "shared": os.environ.get("TF_GRPC_REUSE_PORT"),
             "held": not listens(port),
@@ -172,7 +170,7 @@ def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list
             "working_dir": ctx.working_dir,
         }
         ctx.release_port()
-        seen["released"] = ctx.tmp_socket is None and listens(port)
+        report["released"] = ctx.tmp_socket is None and listens(port)
         ctx.release_port()  # a second time does nothing
 
         def answer() -> None:
@@ -183,23 +181,23 @@ def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list
         answering = threading.Thread(target=answer)
         answering.start()
         feed = ctx.get_data_feed(True, "input", input_mapping={"b": "second", "a": "first"})
-        seen["rows"] = []
+        report["rows"] = []
         while not feed.should_stop():
             batch = feed.next_batch(3)
-            seen["rows"] += zip(batch["first"], batch["second"], strict=True)
+            report["rows"] += zip(batch["first"], batch["second"], strict=True)
         answering.join()
-        (tmp_path / str(ctx.task_index)).write_text(json.dumps(seen))
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(report))
 
     queues = [*QUEUES, "questions", "answers"]
     cluster = TFCluster.run(
         sc, function, None, 2, 0, input_mode=1, queues=queues, release_port=False
     )
-    ended.append(cluster)
+    clusters.append(cluster)
     cluster.train(sc.parallelize([(n, -n) for n in range(20)], 4), 1, qname="input")
-    asked = cluster.inference(sc.parallelize(range(10), 4), qname="questions")
-    assert asked.collect() == list(range(1, 11))
-    with pytest.raises(errors.UnknownName, match="'elsewhere'"):
-        cluster.train(sc.parallelize([1], 1), 1, qname="elsewhere")
+    results = cluster.inference(sc.parallelize(range(10), 4), qname="questions")
+    assert results.collect() == list(range(1, 11))
+    with pytest.raises(errors.UnknownName, match="'missing'"):
+        cluster.train(sc.parallelize([1], 1), 1, qname="missing")
 
     assert cluster.sc is sc
     assert cluster.input_mode is InputMode.SPARK
@@ -218,64 +216,68 @@ def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list
         "release_port": False,
     }
     info = cluster.cluster_info
-    assert [(one["executor_id"], one["task_index"]) for one in info] == [(0, 0), (1, 1)]
-    assert [stat.S_ISSOCK(os.stat(one["addr"]).st_mode) for one in info] == [True, True]
-    assert [(one["authkey"], one["tb_pid"], one["tb_port"]) for one in info] == [(b"", 0, 0)] * 2
-    spec = [f"{one['host']}:{one['port']}" for one in info]
-    assert [one.rpartition(":")[2] for one in cluster.cluster_spec["worker"]] == [
-        one.rpartition(":")[2] for one in spec
+    assert [(node["executor_id"], node["task_index"]) for node in info] == [(0, 0), (1, 1)]
+    assert [stat.S_ISSOCK(os.stat(node["addr"]).st_mode) for node in info] == [True, True]
+    assert [(node["authkey"], node["tb_pid"], node["tb_port"]) for node in info] == [
+        (b"", 0, 0)
+    ] * 2
+    spec = [f"{node['host']}:{node['port']}" for node in info]
+    assert [address.rpartition(":")[2] for address in cluster.cluster_spec["worker"]] == [
+        address.rpartition(":")[2] for address in spec
     ]
     cluster.shutdown(timeout=LONG)
     assert cluster.server.done is True
 
     nodes = [json.loads((tmp_path / str(index)).read_text()) for index in range(2)]
     assert sorted(row for node in nodes for row in node["rows"]) == [[n, -n] for n in range(20)]
-    for node, known in zip(nodes, info, strict=True):
-        assert node["port"] == [known["port"]] * 2
+    for node, node_info in zip(nodes, info, strict=True):
+        assert node["port"] == [node_info["port"]] * 2
         assert node["held"]
         assert node["released"]
         assert node["shared"] is None
         assert node["path"] == f"{LOCAL}{node['working_dir']}/data"
 
 
-def test_roles_by_name_and_beside_the_notebook(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+def test_named_roles_and_parameter_servers_on_the_driver(
+    sc: Any, tmp_path: Path, clusters: list[Any]
+) -> None:
     def function(args: Any, ctx: Any) -> None:
         import threading
 
         config = json.loads(os.environ["TF_CONFIG"])
         address = config["cluster"][ctx.job_name][ctx.task_index]
-        seen = {
+        report = {
             "config": config,
             "port": [ctx.port, int(address.rpartition(":")[2])],
             "free": ctx.tmp_socket is None and listens(ctx.port),
             "shared": os.environ.get("TF_GRPC_REUSE_PORT"),
         }
         (tmp_path / ".new").mkdir(exist_ok=True)
-        written = tmp_path / ".new" / ctx.job_name
-        written.write_text(json.dumps(seen))
-        written.rename(tmp_path / ctx.job_name)
+        file = tmp_path / ".new" / ctx.job_name
+        file.write_text(json.dumps(report))
+        file.rename(tmp_path / ctx.job_name)
         if ctx.job_name != "master":
             threading.Event().wait()
-        others = ("ps", "evaluator")
-        while not all((tmp_path / name).exists() for name in others):
+        expected = ("ps", "evaluator")
+        while not all((tmp_path / name).exists() for name in expected):
             threading.Event().wait(0.05)
 
     cluster = TFCluster.run(
         sc, function, None, 3, 1, driver_ps_nodes=True, master_node="master", eval_node=True
     )
-    ended.append(cluster)
+    clusters.append(cluster)
     assert cluster.num_executors == 3
     assert list(cluster.cluster_spec) == ["ps", "master", "evaluator"]
-    where = {one["job_name"]: one["executor"] for one in cluster.cluster_info}
-    assert where["ps"] == "driver"
-    assert "driver" not in (where["master"], where["evaluator"])
+    executors = {node["job_name"]: node["executor"] for node in cluster.cluster_info}
+    assert executors["ps"] == "driver"
+    assert "driver" not in (executors["master"], executors["evaluator"])
     cluster.shutdown(timeout=LONG)
     for name in ("ps", "master", "evaluator"):
-        seen = json.loads((tmp_path / name).read_text())
-        assert seen["free"]
-        assert seen["shared"] is None
-        assert seen["port"][0] == seen["port"][1]
-        config = seen["config"]
+        report = json.loads((tmp_path / name).read_text())
+        assert report["free"]
+        assert report["shared"] is None
+        assert report["port"][0] == report["port"][1]
+        config = report["config"]
         assert config["task"] == {"type": name, "index": 0}
         assert config["cluster"]["master"] == cluster.cluster_spec["master"]
     states = {row.node: row.state for row in cluster.snapshot().spark.nodes}

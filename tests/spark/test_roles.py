@@ -21,10 +21,10 @@ pytestmark = pytest.mark.integration
 LONG = 90.0
 
 
-def test_chief_and_parameter_server_each_with_its_configuration(
-    sc: Any, tmp_path: Path, ended: list[Any]
+def test_chief_and_parameter_server_get_their_tf_config(
+    sc: Any, tmp_path: Path, clusters: list[Any]
 ) -> None:
-    """The parameter server holds its executor: all rows go to the chief."""
+    """The parameter server occupies its executor, so all rows go to the chief."""
 
     def function(args: Any, ctx: Any) -> None:
         import threading
@@ -40,7 +40,7 @@ def test_chief_and_parameter_server_each_with_its_configuration(
     cluster = TFCluster.run(
         sc, function, None, 2, 1, master_node="chief", input_mode=InputMode.SPARK
     )
-    ended.append(cluster)
+    clusters.append(cluster)
     cluster.train(sc.parallelize(range(100), 5), 1)
     assert sc.statusTracker().getActiveStageIds(), "the parameter server's slot is not held"
     cluster.shutdown(timeout=LONG)
@@ -53,7 +53,9 @@ def test_chief_and_parameter_server_each_with_its_configuration(
     assert states == {"ps:0": "stopped", "chief:0": "finished"}
 
 
-def test_tensorboard_is_where_it_says_and_ends(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+def test_tensorboard_serves_at_its_url_until_the_shutdown(
+    sc: Any, tmp_path: Path, clusters: list[Any]
+) -> None:
     gate = tmp_path / "gate"
 
     def function(args: Any, ctx: Any) -> None:
@@ -65,16 +67,16 @@ def test_tensorboard_is_where_it_says_and_ends(sc: Any, tmp_path: Path, ended: l
     logs = tmp_path / "logs"
     logs.mkdir()
     cluster = TFCluster.run(sc, function, None, 1, 0, tensorboard=True, log_dir=str(logs))
-    ended.append(cluster)
+    clusters.append(cluster)
     url = cluster.tensorboard_url(wait=False).result(LONG)
     assert url is not None
     assert cluster.tensorboard_url() == url
     assert cluster.snapshot().spark.tensorboard == url
-    (known,) = cluster.cluster_info
-    assert known["tb_port"] == int(url.rpartition(":")[2])
-    assert "tensorboard" in " ".join(psutil.Process(known["tb_pid"]).cmdline())
-    with urllib.request.urlopen(f"{url}/data/environment", timeout=LONG) as answer:
-        assert str(logs) in answer.read().decode()
+    (node_info,) = cluster.cluster_info
+    assert node_info["tb_port"] == int(url.rpartition(":")[2])
+    assert "tensorboard" in " ".join(psutil.Process(node_info["tb_pid"]).cmdline())
+    with urllib.request.urlopen(f"{url}/data/environment", timeout=LONG) as response:
+        assert str(logs) in response.read().decode()
     supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())
     boards = [p for p in supervisor.children() if "tensorboard" in " ".join(p.cmdline())]
     assert len(boards) == 1
@@ -83,22 +85,22 @@ def test_tensorboard_is_where_it_says_and_ends(sc: Any, tmp_path: Path, ended: l
     until(lambda: not boards[0].is_running(), LONG)
 
 
-def test_without_tensorboard_there_is_no_address(sc: Any, ended: list[Any]) -> None:
+def test_the_url_is_none_without_tensorboard(sc: Any, clusters: list[Any]) -> None:
     cluster = TFCluster.run(sc, lambda args, ctx: None, None, 1, 0)
-    ended.append(cluster)
+    clusters.append(cluster)
     assert cluster.tensorboard_url() is None
     assert cluster.tensorboard_url(wait=False).result(LONG) is None
     cluster.shutdown(timeout=LONG)
 
 
-def test_tensorboard_that_has_ended_is_told_at_once(sc: Any, ended: list[Any]) -> None:
+def test_the_end_of_tensorboard_is_reported_at_once(sc: Any, clusters: list[Any]) -> None:
     def function(args: Any, ctx: Any) -> None:
         import threading
 
         threading.Event().wait()
 
     cluster = TFCluster.run(sc, function, None, 1, 0, tensorboard=True)
-    ended.append(cluster)
+    clusters.append(cluster)
     supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())
     (board,) = (p for p in supervisor.children() if "tensorboard" in " ".join(p.cmdline()))
     board.kill()
@@ -109,15 +111,15 @@ def test_tensorboard_that_has_ended_is_told_at_once(sc: Any, ended: list[Any]) -
     assert cluster.phase == "running"
 
 
-def test_why_tensorboard_has_ended_is_what_it_wrote(tmp_path: Path) -> None:
-    said: list[dict[str, str]] = []
-    # An address that no host has.
+def test_the_error_of_tensorboard_contains_its_output(tmp_path: Path) -> None:
+    messages: list[dict[str, str]] = []
+    # No host has this address.
     request = {"tensorboard": "logs", "host": "192.0.2.1", "directory": str(tmp_path)}
-    board = tensorboard.start(request, tmp_path, said.append)
+    board = tensorboard.start(request, tmp_path, messages.append)
     assert board is not None
-    until(lambda: said, LONG)
+    until(lambda: messages, LONG)
     board.end()
-    (word,) = said
-    assert word["board"] == ""
-    assert "has ended, with status" in word["no_board"]
-    assert "Cannot assign requested address" in word["no_board"]
+    (message,) = messages
+    assert message["board"] == ""
+    assert "has ended, with status" in message["no_board"]
+    assert "Cannot assign requested address" in message["no_board"]

@@ -1,4 +1,4 @@
-"""`TFCluster.run` and `shutdown` where the user's function reads its data itself."""
+"""`TFCluster.run` and `shutdown` if the user's function reads its own data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfd_notebook.spark.driver.registry import last, running
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 60.0
 
 
@@ -25,11 +25,11 @@ def squares_sum(sc: Any) -> int:
     return int(sc.parallelize(range(10), 2).map(lambda n: n * n).sum())
 
 
-def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
+def test_the_function_runs_in_separate_nodes(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         import os
 
-        seen = {
+        report = {
             "args": vars(args),
             "executor_id": ctx.executor_id,
             "worker_num": ctx.worker_num,
@@ -42,8 +42,8 @@ def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
             "tf_config": json.loads(os.environ["TF_CONFIG"]),
             "pid": os.getpid(),
         }
-        (tmp_path / f"{ctx.executor_id}.json").write_text(json.dumps(seen))
-        print("a word from", ctx.job_name, ctx.task_index)
+        (tmp_path / f"{ctx.executor_id}.json").write_text(json.dumps(report))
+        print("message from", ctx.job_name, ctx.task_index)
 
     import argparse
 
@@ -55,8 +55,8 @@ def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
     assert cluster.phase == "stopped"
     assert cluster.name not in running()
     assert last() is cluster
-    seen = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
-    for number, node in enumerate(seen):
+    reports = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
+    for number, node in enumerate(reports):
         assert node["args"] == {"steps": 3}
         assert (node["job"], node["index"], node["worker_num"]) == ("worker", number, number)
         assert node["executor_id"] == number
@@ -67,15 +67,15 @@ def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
         assert node["default_fs"] == cluster.defaultFS
         assert cluster.defaultFS.startswith("file:")
     info = cluster.cluster_info
-    assert [node["pid"] for node in info] == [node["pid"] for node in seen]
+    assert [node["pid"] for node in info] == [node["pid"] for node in reports]
     assert {node["job_name"] for node in info} == {"worker"}
     assert len({node["executor"] for node in info}) == 2
     assert cluster.cluster_meta["cluster_template"] == {"worker": [0, 1]}
     assert cluster.num_executors == 2
     assert cluster.input_mode is TFCluster.InputMode.TENSORFLOW
     assert cluster.nodeRDD.getNumPartitions() == 2
-    assert "a word from worker 1" in cluster.logs("worker:1")
-    assert "worker:0: a word from worker 0" in cluster.logs()
+    assert "message from worker 1" in cluster.logs("worker:1")
+    assert "worker:0: message from worker 0" in cluster.logs()
     rows = cluster.snapshot().spark.nodes
     assert [(row.node, row.state) for row in rows] == [
         ("worker:0", "finished"),
@@ -84,7 +84,7 @@ def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
     assert squares_sum(sc) == 285
 
 
-def test_arguments_in_a_list_become_the_command_line(sc: Any, tmp_path: Path) -> None:
+def test_a_list_of_arguments_becomes_the_command_line(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         import sys
 
@@ -94,7 +94,7 @@ def test_arguments_in_a_list_become_the_command_line(sc: Any, tmp_path: Path) ->
     assert json.loads((tmp_path / "0").read_text()) == [["program", "--steps=3"]] * 2
 
 
-def test_error_of_the_function_comes_with_its_traceback(sc: Any) -> None:
+def test_an_error_of_the_function_has_its_traceback(sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         if ctx.task_index == 1:
             raise ValueError("no such column: price")
@@ -118,7 +118,7 @@ def test_error_of_the_function_comes_with_its_traceback(sc: Any) -> None:
     assert squares_sum(sc) == 285
 
 
-def test_run_again_after_an_error(sc: Any, tmp_path: Path) -> None:
+def test_a_cluster_runs_after_a_failed_one(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         (tmp_path / f"{ctx.task_index}").touch()
         if args == "fails":
@@ -130,15 +130,15 @@ def test_run_again_after_an_error(sc: Any, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
-def test_everything_as_a_future(sc: Any, tmp_path: Path) -> None:
+def test_run_and_shutdown_can_return_futures(sc: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def function(args: Any, ctx: Any) -> None:
         while not gate.exists():
             time.sleep(0.05)
 
-    coming = TFCluster.run(sc, function, None, 2, 0, wait=False, name="future")
-    cluster = coming.result(LONG)
+    future = TFCluster.run(sc, function, None, 2, 0, wait=False, name="future")
+    cluster = future.result(LONG)
     assert cluster.name == "future"
     stopping = cluster.shutdown(wait=False)
     assert not stopping.done()
@@ -147,21 +147,21 @@ def test_everything_as_a_future(sc: Any, tmp_path: Path) -> None:
     assert cluster.phase == "stopped"
 
 
-def test_from_another_thread(sc: Any) -> None:
-    found = []
+def test_a_cluster_runs_from_another_thread(sc: Any) -> None:
+    phases = []
 
     def work() -> None:
         cluster = TFCluster.run(sc, lambda args, ctx: None, None, 1, 0)
         cluster.shutdown(timeout=LONG)
-        found.append(cluster.phase)
+        phases.append(cluster.phase)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(2 * LONG)
-    assert found == ["stopped"]
+    assert phases == ["stopped"]
 
 
-def test_sys_exit_in_the_function_is_its_end(sc: Any) -> None:
+def test_sys_exit_ends_the_function(sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         import sys
 
@@ -172,7 +172,7 @@ def test_sys_exit_in_the_function_is_its_end(sc: Any) -> None:
         TFCluster.run(sc, function, 3, 1, 0).shutdown(timeout=LONG)
 
 
-def test_what_cannot_travel_is_refused_at_once(sc: Any) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused(sc: Any) -> None:
     lock = threading.Lock()
 
     def function(args: Any, ctx: Any) -> None:
@@ -182,7 +182,7 @@ def test_what_cannot_travel_is_refused_at_once(sc: Any) -> None:
         TFCluster.run(sc, function, None, 1, 0)
 
 
-def test_feeding_needs_the_other_mode(sc: Any) -> None:
+def test_train_requires_the_input_mode_spark(sc: Any) -> None:
     cluster = TFCluster.run(sc, lambda args, ctx: None, None, 1, 0)
     with pytest.raises(errors.StateError, match=r"InputMode\.SPARK"):
         cluster.train(sc.parallelize([1]), 1)
@@ -190,7 +190,7 @@ def test_feeding_needs_the_other_mode(sc: Any) -> None:
     cluster.shutdown(timeout=LONG)  # a second time does nothing
 
 
-def test_keras_takes_a_data_frame_in_a_node(sc: Any, tmp_path: Path) -> None:
+def test_keras_accepts_a_pandas_frame_in_a_node(sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         import keras
         import pandas as pd
@@ -198,8 +198,8 @@ def test_keras_takes_a_data_frame_in_a_node(sc: Any, tmp_path: Path) -> None:
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         frame = pd.DataFrame({"a": [0.0, 1.0, 2.0, 3.0], "b": [1.0, 1.0, 1.0, 1.0]})
-        seen = model.fit(frame, pd.Series([0.0, 1.0, 2.0, 3.0]), epochs=2, verbose=0)
-        (tmp_path / "losses").write_text(json.dumps(seen.history["loss"]))
+        history = model.fit(frame, pd.Series([0.0, 1.0, 2.0, 3.0]), epochs=2, verbose=0)
+        (tmp_path / "losses").write_text(json.dumps(history.history["loss"]))
 
     TFCluster.run(sc, function, None, 1, 0).shutdown(timeout=LONG)
     assert len(json.loads((tmp_path / "losses").read_text())) == 2

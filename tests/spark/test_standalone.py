@@ -1,4 +1,4 @@
-"""A standalone master with two workers: everything at once, with strangers at every port."""
+"""A standalone master with two workers: TFCluster and the launcher, with invalid clients."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import json, sys
-from tfd_notebook.net import secure_channel as sealed
+from tfd_notebook.net import secure_channel
 
-known = []
-new = sealed.Secret.new.__func__
+secrets = []
+new = secure_channel.Secret.new.__func__
 
-def noted(kind):
-    known.append(new(kind))
-    return known[-1]
+def record(kind):
+    secrets.append(new(kind))
+    return secrets[-1]
 
-sealed.Secret.new = classmethod(noted)
+secure_channel.Secret.new = classmethod(record)
 
 import tensorflow as tf
 import tfd_notebook as tfd
@@ -53,32 +53,32 @@ for name, value in config.items():
 spark = builder.getOrCreate()
 sc = spark.sparkContext
 check.needed(sc, 2)
-found = tfd.spark.check(spark, 2)
+findings = tfd.spark.check(spark, 2)
 cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
 data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
 print("ready", flush=True)
 sys.stdin.readline()
 cluster.train(sc.parallelize([[number] for number in range(1000)], 4), 1)
 cluster.shutdown()
-read = tf.data.Dataset.range(100).apply(data.distribute("dynamic"))
-numbers = sorted(int(x) for x in read)
+dataset = tf.data.Dataset.range(100).apply(data.distribute("dynamic"))
+numbers = sorted(int(x) for x in dataset)
 data.stop()
-alive = sc.parallelize(range(10)).sum()
+total = sc.parallelize(range(10)).sum()
 spark.stop()
 print(json.dumps({
-    "codes": list(found.codes), "numbers": numbers, "alive": alive,
-    "secrets": [bytes(secret).hex() for secret in known],
+    "codes": list(findings.codes), "numbers": numbers, "total": total,
+    "secrets": [bytes(secret).hex() for secret in secrets],
 }), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    with Standalone(tmp_path_factory.mktemp("standalone")) as made:
-        yield made
+    with Standalone(tmp_path_factory.mktemp("standalone")) as spark:
+        yield spark
 
 
-def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
+def test_invalid_clients_change_nothing_and_logs_have_no_secret(
     standalone: Standalone, tmp_path: Path
 ) -> None:
     bomb, results = tmp_path / "bomb", tmp_path / "results"
@@ -97,42 +97,42 @@ def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
     try:
         assert program.stdout
         assert program.stdin
-        said: list[str] = []
-        while not said or said[-1] != "ready\n":
-            said.append(program.stdout.readline())
-            assert said[-1], errors.read_text()[-5_000:]
-        assert any("2 slots, 2 nodes requested" in line for line in said)
+        lines: list[str] = []
+        while not lines or lines[-1] != "ready\n":
+            lines.append(program.stdout.readline())
+            assert lines[-1], errors.read_text()[-5_000:]
+        assert any("2 slots, 2 nodes requested" in line for line in lines)
         ports = listening()
         assert "java" in ports.values()
         assert len([port for port, name in ports.items() if name != "java"]) >= 4
         for port in ports:
-            for words in junk(bomb):
-                knock(port, words)
+            for message in junk(bomb):
+                knock(port, message)
         output, _ = program.communicate("go on\n", timeout=300)
     finally:
         program.kill()
         program.wait()
     assert output, errors.read_text()[-5_000:]
-    told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
     assert not bomb.exists()
     assert sum(int(path.read_text()) for path in results.iterdir()) == sum(range(1000))
-    assert told["numbers"] == list(range(100))
-    assert told["alive"] == sum(range(10))
-    assert told["codes"] == []
-    assert len(told["secrets"]) >= 2
+    assert report["numbers"] == list(range(100))
+    assert report["total"] == sum(range(10))
+    assert report["codes"] == []
+    assert len(report["secrets"]) >= 2
     logs = [errors, *standalone.files(), *_files(Path(os.environ["TFD_RUNTIME_DIR"]))]
     assert len(logs) > 6
-    written = "".join(said).encode() + b"".join(path.read_bytes() for path in logs)
-    for secret in map(bytes.fromhex, told["secrets"]):
-        assert not any(form in written for form in forms(secret))
-    assert standalone.secret.encode() not in written
+    output_bytes = "".join(lines).encode() + b"".join(path.read_bytes() for path in logs)
+    for secret in map(bytes.fromhex, report["secrets"]):
+        assert not any(form in output_bytes for form in forms(secret))
+    assert standalone.secret.encode() not in output_bytes
 
 
 def _files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def test_nothing_is_left_when_the_driver_is_killed(standalone: Standalone, tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_nothing_behind(standalone: Standalone, tmp_path: Path) -> None:
     before = {process.pid for process in members()}
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(tmp_path)],
@@ -150,5 +150,5 @@ def test_nothing_is_left_when_the_driver_is_killed(standalone: Standalone, tmp_p
     finally:
         program.kill()
         program.communicate()
-    until(lambda: not [one for one in members() if one.pid not in before], 120.0)
-    orphans.sweep()  # what the killed process could not remove
+    until(lambda: not [process for process in members() if process.pid not in before], 120.0)
+    orphans.sweep()  # remove the runtime files of the killed process

@@ -1,4 +1,4 @@
-"""`shutdown(stop_spark=True)`, with a Spark of its own."""
+"""`shutdown(stop_spark=True)` in a separate Spark."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if __name__ == "__main__":
 """
 
 
-def test_the_application_ends_only_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_spark_stops_only_with_stop_spark_true(tmp_path: Path) -> None:
     script = tmp_path / "stops.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         text=True,
@@ -51,8 +51,8 @@ def test_the_application_ends_only_if_that_is_asked_for(tmp_path: Path) -> None:
             "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         },
     )
-    assert done.returncode == 0
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert ["within 1 s" in text for text, _, _ in found] == [True] * 3
-    assert [phase for _, phase, _ in found] == ["failed"] * 3
-    assert [alive for _, _, alive in found] == [True, True, False]
+    assert completed.returncode == 0
+    outcomes = json.loads(completed.stdout.splitlines()[-1])
+    assert ["within 1 s" in text for text, _, _ in outcomes] == [True] * 3
+    assert [phase for _, phase, _ in outcomes] == ["failed"] * 3
+    assert [is_running for _, _, is_running in outcomes] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Streams: Structured Streaming by `train_stream`, DStreams by what they look like."""
+"""Structured Streaming by `train_stream`, and DStreams."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tfd_notebook.spark.TFCluster import InputMode
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(300),
-    # pyspark leaves the end of a connection to Java to the garbage where a query is stopped.
+    # pyspark leaves a Java connection to the garbage collector when a query is stopped.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-#: Seconds for what takes a few on an idle machine.
+#: Timeout in seconds of steps that take a few seconds on an idle machine.
 LONG = 200.0
 
 
 @pytest.fixture
 def cluster(sc: Any, tmp_path: Path) -> Iterator[Any]:
-    """Two nodes that write down every row."""
-    seen = tmp_path / "seen"
-    seen.mkdir()
+    """Yield two nodes that write each row to a file."""
+    received = tmp_path / "received"
+    received.mkdir()
 
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
-        with (seen / str(ctx.task_index)).open("a") as file:
+        with (received / str(ctx.task_index)).open("a") as file:
             while not feed.should_stop() and not (tmp_path / "enough").exists():
                 for (row,) in feed.next_batch(1):
                     if row < 0:
@@ -50,12 +50,12 @@ def cluster(sc: Any, tmp_path: Path) -> Iterator[Any]:
     until(lambda: not running(), LONG)
 
 
-def seen(tmp_path: Path) -> list[int]:
-    files = (tmp_path / "seen").iterdir()
+def rows_received(tmp_path: Path) -> list[int]:
+    files = (tmp_path / "received").iterdir()
     return sorted(int(line) for file in files for line in file.read_text().split())
 
 
-def test_files_are_fed_as_they_come(spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_new_files_are_fed(spark: Any, cluster: Any, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
 
@@ -68,23 +68,23 @@ def test_files_are_fed_as_they_come(spark: Any, cluster: Any, tmp_path: Path) ->
     stream = spark.readStream.schema("n long").json(str(source))
     query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
     try:
-        until(lambda: seen(tmp_path) == list(range(10)), LONG)
+        until(lambda: rows_received(tmp_path) == list(range(10)), LONG)
         drop("second", range(10, 25))
-        until(lambda: seen(tmp_path) == list(range(25)), LONG)
+        until(lambda: rows_received(tmp_path) == list(range(25)), LONG)
     finally:
         query.stop()
     assert query.exception() is None
     cluster.shutdown(timeout=LONG)
 
 
-def test_what_does_not_stream_is_refused(spark: Any, cluster: Any) -> None:
+def test_a_static_dataframe_is_refused(spark: Any, cluster: Any) -> None:
     with pytest.raises(errors.UsageError, match="streaming"):
         cluster.train_stream(spark.range(3))
 
 
 @pytest.fixture
 def context(sc: Any) -> Iterator[Any]:
-    """A StreamingContext of Spark's, with a batch five times a second."""
+    """Yield a StreamingContext with five batches each second."""
     from pyspark.streaming import StreamingContext
 
     with pytest.warns(FutureWarning, match="DStream is deprecated"):
@@ -94,7 +94,7 @@ def context(sc: Any) -> Iterator[Any]:
 
 
 def batches(sc: Any, context: Any, *numbers: int) -> Any:
-    """A DStream with a number in each batch, and twice 100 in all that follow."""
+    """Return a DStream with one number in each batch, then batches of twice 100."""
     rows = [sc.parallelize([(number,)], 1) for number in numbers]
     return context.queueStream(rows, default=sc.parallelize([(100,), (100,)], 2))
 
@@ -105,8 +105,8 @@ def test_a_dstream_is_fed_until_the_nodes_have_enough(
     with pytest.warns(DeprecationWarning, match="train_stream"):
         fed = cluster.train(batches(sc, context, *range(8)), 1, wait=False)
     context.start()
-    until(lambda: seen(tmp_path)[8:], LONG)
-    assert seen(tmp_path)[:8] == list(range(8))
+    until(lambda: rows_received(tmp_path)[8:], LONG)
+    assert rows_received(tmp_path)[:8] == list(range(8))
     assert not fed.done()
     stopping = cluster.shutdown(ssc=context, timeout=LONG, wait=False)
     (tmp_path / "enough").touch()
@@ -117,10 +117,10 @@ def test_a_dstream_is_fed_until_the_nodes_have_enough(
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def test_a_batch_of_a_dstream_that_comes_during_the_shutdown_is_a_normal_end(
-    sc: Any, context: Any, tmp_path: Path, ended: list[Any]
+def test_a_batch_during_the_shutdown_is_no_error(
+    sc: Any, context: Any, tmp_path: Path, clusters: list[Any]
 ) -> None:
-    """The nodes' functions still run: they have left their loop over the feed."""
+    """The nodes' functions have left the loop over the feed, but still run."""
 
     def function(args: Any, ctx: Any) -> None:
         import threading
@@ -128,11 +128,11 @@ def test_a_batch_of_a_dstream_that_comes_during_the_shutdown_is_a_normal_end(
         feed = ctx.get_data_feed()
         while not feed.should_stop():
             feed.next_batch(1)
-        while not (tmp_path / "through").exists():
+        while not (tmp_path / "finish").exists():
             threading.Event().wait(0.05)
 
     cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
-    ended.append(cluster)
+    clusters.append(cluster)
     arrived = threading.Event()
     stream = batches(sc, context, 1)
     with pytest.warns(DeprecationWarning, match="train_stream"):
@@ -142,18 +142,20 @@ def test_a_batch_of_a_dstream_that_comes_during_the_shutdown_is_a_normal_end(
     until(lambda: cluster.phase == "draining", LONG)
     context.start()
     assert arrived.wait(LONG)
-    (tmp_path / "through").touch()
+    (tmp_path / "finish").touch()
     stopping.result(LONG)
     assert fed.result(LONG) is None
     context.stop(stopSparkContext=False, stopGraceFully=False)
     assert context.awaitTerminationOrTimeout(LONG)  # it would raise the error of a batch
 
 
-def test_the_server_can_end_a_dstream(sc: Any, cluster: Any, context: Any, tmp_path: Path) -> None:
+def test_stopping_the_server_ends_a_dstream(
+    sc: Any, cluster: Any, context: Any, tmp_path: Path
+) -> None:
     with pytest.warns(DeprecationWarning, match="train_stream"):
         fed = cluster.train(batches(sc, context, 1), 1, wait=False)
     context.start()
-    until(lambda: seen(tmp_path), LONG)
+    until(lambda: rows_received(tmp_path), LONG)
     stopping = cluster.shutdown(ssc=context, timeout=LONG, wait=False)
     assert not cluster.server.done
     cluster.server.stop()
@@ -176,7 +178,7 @@ def test_an_error_of_a_node_ends_a_dstream(sc: Any, cluster: Any, context: Any) 
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def test_rows_that_cannot_be_made_end_a_dstream_and_then_the_cluster(
+def test_a_failed_batch_ends_a_dstream_and_then_the_cluster(
     sc: Any, cluster: Any, context: Any, tmp_path: Path
 ) -> None:
     broken = batches(sc, context, 1, 0).map(lambda row: (1 // row[0],))
@@ -190,15 +192,15 @@ def test_rows_that_cannot_be_made_end_a_dstream_and_then_the_cluster(
         cluster.shutdown(ssc=context, timeout=LONG)
     assert cluster.phase == "stopped"
     assert context.getActive() is None
-    assert 1 in seen(tmp_path)
+    assert 1 in rows_received(tmp_path)
 
 
-def test_an_error_of_a_node_that_is_fed_ends_a_stream(
+def test_an_error_of_a_node_during_the_feed_ends_a_stream(
     spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
-    (tmp_path / "some.json").write_text('{"n": -1}\n{"n": 2}\n')  # nobody ever takes the second
+    (tmp_path / "some.json").write_text('{"n": -1}\n{"n": 2}\n')  # the second row is never read
     stream = spark.readStream.schema("n long").json(str(tmp_path / "*.json"))
     query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
     with pytest.raises(StreamingQueryException, match="no such number: -1"):
@@ -209,13 +211,13 @@ def test_an_error_of_a_node_that_is_fed_ends_a_stream(
     assert spark.range(3).count() == 3
 
 
-def test_an_error_of_a_node_that_has_all_its_rows_ends_a_stream(
+def test_an_error_of_a_node_after_its_last_row_ends_a_stream(
     spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "one.json").write_text('{"n": 1}\n')
     stream = spark.readStream.schema("n long").json(str(tmp_path / "*.json"))
     query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
-    until(lambda: seen(tmp_path) == [1] and cluster.phase == "running", LONG)
+    until(lambda: rows_received(tmp_path) == [1] and cluster.phase == "running", LONG)
     cluster.fail(errors.NodeFailed("worker:0 failed after its last row"))
     assert query.awaitTermination(LONG)
     assert query.exception() is None

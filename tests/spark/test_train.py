@@ -1,4 +1,4 @@
-"""Feeding a cluster by `train` and `inference`, with rows that TensorFlow takes."""
+"""Feeding a cluster by `train` and `inference`."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
 
-#: Seconds for what takes one on an idle machine.
+#: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 60.0
 Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start(sc: Any) -> Iterator[Start]:
-    """Return what starts a cluster that is fed; it is ended with the test."""
-    made = []
+    """Return a function that starts a fed cluster. The cluster is ended after the test."""
+    clusters = []
 
     def start(function: Any, args: Any = None, nodes: int = 2, **options: Any) -> Any:
         options.setdefault("input_mode", InputMode.SPARK)
-        made.append(TFCluster.run(sc, function, args, nodes, **options))
-        return made[-1]
+        clusters.append(TFCluster.run(sc, function, args, nodes, **options))
+        return clusters[-1]
 
     yield start
-    for cluster in made:
+    for cluster in clusters:
         if not cluster.phase.is_end:
             cluster.fail(errors.SparkError("the test is over"))
         until(lambda: cluster.phase.is_end, LONG)  # noqa: B023
         cluster.server.close()
 
 
-def takes_all(directory: Path, batch: int = 7) -> Any:
-    """Return a function that writes down every row that it takes."""
+def reading_function(directory: Path, batch: int = 7) -> Any:
+    """Return a function that writes each row to a file."""
 
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
@@ -57,7 +57,7 @@ def takes_all(directory: Path, batch: int = 7) -> Any:
     return function
 
 
-def taken(directory: Path) -> Counter[int]:
+def rows_read(directory: Path) -> Counter[int]:
     return Counter(int(line) for file in directory.iterdir() for line in file.read_text().split())
 
 
@@ -66,42 +66,42 @@ def rows(sc: Any, count: int, partitions: int = 4) -> Any:
 
 
 def test_every_row_arrives_in_every_epoch(start: Start, sc: Any, tmp_path: Path) -> None:
-    cluster = start(takes_all(tmp_path))
+    cluster = start(reading_function(tmp_path))
     assert cluster.train(rows(sc, 100), 3) is None
     assert cluster.phase == "running"
     cluster.train(rows(sc, 10), 1)
     cluster.shutdown(timeout=LONG)
     assert cluster.phase == "stopped"
     expected = Counter({n: 4 if n < 10 else 3 for n in range(100)})
-    assert taken(tmp_path) == expected
+    assert rows_read(tmp_path) == expected
     spark = cluster.snapshot().spark
     assert sum(row.rows for row in spark.nodes) == 310
     assert {row.state for row in spark.nodes} == {"finished"}
 
 
-def test_no_number_of_epochs_means_ten(start: Start, sc: Any, tmp_path: Path) -> None:
-    cluster = start(takes_all(tmp_path), nodes=1)
+def test_the_default_is_ten_epochs(start: Start, sc: Any, tmp_path: Path) -> None:
+    cluster = start(reading_function(tmp_path), nodes=1)
     with pytest.warns(UserWarning, match="10 epochs"):
         cluster.train(rows(sc, 5, 1))
     cluster.shutdown(timeout=LONG)
-    assert taken(tmp_path) == Counter(dict.fromkeys(range(5), 10))
+    assert rows_read(tmp_path) == Counter(dict.fromkeys(range(5), 10))
 
 
-def test_uneven_partitions_come_to_an_end(start: Start, sc: Any, tmp_path: Path) -> None:
-    """One partition has nearly everything, some have nothing; each node sees the end of it."""
+def test_uneven_partitions_are_fed_completely(start: Start, sc: Any, tmp_path: Path) -> None:
+    """One partition has nearly all rows, others have none. Each node gets the end of the feed."""
 
     def uneven(index: int, _: Any) -> Any:
         return ((n, 0) for n in range(5000)) if index == 0 else iter([(index, 0)] * (index % 2))
 
-    cluster = start(takes_all(tmp_path))
+    cluster = start(reading_function(tmp_path))
     cluster.train(sc.parallelize(range(7), 7).mapPartitionsWithIndex(uneven), 1)
     cluster.shutdown(timeout=LONG)
-    assert sum(taken(tmp_path).values()) == 5000 + 3
+    assert sum(rows_read(tmp_path).values()) == 5000 + 3
     assert {path.name for path in tmp_path.iterdir()} == {"worker-0", "worker-1"}
 
 
 @pytest.mark.parametrize("kind", ["rdd", "frame"])
-def test_a_task_that_spark_runs_again_is_reported(
+def test_a_repeated_task_is_reported(
     start: Start, spark: Any, sc: Any, tmp_path: Path, kind: str
 ) -> None:
     def breaking(rows: Iterator[Any]) -> Iterator[Any]:
@@ -111,11 +111,11 @@ def test_a_task_that_spark_runs_again_is_reported(
         if TaskContext.get().attemptNumber() == 0:
             raise RuntimeError("the first attempt fails")
 
-    cluster = start(takes_all(tmp_path), nodes=1)
+    cluster = start(reading_function(tmp_path), nodes=1)
     data = rows(sc, 20, 1).mapPartitions(breaking)
     cluster.train(data if kind == "rdd" else spark.createDataFrame(data, "n long, x double"), 1)
     cluster.shutdown(timeout=LONG)
-    assert set(taken(tmp_path)) == set(range(20))
+    assert set(rows_read(tmp_path)) == set(range(20))
     (notice,) = cluster.snapshot().notices
     assert notice.severity == "warning"
     assert "partition 0" in notice.what
@@ -123,9 +123,7 @@ def test_a_task_that_spark_runs_again_is_reported(
     assert "fed again" in cluster._repr_html_()
 
 
-def test_a_node_that_wants_no_more_lets_its_feeders_return(
-    start: Start, sc: Any, tmp_path: Path
-) -> None:
+def test_terminate_in_one_node_ends_its_feeders(start: Start, sc: Any, tmp_path: Path) -> None:
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
         if ctx.task_index == 0:
@@ -146,7 +144,7 @@ def test_a_node_that_wants_no_more_lets_its_feeders_return(
     assert int((tmp_path / "count").read_text()) > 0
 
 
-def test_error_while_feeding_stops_it_at_once(start: Start, sc: Any) -> None:
+def test_an_error_of_a_node_stops_the_feed_at_once(start: Start, sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
         feed.next_batch(10)
@@ -156,7 +154,7 @@ def test_error_while_feeding_stops_it_at_once(start: Start, sc: Any) -> None:
             feed.next_batch(10)
 
     cluster = start(function)
-    endless = sc.parallelize(range(8), 8).mapPartitions(_for_ever)
+    endless = sc.parallelize(range(8), 8).mapPartitions(_endless_rows)
     with pytest.raises(errors.NodeFailed, match="NaN in the loss") as caught:
         cluster.train(endless, 1)
     assert caught.value.task == "worker:0"
@@ -168,32 +166,30 @@ def test_error_while_feeding_stops_it_at_once(start: Start, sc: Any) -> None:
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def _for_ever(_: Any) -> Iterator[tuple[int, int]]:
+def _endless_rows(_: Any) -> Iterator[tuple[int, int]]:
     while True:
         time.sleep(0.001)
         yield 1, 2
 
 
-def test_rows_that_cannot_be_made_leave_the_cluster_alone(
-    start: Start, sc: Any, tmp_path: Path
-) -> None:
+def test_a_failed_row_does_not_end_the_cluster(start: Start, sc: Any, tmp_path: Path) -> None:
     def broken(number: int) -> Any:
         raise ValueError("this order was cancelled")
 
-    cluster = start(takes_all(tmp_path))
+    cluster = start(reading_function(tmp_path))
     with pytest.raises(errors.SparkError, match=r"(?s)could not compute .*order was cancelled"):
         cluster.train(sc.parallelize(range(4), 2).map(broken), 1)
     assert cluster.phase == "running"
     cluster.train(rows(sc, 20), 1)
     cluster.shutdown(timeout=LONG)
-    assert taken(tmp_path) == Counter(range(20))
+    assert rows_read(tmp_path) == Counter(range(20))
 
 
-def test_ctrl_c_ends_the_feeding_and_nothing_else(start: Start, sc: Any, tmp_path: Path) -> None:
-    cluster = start(takes_all(tmp_path))
+def test_ctrl_c_ends_only_the_feed(start: Start, sc: Any, tmp_path: Path) -> None:
+    cluster = start(reading_function(tmp_path))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        endless = sc.parallelize(range(2), 2).mapPartitions(_for_ever)
+        endless = sc.parallelize(range(2), 2).mapPartitions(_endless_rows)
         timer = threading.Thread(target=_interrupt_when, args=(cluster,))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
@@ -204,7 +200,7 @@ def test_ctrl_c_ends_the_feeding_and_nothing_else(start: Start, sc: Any, tmp_pat
     until(lambda: cluster.phase == "running", LONG)
     cluster.train(rows(sc, 20), 1)
     cluster.shutdown(timeout=LONG)
-    assert taken(tmp_path).keys() >= set(range(20))
+    assert rows_read(tmp_path).keys() >= set(range(20))
 
 
 def _interrupt_when(cluster: Any) -> None:
@@ -212,17 +208,17 @@ def _interrupt_when(cluster: Any) -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
-def test_train_as_a_future(start: Start, sc: Any, tmp_path: Path) -> None:
-    cluster = start(takes_all(tmp_path))
+def test_train_can_return_a_future(start: Start, sc: Any, tmp_path: Path) -> None:
+    cluster = start(reading_function(tmp_path))
     first = cluster.train(rows(sc, 30), 1, wait=False)
     second = cluster.train(rows(sc, 30), 1, wait=False)
     assert first.result(LONG) is None
     assert second.result(LONG) is None
     cluster.shutdown(timeout=LONG)
-    assert taken(tmp_path) == Counter(dict.fromkeys(range(30), 2))
+    assert rows_read(tmp_path) == Counter(dict.fromkeys(range(30), 2))
 
 
-def test_feeding_is_seen(start: Start, sc: Any, tmp_path: Path) -> None:
+def test_the_snapshot_shows_the_feed(start: Start, sc: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def function(args: Any, ctx: Any) -> None:
@@ -235,10 +231,10 @@ def test_feeding_is_seen(start: Start, sc: Any, tmp_path: Path) -> None:
     cluster = start(function)
     feeding = cluster.train(rows(sc, 1000), 1, wait=False)
     until(lambda: sum(row.rows for row in cluster.snapshot().spark.nodes) >= 20, LONG)
-    seen = cluster.snapshot().spark
-    assert seen.phase == "feeding"
-    assert all(row.queue_capacity for row in seen.nodes)
-    assert all(row.batch_age_s is not None for row in seen.nodes)
+    snapshot = cluster.snapshot().spark
+    assert snapshot.phase == "feeding"
+    assert all(row.queue_capacity for row in snapshot.nodes)
+    assert all(row.batch_age_s is not None for row in snapshot.nodes)
     gate.touch()
     feeding.result(LONG)
     cluster.shutdown(timeout=LONG)
@@ -260,7 +256,7 @@ def test_inference_answers_each_row_in_order(start: Start, sc: Any) -> None:
     cluster.shutdown(timeout=LONG)
 
 
-def test_an_action_on_an_inference_feeds(start: Start, sc: Any) -> None:
+def test_an_action_on_inference_results_feeds(start: Start, sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         import time
 
@@ -273,13 +269,13 @@ def test_an_action_on_an_inference_feeds(start: Start, sc: Any) -> None:
     cluster = start(function)
     results = cluster.inference(sc.parallelize(range(60), 2))
     assert cluster.phase == "running"
-    found: list[int] = []
-    action = threading.Thread(target=lambda: found.extend(results.collect()))
+    rows_returned: list[int] = []
+    action = threading.Thread(target=lambda: rows_returned.extend(results.collect()))
     action.start()
     until(lambda: cluster.phase == "feeding", LONG)
-    cluster.shutdown(timeout=LONG)  # which waits for it
+    cluster.shutdown(timeout=LONG)  # waits for the action
     action.join(LONG)
-    assert found == list(range(60))
+    assert rows_returned == list(range(60))
     assert cluster.phase == "stopped"
 
 

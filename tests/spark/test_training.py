@@ -1,4 +1,4 @@
-"""TensorFlow's strategies on nodes of Spark, each trained for real."""
+"""Training with TensorFlow's strategies on nodes of Spark."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ LONG = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ports_stay(leftovers: Any) -> None:
-    """TensorFlow keeps a port of this process for each strategy that connected it."""
+def _allow_ports(leftovers: Any) -> None:
+    """Allow the port that TensorFlow keeps in this process for each connected strategy."""
     leftovers.own_ports = False
 
 
-def test_multi_worker_mirrored_strategy_learns(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
-    """Both workers find y = 3x + 1, and the same weights, each from data of its own."""
+def test_multi_worker_mirrored_strategy_trains(
+    sc: Any, tmp_path: Path, clusters: list[Any]
+) -> None:
+    """Both workers find y = 3x + 1 and equal weights, each from separate data."""
 
     def function(args: Any, ctx: Any) -> None:
         import json
@@ -55,45 +57,45 @@ def test_multi_worker_mirrored_strategy_learns(sc: Any, tmp_path: Path, ended: l
 
         for _ in range(200):
             step(generator.uniform([32], -1.0, 1.0))
-        found = [float(slope.numpy()), float(offset.numpy())]
-        (tmp_path / str(ctx.task_index)).write_text(json.dumps(found))
+        values = [float(slope.numpy()), float(offset.numpy())]
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(values))
 
     cluster = TFCluster.run(sc, function, None, 2, 0)
-    ended.append(cluster)
+    clusters.append(cluster)
     cluster.shutdown(timeout=LONG)
     first, second = (json.loads((tmp_path / str(index)).read_text()) for index in range(2))
     assert first == second
     assert first == pytest.approx([3, 1], abs=0.01)
 
 
-def test_keras_takes_frames_of_pandas(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
-    """Keras was imported where nodes are forked from, and pandas, which starts threads, was not."""
+def test_keras_accepts_pandas_frames(sc: Any, tmp_path: Path, clusters: list[Any]) -> None:
+    """The fork server imports Keras, but not pandas, which starts threads."""
 
     def function(args: Any, ctx: Any) -> None:
         import sys
 
         if "pandas" in sys.modules:
-            raise AssertionError("imported before it was asked for")
+            raise AssertionError("pandas was imported by the fork server")
         import keras
         import pandas as pd
 
-        seen = pd.DataFrame({"a": [0.0, 0.5, 1.0, 0.25], "b": [1.0, 0.0, 0.5, 0.75]})
+        features = pd.DataFrame({"a": [0.0, 0.5, 1.0, 0.25], "b": [1.0, 0.0, 0.5, 0.75]})
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        for wanted in (seen["a"], seen[["a"]]):
-            told = model.fit(seen, wanted, validation_split=0.25, verbose=0).history
-        Path(args).write_text(f"{sorted(told)} {model.predict(seen, verbose=0).shape}")
+        for target in (features["a"], features[["a"]]):
+            history = model.fit(features, target, validation_split=0.25, verbose=0).history
+        Path(args).write_text(f"{sorted(history)} {model.predict(features, verbose=0).shape}")
 
-    cluster = TFCluster.run(sc, function, str(tmp_path / "told"), 1, 0)
-    ended.append(cluster)
+    cluster = TFCluster.run(sc, function, str(tmp_path / "history"), 1, 0)
+    clusters.append(cluster)
     cluster.shutdown(timeout=LONG)
-    assert (tmp_path / "told").read_text() == "['loss', 'val_loss'] (4, 1)"
+    assert (tmp_path / "history").read_text() == "['loss', 'val_loss'] (4, 1)"
 
 
-def test_mirrored_workers_are_fed_until_they_have_enough(
-    sc: Any, tmp_path: Path, ended: list[Any]
+def test_mirrored_workers_terminate_their_feed(
+    sc: Any, tmp_path: Path, clusters: list[Any]
 ) -> None:
-    """Each takes as many steps; who has enough ends its feed, however much is still to come."""
+    """Each worker takes the same number of steps and then ends its feed before the last row."""
 
     def function(args: Any, ctx: Any) -> None:
         import tensorflow as tf
@@ -106,7 +108,7 @@ def test_mirrored_workers_are_fed_until_they_have_enough(
         def step(amount: Any) -> None:
             def replica(amount: Any) -> None:
                 context = tf.distribute.get_replica_context()
-                # An argument has no device, and all_reduce wants to know one.
+                # A function argument has no device, but all_reduce requires one.
                 total.assign_add(context.all_reduce("sum", tf.identity(amount)))
 
             strategy.run(replica, (amount,))
@@ -123,16 +125,16 @@ def test_mirrored_workers_are_fed_until_they_have_enough(
         return itertools.repeat(1, 100_000 if index else 1_000_000)
 
     cluster = TFCluster.run(sc, function, 20, 2, 0, input_mode=InputMode.SPARK)
-    ended.append(cluster)
+    clusters.append(cluster)
     cluster.train(sc.parallelize(range(4), 4).mapPartitionsWithIndex(endless), 1)
     cluster.shutdown(timeout=LONG)
     assert [(tmp_path / str(n)).read_text() for n in range(2)] == [str(20.0 * 8 * 2)] * 2
 
 
-def test_uneven_partitions_do_not_hold_up_mirrored_workers(
-    sc: Any, tmp_path: Path, ended: list[Any]
+def test_uneven_partitions_do_not_block_mirrored_workers(
+    sc: Any, tmp_path: Path, clusters: list[Any]
 ) -> None:
-    """A worker without rows takes part in each step of the others, until all have ended."""
+    """A worker without rows takes part in the steps of the others until all have ended."""
 
     def function(args: Any, ctx: Any) -> None:
         import json
@@ -151,41 +153,46 @@ def test_uneven_partitions_do_not_hold_up_mirrored_workers(
 
             strategy.run(replica, (rows,))
 
-        steps = counted = mine = 0
+        steps = counted = local_rows = 0
         feed = ctx.get_data_feed()
         for rows, count in feed.together(strategy, 8, tf.TensorSpec([], tf.float32)):
             step(rows)
-            steps, counted, mine = steps + 1, counted + count, mine + len(rows)
-        found = {"total": float(total.numpy()), "steps": steps, "rows": counted, "mine": mine}
-        (tmp_path / str(ctx.task_index)).write_text(json.dumps(found))
+            steps, counted, local_rows = steps + 1, counted + count, local_rows + len(rows)
+        report = {
+            "total": float(total.numpy()),
+            "steps": steps,
+            "rows": counted,
+            "local_rows": local_rows,
+        }
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(report))
 
     def uneven(index: int, _: Any) -> Any:
         return iter([1.0] * (1000, 3, 0)[index])
 
     cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
-    ended.append(cluster)
+    clusters.append(cluster)
     cluster.train(sc.parallelize(range(3), 3).mapPartitionsWithIndex(uneven), 1)
     cluster.shutdown(timeout=LONG)
-    one, two = (json.loads((tmp_path / str(index)).read_text()) for index in range(2))
-    assert one["total"] == two["total"] == one["rows"] == two["rows"] == 1003
-    assert one["steps"] == two["steps"] > 100
-    assert one["mine"] + two["mine"] == 1003
-    assert one["mine"] != two["mine"]
+    first, second = (json.loads((tmp_path / str(index)).read_text()) for index in range(2))
+    assert first["total"] == second["total"] == first["rows"] == second["rows"] == 1003
+    assert first["steps"] == second["steps"] > 100
+    assert first["local_rows"] + second["local_rows"] == 1003
+    assert first["local_rows"] != second["local_rows"]
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_parameter_server_strategy_with_the_coordinator_here(
-    sc: Any, ended: list[Any], beside: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("on_driver", [False, True])
+def test_parameter_server_strategy_with_a_local_coordinator(
+    sc: Any, clusters: list[Any], on_driver: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorflow as tf
 
     from tfd_notebook._compat.tf_coordinator import thread_parking
 
-    nodes = 3 if beside else 2
-    cluster = TFCluster.run(sc, TFCluster.serve, None, nodes, 1, driver_ps_nodes=beside)
-    ended.append(cluster)
+    nodes = 3 if on_driver else 2
+    cluster = TFCluster.run(sc, TFCluster.serve, None, nodes, 1, driver_ps_nodes=on_driver)
+    clusters.append(cluster)
     assert cluster.snapshot().spark.nodes[0].node == "ps:0"
-    assert (cluster.nodes[0].executor == "driver") is beside
+    assert (cluster.nodes[0].executor == "driver") is on_driver
     resolver = tfd.resolvers.SparkResolver(cluster)
     assert {job: len(at) for job, at in resolver.cluster_spec().as_dict().items()} == {
         "ps": 1,
@@ -210,31 +217,31 @@ def test_parameter_server_strategy_with_the_coordinator_here(
     coordinator.join(LONG)
     assert float(weight.numpy()) == pytest.approx(5.0, abs=0.05)
     assert coordinator.values.counts()
-    begun, goes_on = threading.Event(), threading.Event()
+    started, resume = threading.Event(), threading.Event()
 
     def slow() -> Iterator[int]:
-        begun.set()
-        assert goes_on.wait(60)
+        started.set()
+        assert resume.wait(60)
         yield 1
 
     numbers = tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec((), tf.int64))
     reader = threading.Thread(target=lambda: list(numbers))
     reader.start()
-    assert begun.wait(60)
+    assert started.wait(60)
     monkeypatch.setattr(thread_parking, "SECONDS", 1.0)
     with pytest.raises(errors.StateError, match="reads a dataset"):
         cluster.strategy()
-    goes_on.set()
+    resume.set()
     reader.join(60)
-    assert cluster.coordinator() is coordinator  # nothing was changed before
+    assert cluster.coordinator() is coordinator  # the failed call changed nothing
     cluster.shutdown(timeout=LONG)
     assert cluster.phase == "stopped"
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def test_a_strategy_needs_servers(sc: Any, ended: list[Any]) -> None:
+def test_a_strategy_requires_parameter_servers(sc: Any, clusters: list[Any]) -> None:
     cluster = TFCluster.run(sc, TFCluster.serve, None, 1, 0)
-    ended.append(cluster)
+    clusters.append(cluster)
     with pytest.raises(errors.StateError, match="no ps"):
         cluster.strategy()
     cluster.shutdown(timeout=LONG)

@@ -1,4 +1,4 @@
-"""Strangers at every socket of a running cluster: nothing happens, and it trains."""
+"""Unauthenticated clients at every socket of a running cluster do not affect its training."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LONG = 60.0
 
 
-def zygotes() -> set[psutil.Process]:
-    """Return the processes that nodes are forked from; nodes have the command, and a name."""
+def fork_servers() -> set[psutil.Process]:
+    """Return the fork servers. Nodes have the same command, but another process name."""
     return {
-        one
-        for one in members()
-        if not one.name().startswith("tfd ")
-        and "tfd_notebook.spark.executor.fork_server" in " ".join(one.cmdline())
+        process
+        for process in members()
+        if not process.name().startswith("tfd ")
+        and "tfd_notebook.spark.executor.fork_server" in " ".join(process.cmdline())
     }
 
 
-def mine() -> dict[int, str]:
-    """Return the ports at which this process listens, and the addresses."""
+def own_ports() -> dict[int, str]:
+    """Return the ports at which this process listens, with their addresses."""
     return {
-        one.laddr.port: one.laddr.ip
-        for one in psutil.Process().net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN
+        connection.laddr.port: connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
     }
 
 
-def test_strangers_at_every_socket_change_nothing(sc: Any, tmp_path: Path) -> None:
+def test_unauthenticated_clients_at_every_socket_change_nothing(sc: Any, tmp_path: Path) -> None:
     def train(args: Any, ctx: Any) -> None:
         import json
         import os
@@ -62,11 +62,11 @@ def test_strangers_at_every_socket_change_nothing(sc: Any, tmp_path: Path) -> No
         while not (tmp_path / "gate").exists():
             time.sleep(0.05)
 
-    before = mine()
+    before = own_ports()
     options = {"input_mode": InputMode.SPARK, "tensorboard": True, "log_dir": str(tmp_path)}
     cluster = TFCluster.run(sc, train, None, 2, 0, **options)
-    beside = threading.Thread(target=TFParallel.run, args=(sc, wait, None, 1, False))
-    beside.start()
+    parallel = threading.Thread(target=TFParallel.run, args=(sc, wait, None, 1, False))
+    parallel.start()
     try:
         url = cluster.tensorboard_url()
         assert url
@@ -74,32 +74,32 @@ def test_strangers_at_every_socket_change_nothing(sc: Any, tmp_path: Path) -> No
         until((tmp_path / "parallel").exists, LONG)
         nodes = {int(node.address.rpartition(":")[2]) for node in cluster.nodes}
         until(lambda: all(row.open_to for row in cluster.nodes), LONG)
-        # The driver's for the nodes, and the one for the function that runs beside.
-        opened = mine().keys() - before.keys()
+        # One port for the nodes, and one for the function of `TFParallel.run`.
+        opened = own_ports().keys() - before.keys()
         assert len(opened) == 2
-        assert {mine()[port] for port in opened} == {"127.0.0.1"}
-        # TensorBoard knows no password: loopback is the address of these executors.
+        assert {own_ports()[port] for port in opened} == {"127.0.0.1"}
+        # TensorBoard has no authentication, so it listens on loopback, the executors' address.
         assert url.startswith("http://127.0.0.1:")
         ports = {*listening(), *opened}
         assert ports >= {*nodes, int(url.rpartition(":")[2])}
-        # The inboxes have other names than those by which they were bound.
+        # An inbox is bound under one name and then renamed.
         names = {*unix_sockets(), *(node.path for node in cluster.nodes)}
         assert len([name for name in names if "zygote" in name]) == 2
-        alive = zygotes()
-        assert len(alive) == 2
+        before_servers = fork_servers()
+        assert len(before_servers) == 2
         for address in (*ports, *names):
-            for words in junk(tmp_path / "bomb"):
-                knock(address, words)
-        assert zygotes() == alive
+            for message in junk(tmp_path / "bomb"):
+                knock(address, message)
+        assert fork_servers() == before_servers
         cluster.train(sc.parallelize(range(1000), 4), 1)
         with urllib.request.urlopen(url, timeout=LONG) as answer:
             assert answer.status == 200
     finally:
         (tmp_path / "gate").touch()
-        beside.join(LONG)
+        parallel.join(LONG)
         cluster.shutdown(timeout=LONG)
-    assert not beside.is_alive()
+    assert not parallel.is_alive()
     assert not (tmp_path / "bomb").exists()
     totals = [int(path.read_text()) for path in tmp_path.glob("total*")]
     assert sum(totals) == sum(range(1000))
-    assert zygotes() == alive
+    assert fork_servers() == before_servers

@@ -1,4 +1,4 @@
-"""A program as they are written for TensorFlowOnSpark: trains on what Spark feeds, then infers."""
+"""A program like those for TensorFlowOnSpark: it trains on rows that Spark feeds, then infers."""
 
 import argparse
 
@@ -50,7 +50,7 @@ def main_fun(args, ctx):
     def train_step(images, labels):
         return strategy.reduce("SUM", strategy.run(replica, (images, labels)), axis=None)
 
-    # Partitions are not equal: nobody waits for rows that the other one did not get.
+    # Partitions differ in size. No worker may wait for rows that another worker did not get.
     steps = int(args.images * args.epochs / args.batch_size / ctx.num_workers * 0.8)
     batches = iter(strategy.distribute_datasets_from_function(lambda _: ds))
     for _ in range(steps):
@@ -66,12 +66,12 @@ def inference(args, ctx):
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    mine = slice(ctx.worker_num, None, ctx.num_workers)
+    shard = slice(ctx.worker_num, None, ctx.num_workers)
     serve = tf.saved_model.load(args.export_dir).signatures["serving_default"]
     (name,) = serve.structured_input_signature[1]
-    batch = tf.constant(images[mine] / 16.0, tf.float32)
+    batch = tf.constant(images[shard] / 16.0, tf.float32)
     (logits,) = serve(**{name: batch}).values()
-    right = float(np.mean(np.argmax(logits, axis=1) == labels[mine]))
+    right = float(np.mean(np.argmax(logits, axis=1) == labels[shard]))
     with open(f"{args.output}-{ctx.worker_num}", "w") as output:
         output.write(str(right))
 
