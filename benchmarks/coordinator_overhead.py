@@ -68,7 +68,7 @@ def live_table(cluster: Any) -> Iterator[None]:
     session = Session(send, cluster)
     hub.join(session)
     hub.receive(session, {"kind": "hello", "client": "page"})
-    hub.receive(session, {"kind": "want", "client": "page", "values": [cluster.name]})
+    hub.receive(session, {"kind": "subscribe", "client": "page", "clusters": [cluster.name]})
     if not received.wait(30):
         sys.exit("the bus published no values")
     yield

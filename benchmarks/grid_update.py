@@ -29,14 +29,14 @@ async ([rows, changed]) => {
     let seq = 0;
     const tell = (message, buffers = []) => handlers.get('msg:custom')(message, buffers);
     const model = {
-        get: name => ({view: 'values', cluster: 'c', beside: true, version: '0'})[name],
+        get: name => ({view: 'values', cluster: 'c', concurrent: true, version: '0'})[name],
         on: (name, handler) => handlers.set(name, handler),
         off: () => {},
         send: message => {
             if (message.kind === 'hello') {
                 tell({kind: 'hello', protocol: message.protocol, version: '0', pid: 1,
                       known: message.client});
-                tell({kind: 'state', seq: ++seq, whole: true, state: {clusters: {c: {
+                tell({kind: 'state', seq: ++seq, full: true, state: {clusters: {c: {
                     name: 'c', launcher: 'local', state: 'ready', planned: {}, requested: {},
                     observed: {}, tasks: {}, order: [], streams: {}, notices: [],
                     coordinator: {state: 'running', counts: {}, closures_per_s: 0, workers: {},
@@ -47,27 +47,27 @@ async ([rows, changed]) => {
         },
     };
     const now = Date.now() / 1000;
-    const make = (ids, whole) => {
+    const make = (ids, full) => {
         const buffers = COLUMNS.map(([name, kind]) => Float64Array.from(ids, id =>
             name === 'id' ? id
             : name === 'function' ? id % 5
-            : name === 'state' ? (whole ? 4 : Math.floor(Math.random() * 7))
+            : name === 'state' ? (full ? 4 : Math.floor(Math.random() * 7))
             : name === 'worker' ? id % 4
             : name === 'attempts' ? 1
             : now - 100 + id / 1000 + Math.random()));
         return [
-            {kind: 'values', seq: ++seq, cluster: 'c', whole, count: ids.length, columns: COLUMNS,
+            {kind: 'values', seq: ++seq, cluster: 'c', full, count: ids.length, columns: COLUMNS,
              functions: ['a', 'b', 'c', 'd', 'e'], errors: {}, lost: [], paused: false, now,
-             most: 100000},
+             max_rows: 100000},
             buffers.map((column, i) => KINDS[COLUMNS[i][1]].from(column).buffer),
         ];
     };
     widget.render({model, el: document.getElementById('here')});
     const all = Array.from({length: rows}, (_, i) => i);
-    window.prepare = whole => {
+    window.prepare = full => {
         const some = () => Math.floor(Math.random() * rows);
-        const ids = whole ? all : Array.from({length: changed}, some);
-        window.message = make(ids, whole);
+        const ids = full ? all : Array.from({length: changed}, some);
+        window.message = make(ids, full);
     };
     window.post = () => new Promise(resolve => {
         tell(...window.message);
@@ -102,8 +102,8 @@ def main() -> None:
             values = metrics.send("Performance.getMetrics")["metrics"]
             return float(next(each["value"] for each in values if each["name"] == "TaskDuration"))
 
-        def update(whole: bool) -> float:
-            page.evaluate("whole => window.prepare(whole)", whole)
+        def update(full: bool) -> float:
+            page.evaluate("full => window.prepare(full)", full)
             before = busy()
             page.evaluate("window.post()")
             return 1e3 * (busy() - before)

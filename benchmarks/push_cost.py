@@ -44,7 +44,9 @@ def main() -> None:
         def used(view: bool) -> float:
             if view:
                 hub.receive(session, {"kind": "hello", "client": "page"})
-                hub.receive(session, {"kind": "want", "client": "page", "values": ["pushed"]})
+                hub.receive(
+                    session, {"kind": "subscribe", "client": "page", "clusters": ["pushed"]}
+                )
                 time.sleep(1)  # the first message has all rows, and does not count
             wall, cpu = time.perf_counter(), _training.cpu()
             while (left := wall + seconds - time.perf_counter()) > 0:

@@ -25,5 +25,5 @@ def tree_of(messages: Iterable[Tree]) -> Tree:
     """Return what all these messages of kind ``state`` come to."""
     tree: Tree = {}
     for message in messages:
-        tree = message["state"] if message["whole"] else merged(tree, message["state"])
+        tree = message["state"] if message["full"] else merged(tree, message["state"])
     return tree

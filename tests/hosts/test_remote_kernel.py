@@ -148,7 +148,7 @@ def test_command_line_and_panels_control_remote_clusters(
     assert registry.running_clusters()["train"] is train
     me = os.getpid()
     assert [item["name"] for item in control_socket.call(me, {"command": "list"})] == ["train"]
-    control_socket.call(me, {"command": "pause", "name": "train", "who": "a terminal"})
+    control_socket.call(me, {"command": "pause", "name": "train", "source": "a terminal"})
     until(lambda: "a terminal" in train.present_coordinator().paused)
     control_socket.call(me, {"command": "resume", "name": "train"})
     until(lambda: not train.present_coordinator().paused)

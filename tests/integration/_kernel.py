@@ -168,7 +168,7 @@ class Widget:
 
     def open(self) -> None:
         """Say hello, and wait for what there is to be seen."""
-        self.says("hello", protocol=PROTOCOL, version="test", tells=False)
+        self.says("hello", protocol=PROTOCOL, version="test", acks=False)
         self.await_that(lambda: self.got("state"))
 
     def says(self, kind: str, **content: Any) -> None:
@@ -184,7 +184,7 @@ class Widget:
     def asks(self, command: str, **arguments: Any) -> Tree:
         """Give a command, and return the answer to it."""
         self._asked += 1
-        self.says("command", ask=str(self._asked), command=command, **arguments)
+        self.says("command", request_id=str(self._asked), command=command, **arguments)
         return self.await_that(lambda: self._answer(str(self._asked)))  # type: ignore[no-any-return]
 
     def await_that(self, holds: Callable[[], Any]) -> Any:
@@ -199,5 +199,7 @@ class Widget:
         (cluster,) = tree_of(self.got("state"))["clusters"].values()
         return cluster  # type: ignore[no-any-return]
 
-    def _answer(self, ask: str) -> Tree | None:
-        return next((reply for reply in self.got("reply") if reply["ask"] == ask), None)
+    def _answer(self, request_id: str) -> Tree | None:
+        return next(
+            (reply for reply in self.got("reply") if reply["request_id"] == request_id), None
+        )

@@ -23,7 +23,7 @@ COLUMNS = (
     ("finished", "f8"),
 )
 #: Maximum number of sent closures. If there are more, the latest are sent.
-MOST = 100_000
+MAX_ROWS = 100_000
 _MAX_ERRORS = 1_000
 _MAX_ERROR_LENGTH = 300
 #: If more closures have changed, all of them are sent.
@@ -48,32 +48,32 @@ class ColumnFeed:
         self._position: int | None = None
         self._was_paused = False
 
-    def whole(self) -> Message:
+    def full(self) -> Message:
         """Return the latest closures, and restart the tracking of changes."""
         self._position, _ = self.store.changes(0)
-        return self._message(self.store.columns(MOST), whole=True)
+        return self._message(self.store.columns(MAX_ROWS), full=True)
 
     def changes(self) -> Message | None:
         """Return the closures that have changed, or None if none have."""
         if self._position is None:
-            return self.whole()
+            return self.full()
         position, ids = self.store.changes(self._position)
         if ids is None or len(ids) > _MAX_CHANGED:
-            return self.whole()
+            return self.full()
         paused = self._paused()
         if not ids and paused == self._was_paused:
             return None
         self._position = position
-        return self._message(self.store.columns_of(ids), whole=False)
+        return self._message(self.store.columns_of(ids), full=False)
 
-    def _message(self, columns: Columns, whole: bool) -> Message:
+    def _message(self, columns: Columns, full: bool) -> Message:
         self._was_paused = self._paused()
         errors = {
             str(key): text[:_MAX_ERROR_LENGTH]
             for key, text in list(columns.errors.items())[-_MAX_ERRORS:]
         }
         head = {
-            "whole": whole,
+            "full": full,
             "count": len(columns),
             "columns": [list(column) for column in COLUMNS],
             "functions": list(columns.functions),
@@ -84,7 +84,7 @@ class ColumnFeed:
             ],
             "paused": self._was_paused,
             "now": time.perf_counter() + EPOCH,
-            "most": MOST,
+            "max_rows": MAX_ROWS,
         }
         return head, [_bytes(columns, name, kind) for name, kind in COLUMNS]
 

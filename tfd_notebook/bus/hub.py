@@ -28,7 +28,7 @@ TICK_SECONDS = 0.1
 #: Seconds between two keep-alive messages while no client reads.
 ALIVE_SECONDS = 60.0
 #: Maximum number of ended clusters that are still shown.
-MOST_ENDED = 8
+MAX_ENDED = 8
 #: Environment variable. 0 disables the messages that keep a busy kernel from being culled.
 KEEP_ALIVE = "TFD_KEEP_ALIVE"
 
@@ -171,7 +171,7 @@ class Hub:
         self._ended = {
             name: snapshot for name, snapshot in self._ended.items() if name not in running
         }
-        for name in list(self._ended)[:-MOST_ENDED]:
+        for name in list(self._ended)[:-MAX_ENDED]:
             del self._ended[name]
         snapshots = commands.snapshots(running)
         for session in self._sessions:

@@ -29,7 +29,7 @@ _MAX_UNACKNOWLEDGED = 50
 #: Seconds after which a client that owes a message is removed. Front ends send one a minute.
 SILENT_SECONDS = 300.0
 #: Maximum clients of a session. Beyond it, the client with the oldest message is removed.
-MOST_CLIENTS = 100
+MAX_CLIENTS = 100
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Client:
     acknowledges: bool
     acknowledged_seq: int = 0
     #: Names of the clusters whose closures it shows.
-    values: frozenset[str] = field(default_factory=frozenset)
+    subscriptions: frozenset[str] = field(default_factory=frozenset)
     #: Monotonic time since when the client owes a message, None if it owes none.
     owes_since: float | None = None
 
@@ -87,8 +87,8 @@ class Session:
         client, kind = message["client"], message["kind"]
         if kind == "hello":
             self._clients.pop(client, None)  # keep the order by the latest message
-            self._clients[client] = _Client(bool(message.get("tells")), self._seq)
-            if len(self._clients) > MOST_CLIENTS:
+            self._clients[client] = _Client(bool(message.get("acks")), self._seq)
+            if len(self._clients) > MAX_CLIENTS:
                 del self._clients[next(iter(self._clients))]
             self.greet(known=client)
             self._send_full = True
@@ -97,25 +97,25 @@ class Session:
             self._clients.pop(client, None)
         elif client not in self._clients:
             self.greet(unknown=client)  # the extension was reloaded
-        elif kind == "seen":
+        elif kind == "ack":
             number = message.get("seq")
             if isinstance(number, int):
                 self._clients[client].acknowledged_seq = number
         elif kind == "resync":
             self._send_full = True
             self._columns.clear()
-        elif kind == "want":
-            self._set_values(self._clients[client], message.get("values"))
-        elif kind == "tell":
+        elif kind == "subscribe":
+            self._set_subscriptions(self._clients[client], message.get("clusters"))
+        elif kind == "flush":
             self._pending_replies.append(
-                {"kind": "reply", "client": client, "ask": message.get("ask")}
+                {"kind": "reply", "client": client, "request_id": message.get("request_id")}
             )
 
-    def _set_values(self, client: _Client, names: Any) -> None:
+    def _set_subscriptions(self, client: _Client, names: Any) -> None:
         wanted = frozenset(name for name in names or () if isinstance(name, str))
-        for name in wanted - client.values:
+        for name in wanted - client.subscriptions:
             self._columns.pop(name, None)  # the new client needs all closures first
-        client.values = wanted
+        client.subscriptions = wanted
 
     def note_message(self, client: str) -> None:
         """Record that a client has sent a message."""
@@ -129,7 +129,7 @@ class Session:
         for name, client in list(self._clients.items()):
             since = client.owes_since
             if since is None:
-                if client.values:  # it keeps `join` of a paused coordinator waiting
+                if client.subscriptions:  # it keeps `join` of a paused coordinator waiting
                     client.owes_since = now
                 continue
             if not client.acknowledges:
@@ -144,7 +144,12 @@ class Session:
         request = {**message, "wait": False}
         work = self._extra().get(str(request.get("command")))
         result = commands.answer(lambda: work(request) if work else commands.perform(request))
-        reply = {"kind": "reply", "client": message["client"], "ask": message.get("ask"), **result}
+        reply = {
+            "kind": "reply",
+            "client": message["client"],
+            "request_id": message.get("request_id"),
+            **result,
+        }
         self._send(reply, [])
 
     # Sent messages
@@ -168,11 +173,11 @@ class Session:
             return frozenset()
         if self.cluster is not None:
             return frozenset({self.cluster.name})
-        return self._requested_values
+        return self._subscriptions
 
     @property
-    def _requested_values(self) -> frozenset[str]:
-        return frozenset().union(*(client.values for client in self._clients.values()))
+    def _subscriptions(self) -> frozenset[str]:
+        return frozenset().union(*(client.subscriptions for client in self._clients.values()))
 
     def push(self, clusters: Mapping[str, Cluster], snapshots: Mapping[str, Snapshot]) -> None:
         """Send the changes.
@@ -187,10 +192,10 @@ class Session:
         latest = snapshots.values()
         if self._send_full:
             self._send_full = False
-            self._post({"kind": "state", "whole": True, "state": self._feed.whole(latest)})
+            self._post({"kind": "state", "full": True, "state": self._feed.full(latest)})
         elif patch := self._feed.patch(latest):
-            self._post({"kind": "state", "whole": False, "state": patch})
-        wanted = self._requested_values
+            self._post({"kind": "state", "full": False, "state": patch})
+        wanted = self._subscriptions
         self._columns = {name: feed for name, feed in self._columns.items() if name in wanted}
         for name in sorted(wanted & set(clusters)):
             self._push_columns(name, clusters[name])

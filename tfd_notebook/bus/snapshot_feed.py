@@ -55,7 +55,7 @@ class SnapshotFeed:
         self._sent: Tree = {}
         self._cache: dict[tuple[str, str], tuple[Any, Any]] = {}
 
-    def whole(self, snapshots: Iterable[Snapshot]) -> Tree:
+    def full(self, snapshots: Iterable[Snapshot]) -> Tree:
         """Return the full tree, and restart the tracking of changes."""
         self._sent = self._tree(snapshots)
         return self._sent

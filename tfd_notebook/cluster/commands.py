@@ -29,7 +29,7 @@ _STEP_SECONDS = 5.0
 #: Timeout in seconds of a command that another kernel performs.
 _REMOTE_SECONDS = 300.0
 #: Fields of a request that belong to its transport.
-_ENVELOPE = ("kind", "client", "ask", "command", "name")
+_ENVELOPE = ("kind", "client", "request_id", "command", "name")
 
 #: The group of entry points that add commands. Each is a function that takes a request.
 ENTRY_POINTS = "tfd_notebook.commands"
@@ -74,7 +74,7 @@ def perform(request: Any) -> Any:
         - ``stop(name)``, ``scale(name, data_workers, workers)``, ``restart(name, task)``,
           ``kill(name, task)``, ``interrupt(name)``
         - ``detach(name, hours)`` and ``renew(name, hours)``, which return the end of the lease
-        - of a coordinator: ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
+        - of a coordinator: ``pause(name, source)``, ``resume(name)``, ``step(name, count, wait)``,
           ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
           ``value(name, id)``
         - ``doctor(name)``, or of the whole process without a name
@@ -229,7 +229,7 @@ def _pause(request: Request) -> Any:
     coordinator = cluster_of(request).present_coordinator()
     # The client that paused can resume, so `join` must not raise PausedError until then.
     coordinator.control_for(float("inf"))
-    coordinator.pause(f"from {_name(request, 'who', 'a terminal')}")
+    coordinator.pause(f"from {_name(request, 'source', 'a terminal')}")
     return coordinator.values.counts()
 
 

@@ -357,7 +357,7 @@ def event(body: Any) -> dict[str, Any]:
     return fields
 
 
-_sequence = {"seq": integer(), "whole": boolean}
+_sequence = {"seq": integer(), "full": boolean}
 _BUS: dict[str, Check] = {
     "state": record_with({**_sequence, "state": record_with({})}),
     "values": record_with(

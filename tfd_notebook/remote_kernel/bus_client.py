@@ -66,18 +66,18 @@ class BusClient:
     def greet(self) -> None:
         """Subscribe to the bus. The other end then sends its complete state."""
         self._subscribed = set()
-        self._publish("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.concurrent)
+        self._publish("hello", protocol=bus.PROTOCOL, version=VERSION, acks=self.concurrent)
 
     def acknowledge(self) -> None:
         """Send the number of the latest message; the bus drops clients after 300 s of silence."""
-        self._publish("seen", seq=self._seq)
+        self._publish("ack", seq=self._seq)
 
     def leave(self) -> None:
         """Unsubscribe from the bus."""
         with contextlib.suppress(OSError):
             self._publish("bye")
 
-    def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
+    def perform(self, command: str, timeout: float, **arguments: Any) -> Any:
         """Perform a command in the other kernel and return its result.
 
         Raises
@@ -102,14 +102,14 @@ class BusClient:
         # The bus sends the closures of subscribed clusters only.
         while subscribed != self._subscribed:
             subscribed = self._subscribed
-            self._request("tell", "the current state", timeout)
+            self._request("flush", "the current state", timeout)
 
     def _request(self, kind: str, what: str, timeout: float, **fields: Any) -> Any:
         number = str(next(self._numbers))
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._pending[number] = answer
         try:
-            self._publish(kind, ask=number, **fields)
+            self._publish(kind, request_id=number, **fields)
             return answer.result(timeout)
         except concurrent.futures.TimeoutError:
             raise TimeLimit(
@@ -144,14 +144,14 @@ class BusClient:
         elif kind == "hello" and message.get("unknown") == self._client:
             self.greet()
         elif kind == "reply" and message.get("client") == self._client:
-            answer = self._pending.get(str(message.get("ask")))
+            answer = self._pending.get(str(message.get("request_id")))
             if answer is not None and not answer.done():
                 answer.set_result(message)
         elif kind in ("state", "values"):
             self._update(kind, message, buffers)
 
     def _update(self, kind: str, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        gap = message["seq"] != self._seq + 1 and not message["whole"]
+        gap = message["seq"] != self._seq + 1 and not message["full"]
         self._seq = message["seq"]
         if gap:
             self._publish("resync")
@@ -159,7 +159,7 @@ class BusClient:
         if kind == "state":
             with self._lock:
                 state = message["state"]
-                tree = state if message["whole"] else _patched({"clusters": self._clusters}, state)
+                tree = state if message["full"] else _patched({"clusters": self._clusters}, state)
                 clusters = messages.clusters(tree.get("clusters", {}))
                 for name in clusters:
                     _snapshot(clusters[name], self._version)
@@ -187,7 +187,7 @@ class BusClient:
             self._mirrors[name] = ClosureStoreReplica()
         if names != self._subscribed:
             self._subscribed = names
-            self._publish("want", values=sorted(names))
+            self._publish("subscribe", clusters=sorted(names))
 
     def _publish(self, kind: str, **fields: Any) -> None:
         self._send({"kind": kind, "client": self._client, **fields})

@@ -30,7 +30,7 @@ class ClosureStoreReplica:
         self._counts: dict[str, int] = {}
         self._position = 0
         self._changes: deque[tuple[int, list[int]]] = deque(maxlen=_KEPT_CHANGES)
-        self._whole_since = 0
+        self._last_full = 0
         #: True while queued closures are not dispatched.
         self.paused = False
 
@@ -49,9 +49,9 @@ class ClosureStoreReplica:
                 for key, worker, start, end in head["lost"]
             )
             self.paused = bool(head["paused"])
-            if head["whole"] or not self._table:
+            if head["full"] or not self._table:
                 self._table = {name: column.copy() for name, column in part.items()}
-                self._whole_since = self._position
+                self._last_full = self._position
                 self._changes.clear()
             else:
                 self._merge(part)
@@ -128,7 +128,7 @@ class ClosureStoreReplica:
         """
         with self._lock:
             oldest = self._changes[0][0] - 1 if self._changes else self._position
-            if since < max(self._whole_since, oldest):
+            if since < max(self._last_full, oldest):
                 return self._position, None
             changed = {key for position, ids in self._changes if position > since for key in ids}
             return self._position, sorted(changed)

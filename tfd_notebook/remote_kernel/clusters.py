@@ -37,9 +37,9 @@ class RemoteCluster:
         self._kernel = kernel
         self.name = name
 
-    def ask(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
+    def perform(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
         """Perform a command on the cluster; see `tfd_notebook.cluster.commands.perform`."""
-        return self._kernel.ask(command, timeout, name=self.name, **arguments)
+        return self._kernel.perform(command, timeout, name=self.name, **arguments)
 
     def snapshot(self) -> Snapshot:
         """Return its latest known state, with the kernel's label in place of ``localhost``.
@@ -47,7 +47,7 @@ class RemoteCluster:
         After the loss of the kernel, the state is ``"lost"``. After `RemoteKernel.close`, it is
         ``"stopped"``, or ``"left"`` if the cluster is detached.
         """
-        snapshot = self._kernel._reader.snapshot(self.name)
+        snapshot = self._kernel._bus.snapshot(self.name)
         label, kernel_state = self._kernel.label, self._kernel.state
         tasks = tuple(
             replace(row, host=label if row.host == "localhost" else row.host)
@@ -85,30 +85,30 @@ class RemoteCluster:
     def logs(self, task: str | None = None, lines: int = 100) -> str:
         """Return the last lines that a task, or every task, has written."""
         arguments: dict[str, Any] = {} if task is None else {"task": task}
-        answer = self.ask("logs", lines=lines, **arguments)
+        answer = self.perform("logs", lines=lines, **arguments)
         return str(answer["text"])
 
     def scale(self, **roles: int) -> None:
         """Change the number of ``data_workers`` or ``workers``."""
-        self.ask("scale", 300.0, **roles)
+        self.perform("scale", 300.0, **roles)
 
     def restart(self, task: str) -> None:
         """Restart a task in a new process."""
-        self.ask("restart", 300.0, task=task)
+        self.perform("restart", 300.0, task=task)
 
     def kill(self, task: str) -> int | None:
         """Kill a task, to simulate a crash; return its pid."""
-        pid: int | None = self.ask("kill", task=task)
+        pid: int | None = self.perform("kill", task=task)
         return pid
 
     def interrupt(self) -> None:
         """Interrupt the loops in the other kernel that wait for data."""
-        self.ask("interrupt")
+        self.perform("interrupt")
 
     def stop(self) -> None:
         """Stop the cluster. No-op if it has been stopped."""
         if self.state != "stopped":
-            self.ask("stop", 120.0)
+            self.perform("stop", 120.0)
 
     @property
     def has_coordinator(self) -> bool:
@@ -147,13 +147,13 @@ class Clusters(dict[str, RemoteCluster]):
     """Clusters by name. An unknown name is looked up in the other kernel."""
 
     def __init__(
-        self, known: Mapping[str, RemoteCluster], look_up: Callable[[str], RemoteCluster]
+        self, known: Mapping[str, RemoteCluster], fetch: Callable[[str], RemoteCluster]
     ) -> None:
         super().__init__(known)
-        self._look_up = look_up
+        self._fetch = fetch
 
     def __missing__(self, name: str) -> RemoteCluster:
-        return self._look_up(name)
+        return self._fetch(name)
 
 
 class RemoteCoordinator:
@@ -167,7 +167,7 @@ class RemoteCoordinator:
 
     def __init__(self, cluster: RemoteCluster) -> None:
         self._cluster = cluster
-        self.store = cast(Any, cluster._kernel._reader.mirror(cluster.name))
+        self.store = cast(Any, cluster._kernel._bus.mirror(cluster.name))
         self.values = Values(self.store, lambda: bool(self.paused))
 
     @property
@@ -178,17 +178,17 @@ class RemoteCoordinator:
 
     def pause(self) -> None:
         """Stop dispatching closures to the workers."""
-        self._cluster.ask("pause", who="another kernel")
+        self._cluster.perform("pause", source="another kernel")
 
     def resume(self) -> None:
         """Resume dispatching closures."""
-        self._cluster.ask("resume")
+        self._cluster.perform("resume")
 
     def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
         """Run the next `n` closures, wait for their end, and return the number that ended."""
         self._cluster._kernel.catch_up()
         before = self._ended
-        self._cluster.ask("step", count=n)
+        self._cluster.perform("step", count=n)
         with contextlib.suppress(TimeLimit):
             self._wait_until(lambda: self._ended - before >= n or not self._open, timeout, "step")
         return self._ended - before
@@ -231,23 +231,23 @@ class RemoteCoordinator:
 
     def cancel(self, id: int) -> bool:
         """Cancel a queued or running closure; return True if it was cancelled."""
-        return bool(self._cluster.ask("cancel", id=id))
+        return bool(self._cluster.perform("cancel", id=id))
 
     def pause_worker(self, i: int) -> None:
         """Stop dispatching closures to worker `i`."""
-        self._cluster.ask("hold", worker=i, held=True)
+        self._cluster.perform("hold", worker=i, held=True)
 
     def resume_worker(self, i: int) -> None:
         """Resume dispatching closures to worker `i`."""
-        self._cluster.ask("hold", worker=i, held=False)
+        self._cluster.perform("hold", worker=i, held=False)
 
     def break_on(self, failure: bool = True) -> None:
         """Set whether a failure pauses the coordinator."""
-        self._cluster.ask("break_on", failure=failure)
+        self._cluster.perform("break_on", failure=failure)
 
     def control_for(self, seconds: float) -> None:
         """Report for this number of seconds that a user can resume the coordinator."""
-        self._cluster.ask("snapshot", hold=int(min(seconds, 3600)))
+        self._cluster.perform("snapshot", hold=int(min(seconds, 3600)))
 
     @contextlib.contextmanager
     def control(self) -> Iterator[None]:

@@ -119,7 +119,7 @@ class RemoteKernel:
                 f"{self.label} cannot be reached: {error}",
                 fix="check that the server runs, and its address",
             ) from None
-        self._reader = BusClient(self._send)
+        self._bus = BusClient(self._send)
         threading.Thread(target=self._serve, name="tfd-remote-kernel", daemon=True).start()
         try:
             self._prepare()
@@ -141,18 +141,18 @@ class RemoteKernel:
                 f"{self.label}: {error.what.splitlines()[0]}",
                 fix='run pip install "tfd-notebook[tensorflow]" there, or change kernel=',
             ) from None
-        self._reader.greet()
-        if not self._reader.ready.wait(_START_SECONDS):
+        self._bus.greet()
+        if not self._bus.ready.wait(_START_SECONDS):
             raise LaunchError(f"{self.label}: its kernel does not send the state of its clusters")
-        if self._reader.incompatible:
-            raise LaunchError(f"{self.label}: {self._reader.incompatible}")
+        if self._bus.incompatible:
+            raise LaunchError(f"{self.label}: {self._bus.incompatible}")
 
     def _open_subshell(self) -> None:
         """Open a subshell if the kernel supports it, so that it answers while source runs."""
         info = self._request("shell", "kernel_info_request")
         if "kernel subshells" in info.get("supported_features", ()):
             self._subshell = self._request("control", "create_subshell_request").get("subshell_id")
-        self._reader.concurrent = self._subshell is not None
+        self._bus.concurrent = self._subshell is not None
 
     def _request(self, channel: str, kind: str) -> dict[str, Any]:
         number, answers = self._expect()
@@ -285,26 +285,26 @@ class RemoteKernel:
     @property
     def clusters(self) -> Mapping[str, RemoteCluster]:
         """The clusters of the kernel by name, including the last state of ended ones."""
-        for name in self._reader.names():
+        for name in self._bus.names():
             self._clusters.setdefault(name, RemoteCluster(self, name))
-        return Clusters(self._clusters, self._look_up)
+        return Clusters(self._clusters, self._fetch)
 
-    def _look_up(self, name: str) -> RemoteCluster:
+    def _fetch(self, name: str) -> RemoteCluster:
         """Return a cluster that is not known yet, because it has just started."""
         self.catch_up()
-        self._reader.snapshot(name)  # raises UnknownName with the known names
+        self._bus.snapshot(name)  # raises UnknownName with the known names
         return self._clusters.setdefault(name, RemoteCluster(self, name))
 
     def catch_up(self) -> None:
         """Fetch the current state of the kernel. A busy kernel sends it later."""
         if self.state == "ready":
             with contextlib.suppress(TfdError):
-                self._reader.catch_up(_CATCH_UP_SECONDS)
+                self._bus.catch_up(_CATCH_UP_SECONDS)
 
-    def ask(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
+    def perform(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
         """Perform a command on the kernel's clusters; see `cluster.commands`."""
         self._require_open()
-        return self._reader.ask(command, timeout, **arguments)
+        return self._bus.perform(command, timeout, **arguments)
 
     # Lifecycle
 
@@ -319,7 +319,7 @@ class RemoteKernel:
             return
         self._closed.set()
         _kernels.discard(self)
-        self._reader.leave()
+        self._bus.leave()
         self._connection.close()
         self._server.end_kernel(self._kernel)
         self._end_runs()
@@ -333,7 +333,7 @@ class RemoteKernel:
         self.close()
 
     def __repr__(self) -> str:
-        names = ", ".join(self._reader.names()) or "none"
+        names = ", ".join(self._bus.names()) or "none"
         return f"<RemoteKernel at {self.label}, {self.state}; clusters: {names}>"
 
     # Connection
@@ -372,7 +372,7 @@ class RemoteKernel:
             self._mark_lost(f"the kernel at {self.label} has ended: its process died")
         elif kind == "comm_msg" and content["comm_id"] == comm.COMM_ID:
             try:
-                self._reader.handle_message(content["data"], message["buffers"])
+                self._bus.handle_message(content["data"], message["buffers"])
             except OSError:
                 pass  # the connection has just ended
             except InvalidMessage:
@@ -416,7 +416,7 @@ class RemoteKernel:
                     break
                 # In the same session, the server delivers the messages that were missed.
                 self._connection = self._server.connect(self._kernel, self._connection.session)
-                self._reader.greet()
+                self._bus.greet()
             except OSError:
                 continue
             except TfdError as error:
@@ -439,7 +439,7 @@ class RemoteKernel:
                 if self._lease:
                     self._send_comm(self._lease, {"here": True})
                 if count % _ACKNOWLEDGE_EVERY == 0:
-                    self._reader.acknowledge()
+                    self._bus.acknowledge()
 
 
 def open_kernels() -> tuple[RemoteKernel, ...]:

@@ -54,7 +54,7 @@ export class ClosureTable {
 
   /** Apply a message; changes are ignored until the first full table. */
   apply(message: IValuesMessage, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
-    if (!message.whole && !this._initialized) {
+    if (!message.full && !this._initialized) {
       return;
     }
     const columns = new Map<string, Column>();
@@ -65,7 +65,7 @@ export class ClosureTable {
     this.paused = message.paused;
     this.now = message.now;
     this.receivedAt = performance.now() / 1000;
-    this.maxRows = message.most;
+    this.maxRows = message.max_rows;
     this.lost = message.lost.map(([id, worker, dispatched, ended]) => ({
       id,
       worker,
@@ -74,7 +74,7 @@ export class ClosureTable {
     }));
     const ids = columns.get('id')! as Float64Array;
     this.version += 1;
-    if (message.whole) {
+    if (message.full) {
       this._initialized = true;
       this.errors.clear();
       this.length = message.count;

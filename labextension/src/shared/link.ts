@@ -85,7 +85,7 @@ export class Link {
     this._send('hello', {
       protocol: PROTOCOL,
       version: this.version,
-      tells: this.transport.concurrent
+      acks: this.transport.concurrent
     });
     this._pinging ??= setInterval(() => this._ping(), PING_MS);
   }
@@ -163,7 +163,7 @@ export class Link {
       };
       const pending: IPending = { resolve, reject, timer: setTimeout(expire, timeout) };
       this._pending.set(id, pending);
-      this._send('command', { ...args, ask: id, command });
+      this._send('command', { ...args, request_id: id, command });
     });
   }
 
@@ -174,14 +174,14 @@ export class Link {
         this._onHello(message);
         break;
       case 'reply':
-        this._onReply(message.client, message.ask, message.value, message.error);
+        this._onReply(message.client, message.request_id, message.value, message.error);
         break;
       case 'bye':
         this.disconnect();
         break;
       case 'state':
-        if (this.state === 'ready' && this._accept(message.seq, message.whole)) {
-          this.tree = message.whole
+        if (this.state === 'ready' && this._accept(message.seq, message.full)) {
+          this.tree = message.full
             ? (message.state as ITree)
             : mergePatch(this.tree, message.state);
           this._scheduleNotify();
@@ -256,13 +256,13 @@ export class Link {
   private _ping(): void {
     if (this.state === 'ready' && (this._received || this._subscribed.size > 0)) {
       this._received = false;
-      this._send('seen', { seq: this._seq });
+      this._send('ack', { seq: this._seq });
     }
   }
 
-  private _accept(seq: number, whole: boolean): boolean {
+  private _accept(seq: number, full: boolean): boolean {
     this._received = true;
-    if (whole) {
+    if (full) {
       this._synced = true;
     } else if (!this._synced) {
       return false;
@@ -278,7 +278,7 @@ export class Link {
       (seq - this._acknowledged >= ACK_EVERY || seq < this._acknowledged)
     ) {
       this._acknowledged = seq;
-      this._send('seen', { seq });
+      this._send('ack', { seq });
     }
     return true;
   }
@@ -306,7 +306,7 @@ export class Link {
 
   private _sendSubscriptions(): void {
     if (this.state === 'ready') {
-      this._send('want', { values: [...this._subscribed.keys()] });
+      this._send('subscribe', { clusters: [...this._subscribed.keys()] });
     }
   }
 

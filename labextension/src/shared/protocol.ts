@@ -1,7 +1,7 @@
 // Messages between kernel and browser; see docs/bus.md.
 
 /** Incremented with every incompatible change of the messages. */
-export const PROTOCOL = 1;
+export const PROTOCOL = 2;
 
 export const CLOSURE_STATES = [
   'queued',
@@ -179,7 +179,7 @@ export interface IHello {
 export interface IStateMessage {
   kind: 'state';
   seq: number;
-  whole: boolean;
+  full: boolean;
   state: unknown;
 }
 
@@ -187,7 +187,7 @@ export interface IValuesMessage {
   kind: 'values';
   seq: number;
   cluster: string;
-  whole: boolean;
+  full: boolean;
   count: number;
   columns: [string, string][];
   functions: string[];
@@ -195,13 +195,13 @@ export interface IValuesMessage {
   lost: [number, number, number, number][];
   paused: boolean;
   now: number;
-  most: number;
+  max_rows: number;
 }
 
 export interface IReply {
   kind: 'reply';
   client: string;
-  ask: string;
+  request_id: string;
   value?: unknown;
   error?: IProblem;
 }

@@ -45,9 +45,9 @@ export class StepperView extends View {
     super(link, cluster, actions, 'tfd-stepper');
     this.node.setAttribute('aria-label', `steps of ${cluster}`);
     this._status = new CommandStatus(link, cluster);
-    const who = actions.source ?? 'the panel';
+    const source = actions.source ?? 'the panel';
     this._pause = button('Pause', 'Stop dispatching closures to workers', button => {
-      void this._status.run('Pause', 'pause', { who }, [button], () => 'Paused');
+      void this._status.run('Pause', 'pause', { source }, [button], () => 'Paused');
     });
     this._resume = button('Resume', 'Resume a paused coordinator', button => {
       void this._status.run('Resume', 'resume', {}, [button], () => 'Resumed');

@@ -54,7 +54,7 @@ function createEntry(model: IModel): IShared {
       }
     },
     get concurrent() {
-      return model.get('beside') !== false;
+      return model.get('concurrent') !== false;
     },
     get hint() {
       return text(model.get('hint')) || undefined;
@@ -71,7 +71,7 @@ function createEntry(model: IModel): IShared {
   // The hello message has the new value, because queued messages cannot be acknowledged in time.
   const concurrencyChanged = () => link.hello();
   const handlers: [string, (...args: never[]) => void][] = [
-    ['change:beside', concurrencyChanged],
+    ['change:concurrent', concurrencyChanged],
     ['msg:custom', receive],
     ['comm:close', ended],
     ['destroy', ended],

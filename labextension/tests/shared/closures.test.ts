@@ -5,9 +5,9 @@ import { ClosureTable } from '../../src/shared/closures';
 import { endOf, adjacentRow, pick, spanOf } from '../../src/shared/timelineModel';
 import { FUNCTIONS, type IRow, packed } from './kernel';
 
-function apply(table: ClosureTable, rows: readonly IRow[], whole: boolean, most = 100_000): void {
-  const { message, buffers } = packed(rows, whole);
-  table.apply({ ...message, most }, buffers);
+function apply(table: ClosureTable, rows: readonly IRow[], full: boolean, maxRows = 100_000): void {
+  const { message, buffers } = packed(rows, full);
+  table.apply({ ...message, max_rows: maxRows }, buffers);
 }
 
 const range = (from: number, to: number) =>

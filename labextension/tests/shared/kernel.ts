@@ -1,6 +1,6 @@
 // A fake of the kernel side of the bus.
 
-import { type IValuesMessage } from '../../src/shared/protocol';
+import { type IValuesMessage, PROTOCOL } from '../../src/shared/protocol';
 import { type ITransport, Link } from '../../src/shared/link';
 
 export interface ISent extends Record<string, unknown> {
@@ -28,26 +28,33 @@ export class FakeKernel implements ITransport {
 
   sendHello(more: Record<string, unknown> = {}): void {
     this.link.receive(
-      { kind: 'hello', protocol: 1, version: '0.1.0', pid: 7, known: this.link.client, ...more },
+      {
+        kind: 'hello',
+        protocol: PROTOCOL,
+        version: '0.1.0',
+        pid: 7,
+        known: this.link.client,
+        ...more
+      },
       []
     );
   }
 
-  state(state: unknown, whole = true): void {
+  state(state: unknown, full = true): void {
     this.seq += 1;
-    this.link.receive({ kind: 'state', seq: this.seq, whole, state }, []);
+    this.link.receive({ kind: 'state', seq: this.seq, full, state }, []);
   }
 
-  values(cluster: string, rows: readonly IRow[], whole: boolean, more = {}): void {
+  values(cluster: string, rows: readonly IRow[], full: boolean, more = {}): void {
     this.seq += 1;
-    const { message, buffers } = packed(rows, whole);
+    const { message, buffers } = packed(rows, full);
     this.link.receive({ ...message, seq: this.seq, cluster, ...more }, buffers);
   }
 
   /** Reply to the latest command. */
   reply(answer: Record<string, unknown>): void {
-    const { ask, client } = this.of('command').at(-1)!;
-    this.link.receive({ kind: 'reply', client, ask: ask as string, ...answer }, []);
+    const { request_id, client } = this.of('command').at(-1)!;
+    this.link.receive({ kind: 'reply', client, request_id: request_id as string, ...answer }, []);
   }
 }
 
@@ -65,7 +72,7 @@ export const FUNCTIONS = ['train', '<b>eval</b>', 'a'];
 
 export function packed(
   rows: readonly IRow[],
-  whole: boolean
+  full: boolean
 ): { message: IValuesMessage; buffers: ArrayBuffer[] } {
   const column = (name: keyof IRow, missing: number) =>
     rows.map(row => (row[name] as number | undefined) ?? missing);
@@ -90,7 +97,7 @@ export function packed(
       kind: 'values',
       seq: 0,
       cluster: 'c',
-      whole,
+      full,
       count: rows.length,
       columns: [
         ['id', 'f8'],
@@ -109,7 +116,7 @@ export function packed(
       lost: [],
       paused: false,
       now: 100,
-      most: 100_000
+      max_rows: 100_000
     }
   };
 }

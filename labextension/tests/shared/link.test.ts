@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import { CommandError } from '../../src/shared/link';
+import { PROTOCOL } from '../../src/shared/protocol';
 import { clusterOf, FakeKernel } from './kernel';
 
 let kernel: FakeKernel;
@@ -39,24 +40,24 @@ test('messages are acknowledged after every 20', () => {
   for (let i = 0; i < 45; i++) {
     kernel.state({ clusters: {} }, i === 0);
   }
-  expect(kernel.of('seen').map(message => message.seq)).toEqual([20, 40]);
+  expect(kernel.of('ack').map(message => message.seq)).toEqual([20, 40]);
 });
 
 test('keep-alive messages are sent only while the kernel sends to the page', () => {
   kernel.concurrent = false;
   vi.advanceTimersByTime(600_000);
-  expect(kernel.of('seen')).toEqual([]);
+  expect(kernel.of('ack')).toEqual([]);
   kernel.state({ clusters: {} });
   vi.advanceTimersByTime(600_000);
-  expect(kernel.of('seen').map(message => message.seq)).toEqual([1]);
+  expect(kernel.of('ack').map(message => message.seq)).toEqual([1]);
   const end = kernel.link.subscribe('a');
   vi.advanceTimersByTime(120_000);
-  expect(kernel.of('seen')).toHaveLength(3);
+  expect(kernel.of('ack')).toHaveLength(3);
   end();
   kernel.state({ clusters: {} });
   kernel.link.dispose();
   vi.advanceTimersByTime(600_000);
-  expect(kernel.of('seen')).toHaveLength(3);
+  expect(kernel.of('ack')).toHaveLength(3);
 });
 
 test('a restart sends another hello and rejects pending commands', async () => {
@@ -81,7 +82,7 @@ test('a hello of the old process is ignored after a restart', () => {
 });
 
 test('a kernel of another protocol version is a mismatch', async () => {
-  kernel.sendHello({ protocol: 2, version: '9.0' });
+  kernel.sendHello({ protocol: PROTOCOL + 1, version: '9.0' });
   kernel.state({ clusters: { a: clusterOf('a') } });
   expect(kernel.link.state).toBe('mismatch');
   expect(kernel.link.kernelVersion).toBe('9.0');
@@ -102,7 +103,7 @@ describe('commands', () => {
     const [message] = kernel.of('command');
     expect(message).toMatchObject({ command: 'value', id: 3 });
     kernel.link.receive(
-      { kind: 'reply', client: 'other', ask: message.ask as string, value: 'other' },
+      { kind: 'reply', client: 'other', request_id: message.request_id as string, value: 'other' },
       []
     );
     kernel.reply({ value: 'value' });
@@ -134,11 +135,11 @@ test('subscriptions are shared by views and sent again after a hello', () => {
   const [first, second] = [kernel.link.subscribe('a'), kernel.link.subscribe('a')];
   first();
   first();
-  expect(kernel.of('want').at(-1)?.values).toEqual(['a']);
+  expect(kernel.of('subscribe').at(-1)?.clusters).toEqual(['a']);
   kernel.sendHello();
-  expect(kernel.of('want').at(-1)?.values).toEqual(['a']);
+  expect(kernel.of('subscribe').at(-1)?.clusters).toEqual(['a']);
   second();
-  expect(kernel.of('want').at(-1)?.values).toEqual([]);
+  expect(kernel.of('subscribe').at(-1)?.clusters).toEqual([]);
 });
 
 test('listeners are called once for several changes', () => {

@@ -69,11 +69,11 @@ function spark(
   };
 }
 
-function update(state: string, row: Record<string, unknown>, whole = true): void {
+function update(state: string, row: Record<string, unknown>, full = true): void {
   const cluster = { ...clusterOf('spark', { state, spark: row }), tasks: {}, order: [] };
   kernel.state(
     { clusters: { spark: { ...cluster, launcher: 'spark', planned: {}, observed: {} } } },
-    whole
+    full
   );
 }
 

@@ -55,7 +55,7 @@ export class FakeConnection implements Connection {
     if (data.kind === 'hello') {
       this._known.add(data.client);
       this.hello(data.client);
-      this.publish({ kind: 'state', whole: true, state: { clusters: this.clusters } });
+      this.publish({ kind: 'state', full: true, state: { clusters: this.clusters } });
     }
     return future({});
   }

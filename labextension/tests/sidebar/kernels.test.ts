@@ -65,7 +65,7 @@ test('a kernel with the package is connected over a subshell of the panel', asyn
   expect(kernel.client.state).toBe('loaded');
   expect(kernel.client.concurrent).toBe(true);
   expect(connection.lastSubshell).toBe('shell of 1');
-  expect(connection.received[0]).toMatchObject({ kind: 'hello', tells: true });
+  expect(connection.received[0]).toMatchObject({ kind: 'hello', acks: true });
   expect(kernels.runningClusters().map(running => running.cluster.name)).toEqual(['c']);
 });
 
@@ -76,7 +76,7 @@ test('a kernel without subshells is connected on its main shell', async () => {
   });
   expect(kernels.all[0].client.state).toBe('loaded');
   expect(kernels.all[0].client.concurrent).toBe(false);
-  expect(connection.received[0]).toMatchObject({ kind: 'hello', tells: false });
+  expect(connection.received[0]).toMatchObject({ kind: 'hello', acks: false });
   expect(connection.lastSubshell).toBe(null);
 });
 

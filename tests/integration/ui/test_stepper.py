@@ -192,7 +192,7 @@ def test_the_widget_steers_while_join_blocks(notebook: Notebook) -> None:
     running = widget.await_that(
         lambda: [w for w in coordinator()["workers"].values() if w.get("function") == "endless"]
     )
-    asks("pause", who="the notebook")
+    asks("pause", source="the notebook")
     widget.await_that(lambda: coordinator().get("reason") == "from the notebook")
     assert asks("cancel", id=running[0]["id"]) is True
     assert notebook.finish(cell).endswith("joined\n")

@@ -74,7 +74,7 @@ def test_patch_turns_the_old_tree_into_the_new_one() -> None:
 
 def test_unchanged_rows_are_not_sent() -> None:
     feed, seen = SnapshotFeed(), snapshot()
-    feed.whole([seen])
+    feed.full([seen])
     assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
     rows = (*seen.tasks[:2], replace(seen.tasks[2], state=TaskState.HUNG, reason="no answer"))
     patch = feed.patch([replace(seen, tasks=rows, state="degraded")])
@@ -93,7 +93,7 @@ def test_unchanged_rows_are_not_sent() -> None:
 
 def test_gpus_are_rows_by_host_and_number() -> None:
     feed, seen = SnapshotFeed(), snapshot(state="starting")
-    assert "gpus" not in feed.whole([seen])["clusters"]["c"]
+    assert "gpus" not in feed.full([seen])["clusters"]["c"]
     two = (GpuRow("one", 0, task="worker:0", use_percent=7.0), GpuRow("two", 0, memory_mb=1e4))
     patch = feed.patch([replace(seen, gpus=two)])["clusters"]["c"]
     assert patch == {
@@ -123,7 +123,7 @@ def test_gpus_of_an_idle_cluster_stop_changing() -> None:
 
 def test_idle_cluster_sends_no_patches() -> None:
     feed, seen = SnapshotFeed(), snapshot()
-    feed.whole([seen])
+    feed.full([seen])
     busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
     patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
     assert patch["data_worker:0"] == {"rss_mb": 9.0}  # a new field
@@ -144,7 +144,7 @@ def test_tree_has_the_coordinator_and_the_latest_notices() -> None:
         run_ms=(1.0, 2.0, math.pi),
     )
     notices = tuple(Notice("info", f"notice {i}", fix="none") for i in range(60))
-    tree = SnapshotFeed().whole([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
+    tree = SnapshotFeed().full([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
     assert tree["coordinator"]["workers"]["0"]["function"] == "step"
     assert tree["coordinator"]["run_ms"] == [1.0, 2.0, 3.1416]
     assert [each["what"] for each in tree["notices"]] == [f"notice {i}" for i in range(10, 60)]
@@ -167,7 +167,7 @@ class Page:
             name: array(kinds[kind], buffer)
             for (name, kind), buffer in zip(head["columns"], buffers, strict=True)
         }
-        if head["whole"]:
+        if head["full"]:
             self.rows.clear()
         self.errors.update({int(key): text for key, text in head["errors"].items()})
         for row in range(head["count"]):
@@ -198,7 +198,7 @@ def test_page_with_changes_equals_page_with_all_rows() -> None:
             page.take(*message)
     assert feed.changes() is None
     other = Page()
-    other.take(*ColumnFeed(store).whole())
+    other.take(*ColumnFeed(store).full())
     assert repr(page.rows) == repr(other.rows)
     assert page.errors.keys() >= other.errors.keys()
     assert len(page.rows) == len(store)
@@ -209,7 +209,7 @@ def test_times_are_epoch_seconds_and_missing_times_are_nan() -> None:
     key = store.add("f", "f", None)
     store.dispatched(key, 1)
     page = Page()
-    page.take(*ColumnFeed(store).whole())
+    page.take(*ColumnFeed(store).full())
     assert abs(page.rows[key]["queued"] - time.time()) < 60
     assert math.isnan(page.rows[key]["finished"])
 
@@ -219,7 +219,7 @@ def test_wall_clock_step_does_not_change_times(monkeypatch: pytest.MonkeyPatch) 
     key = store.add("f", "f", None)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
-    head, _ = message = ColumnFeed(store).whole()
+    head, _ = message = ColumnFeed(store).full()
     page = Page()
     page.take(*message)
     assert 0 <= head["now"] - page.rows[key]["queued"] < 60
@@ -230,7 +230,7 @@ def test_attempts_of_a_lost_worker_are_published() -> None:
     key = store.add("f", "f", None)
     store.dispatched(key, 1)
     store.retry(key, 1, "put back")
-    head, _ = ColumnFeed(store).whole()
+    head, _ = ColumnFeed(store).full()
     ((lost, worker, began, ended),) = head["lost"]
     assert (lost, worker) == (key, 1)
     assert 0 < began - EPOCH <= ended - EPOCH
@@ -239,7 +239,7 @@ def test_attempts_of_a_lost_worker_are_published() -> None:
 def test_reader_too_far_behind_gets_all_rows() -> None:
     store = Store(keep=50)
     feed = ColumnFeed(store)
-    feed.whole()
+    feed.full()
     for _ in range(2_000):
         key = store.add("f", "f", None)
         store.dispatched(key, 0)
@@ -247,7 +247,7 @@ def test_reader_too_far_behind_gets_all_rows() -> None:
     message = feed.changes()
     assert message is not None
     head, buffers = message
-    assert head["whole"]
+    assert head["full"]
     assert len(buffers) == len(COLUMNS)
     assert array("d", buffers[0])[-1] == key
 
@@ -256,7 +256,7 @@ def test_pause_is_published_as_a_change() -> None:
     store, paused = Store(), [False]
     store.add("f", "f", None)
     feed = ColumnFeed(store, lambda: paused[0])
-    feed.whole()
+    feed.full()
     assert feed.changes() is None
     paused[0] = True
     message = feed.changes()
@@ -285,8 +285,8 @@ class Browser:
 
     def asks(self, command: str, client: str = "tab", **content: Any) -> Tree:
         name = f"{command} {len(self.sent)} {time.perf_counter()}"
-        self.says("command", client, ask=name, command=command, **content)
-        return until(lambda: next((m for m in self.got("reply") if m["ask"] == name), None))  # type: ignore[no-any-return]
+        self.says("command", client, request_id=name, command=command, **content)
+        return until(lambda: next((m for m in self.got("reply") if m["request_id"] == name), None))  # type: ignore[no-any-return]
 
     @property
     def tree(self) -> Tree:
@@ -318,7 +318,7 @@ def cluster() -> Iterator[Cluster]:
 def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
     until(lambda: panel.got("hello"))
     assert panel.got("state") == []  # no client has subscribed yet
-    panel.says("hello", protocol=bus.PROTOCOL, tells=True)
+    panel.says("hello", protocol=bus.PROTOCOL, acks=True)
     until(lambda: panel.got("state"))
     assert panel.got("hello")[-1]["known"] == "tab"
     assert panel.tree == {"clusters": {}}
@@ -362,15 +362,15 @@ def unknown(panel: Browser, client: str) -> bool:
     return any(hello.get("unknown") == client for hello in panel.got("hello"))
 
 
-@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("acks", [True, False])
 def test_silent_client_is_dropped_and_reconnects(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tells: bool
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, acks: bool
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
     steered = Steered()
     cluster._training._coordinator = steered  # type: ignore[assignment]
-    panel.says("hello", tells=tells)
-    panel.says("want", values=["shown"])
+    panel.says("hello", acks=acks)
+    panel.says("subscribe", clusters=["shown"])
     until(lambda: steered.present == 1)
     until(lambda: unknown(panel, "tab"))
     until(lambda: steered.present == 0)
@@ -379,7 +379,7 @@ def test_silent_client_is_dropped_and_reconnects(
     assert panel.asks("list", client="other")["value"]
     assert len(panel.got("state")) == count
     monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
-    panel.says("hello", tells=tells)
+    panel.says("hello", acks=acks)
     until(lambda: len(panel.got("state")) > count)
 
 
@@ -387,12 +387,12 @@ def test_client_that_sends_messages_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
-    panel.says("hello", tells=True)
-    panel.says("hello", client="gone", tells=True)
-    panel.says("want", values=["shown"])
+    panel.says("hello", acks=True)
+    panel.says("hello", client="gone", acks=True)
+    panel.says("subscribe", clusters=["shown"])
 
     def other_is_forgotten() -> bool:
-        panel.says("seen", seq=0)
+        panel.says("ack", seq=0)
         cluster._monitor.notice("info", "more")
         return unknown(panel, "gone")
 
@@ -403,9 +403,9 @@ def test_client_that_sends_messages_is_kept(
 def test_client_without_messages_need_not_acknowledge(
     panel: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel.says("hello", tells=True)
+    panel.says("hello", acks=True)
     until(lambda: panel.got("state"))
-    panel.says("seen", seq=1)
+    panel.says("ack", seq=1)
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.0)
     push, ticks = panel.session.push, itertools.count()
     latest = [0]
@@ -430,8 +430,8 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
     try:
         shell.events.trigger("pre_execute")
         monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
-        panel.says("hello", tells=False)
-        panel.says("hello", client="gone", tells=True)
+        panel.says("hello", acks=False)
+        panel.says("hello", client="gone", acks=True)
 
         def other_is_forgotten() -> bool:
             cluster._monitor.notice("info", "more")
@@ -448,12 +448,12 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
 
 def test_number_of_clients_is_limited(panel: Browser) -> None:
     for number in range(1000):
-        panel.says("hello", client=f"tab-{number}", tells=False)
-    panel.says("want", client="tab-999", values=["shown"])
-    panel.says("want", client="tab-0", values=["shown"])
+        panel.says("hello", client=f"tab-{number}", acks=False)
+    panel.says("subscribe", client="tab-999", clusters=["shown"])
+    panel.says("subscribe", client="tab-0", clusters=["shown"])
     until(lambda: unknown(panel, "tab-0"))
     assert not unknown(panel, "tab-999")
-    assert len(panel.session._clients) <= session.MOST_CLIENTS
+    assert len(panel.session._clients) <= session.MAX_CLIENTS
 
 
 class BlockedCluster:
@@ -491,7 +491,7 @@ def test_blocked_command_does_not_delay_other_clusters(
     panel: Browser, cluster: Cluster, blocked: BlockedCluster
 ) -> None:
     panel.says("hello")
-    panel.says("command", ask="first", command="logs", name="blocked")
+    panel.says("command", request_id="first", command="logs", name="blocked")
     assert blocked.entered.wait(20)
     panel.says("hello", client="second")
     until(lambda: any(hello.get("known") == "second" for hello in panel.got("hello")))
@@ -500,15 +500,15 @@ def test_blocked_command_does_not_delay_other_clusters(
     until(lambda: len(panel.got("state")) > before)
     assert panel.asks("pause", name="shown")["error"]["code"]
     assert panel.asks("stop", name="shown")["value"] == "stopped"
-    assert [reply for reply in panel.got("reply") if reply["ask"] == "first"] == []
+    assert [reply for reply in panel.got("reply") if reply["request_id"] == "first"] == []
     blocked.release.set()
-    until(lambda: [reply for reply in panel.got("reply") if reply["ask"] == "first"])
+    until(lambda: [reply for reply in panel.got("reply") if reply["request_id"] == "first"])
 
 
 def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
     expected = ["scale", "restart", "scale", "stop"]
     for number, command in enumerate(expected):
-        panel.says("command", ask=str(number), command=command, name="blocked")
+        panel.says("command", request_id=str(number), command=command, name="blocked")
     assert blocked.entered.wait(20)
     assert blocked.commands == []
     blocked.release.set()
@@ -555,19 +555,19 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
 
     cluster._task_manager.scale = scale  # type: ignore[method-assign]
     try:
-        panel.says("command", ask="scale", command="scale", name="shown", data_workers=3)
+        panel.says("command", request_id="scale", command="scale", name="shown", data_workers=3)
         assert entered.wait(20)
         assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
     finally:
         release.set()
-    until(lambda: panel.got("reply")[-1]["ask"] == "scale")
+    until(lambda: panel.got("reply")[-1]["request_id"] == "scale")
 
 
 def test_client_that_is_behind_gets_no_more_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
-    panel.says("hello", tells=True)
+    panel.says("hello", acks=True)
     until(lambda: panel.got("state"))
     rows = iter(range(10_000))
 
@@ -580,7 +580,7 @@ def test_client_that_is_behind_gets_no_more_messages(
     cluster._monitor.notice("info", "not heard")
     assert panel.asks("list")["value"]  # it still answers commands
     assert len(panel.got("state")) == count
-    panel.says("seen", seq=count)
+    panel.says("ack", seq=count)
     until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
 
 
@@ -588,11 +588,11 @@ def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None
     panel.says("hello")
     until(lambda: panel.got("state"))
     panel.says("resync")
-    until(lambda: sum(message["whole"] for message in panel.got("state")) == 2)
+    until(lambda: sum(message["full"] for message in panel.got("state")) == 2)
 
 
 def test_unknown_client_is_notified(panel: Browser) -> None:
-    panel.says("want", client="old tab", values=["x"])
+    panel.says("subscribe", client="old tab", clusters=["x"])
     until(lambda: any(m.get("unknown") == "old tab" for m in panel.got("hello")))
 
 
@@ -814,10 +814,10 @@ def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cl
     cluster._training._coordinator = steered  # type: ignore[assignment]
     panel.says("hello")
     until(lambda: panel.tree)
-    panel.says("want", values=["nobody"])
+    panel.says("subscribe", clusters=["nobody"])
     assert panel.asks("list")["value"]
     assert steered.present == 0
-    panel.says("want", values=["shown"])
+    panel.says("subscribe", clusters=["shown"])
     until(lambda: steered.present == 1)
 
 

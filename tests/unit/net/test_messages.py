@@ -679,7 +679,7 @@ def read(tree: Any) -> BusClient:
     reader = BusClient(lambda message: None)
     reader.handle_message({"kind": "hello", "protocol": PROTOCOL, "version": VERSION}, ())
     state = {"clusters": {"c": tree}}
-    reader.handle_message({"kind": "state", "seq": 1, "whole": True, "state": state}, ())
+    reader.handle_message({"kind": "state", "seq": 1, "full": True, "state": state}, ())
     return reader
 
 
@@ -707,7 +707,7 @@ def test_corrupt_tree_of_a_kernel_is_refused_or_shown(seed: int) -> None:
 
 
 VALUES = {
-    "kind": "values", "seq": 2, "whole": True, "cluster": "c", "columns": [["id", "f8"]],
+    "kind": "values", "seq": 2, "full": True, "cluster": "c", "columns": [["id", "f8"]],
     "functions": ["f"], "errors": {"1": "e"}, "lost": [[1, 0, 5.0, 6.0]], "paused": False,
 }  # fmt: skip
 

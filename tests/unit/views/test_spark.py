@@ -149,7 +149,7 @@ def test_nodes_become_a_dataframe() -> None:
 
 def test_bus_sends_changes_from_which_readers_build_rows() -> None:
     feed = SnapshotFeed()
-    tree: Any = feed.whole([FEEDING])
+    tree: Any = feed.full([FEEDING])
     assert _snapshot(tree["clusters"]["spark"], 1).spark == FEEDING.spark
     assert FEEDING.spark is not None
     chief, first, second = FEEDING.spark.nodes
@@ -158,14 +158,14 @@ def test_bus_sends_changes_from_which_readers_build_rows() -> None:
     assert patch == {"clusters": {"spark": {"spark": {"nodes": {"worker:1": {"rows": 12_500}}}}}}
     feed.patch([FAILED])
     again = SnapshotFeed()
-    answer = merged(again.whole([FEEDING]), again.patch([FAILED]))
+    answer = merged(again.full([FEEDING]), again.patch([FAILED]))
     assert _snapshot(answer["clusters"]["spark"], 2).spark == FAILED.spark
 
 
 def test_cluster_without_feeds_sends_no_patches() -> None:
     feed = SnapshotFeed()
     idle = [snapshot_of(worker(0, rows_per_s=0.0, batch_age_s=700.0 + i / 10)) for i in range(600)]
-    feed.whole(idle[:1])
+    feed.full(idle[:1])
     assert not any(feed.patch([item]) for item in idle)
     # The age of a recent batch is published at most once per second.
     young = [snapshot_of(worker(0, batch_age_s=i / 10)) for i in range(100)]

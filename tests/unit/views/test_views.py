@@ -243,16 +243,16 @@ def test_widget_shows_and_scales_its_cluster(cluster: Cluster, front_end: None) 
     assert marks == {"tfd_notebook": {}}
 
     page = view.widget.comm
-    page.say("hello", protocol=PROTOCOL, version="test", tells=False)
+    page.say("hello", protocol=PROTOCOL, version="test", acks=False)
     (whole,) = until(lambda: page.got("state")[:1])
     assert "data_worker:1" in whole["state"]["clusters"]["seen"]["tasks"]
-    page.say("command", ask="1", command="scale", name="seen", data_workers=3)
+    page.say("command", request_id="1", command="scale", name="seen", data_workers=3)
     until(lambda: any("data_worker:2" in str(message) for message in page.got("state")))
     (reply,) = until(lambda: page.got("reply"))
     assert reply["value"]["data_worker"] == 3
-    page.say("command", ask="2", command="scale", name="seen", data_workers=100_001)
+    page.say("command", request_id="2", command="scale", name="seen", data_workers=100_001)
     until(lambda: "out of range" in str(page.got("reply")))
-    page.say("command", ask="3", command="stop", name="seen")
+    page.say("command", request_id="3", command="stop", name="seen")
     until(lambda: any("'state': 'stopped'" in str(message) for message in page.got("state")))
     view.close()
     until(lambda: page.got("bye"))

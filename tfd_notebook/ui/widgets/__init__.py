@@ -120,8 +120,8 @@ class WidgetView:
     def _receive(self, widget: Any, message: Any, buffers: Any) -> None:
         # ipykernel delivers messages to another thread if it handles them while a cell runs.
         concurrent = threading.current_thread() is not threading.main_thread()
-        if widget.beside != concurrent:
-            widget.beside = concurrent
+        if widget.concurrent != concurrent:
+            widget.concurrent = concurrent
         hub.receive(self._session, message)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
@@ -210,8 +210,8 @@ def _widget_class() -> Any:
         _esm = _ESM
         view = traitlets.Unicode("cluster").tag(sync=True)
         cluster = traitlets.Unicode("").tag(sync=True)
-        #: Whether clicks are handled while a cell runs. The front end reads it under this name.
-        beside = traitlets.Bool(handles_messages_during_execution()).tag(sync=True)
+        #: Whether messages are handled while a cell runs.
+        concurrent = traitlets.Bool(handles_messages_during_execution()).tag(sync=True)
         version = traitlets.Unicode(VERSION).tag(sync=True)
         hint = traitlets.Unicode("tfd pause NAME, tfd resume NAME, tfd stop NAME").tag(sync=True)
 

@@ -112,11 +112,13 @@ def test_form_resolves_and_uses_a_cluster(
     shown, _ = form._repr_mimebundle_()
     assert "1 alive" in shown["text/plain"]
     page = form.widget.comm
-    page.say("hello", protocol=PROTOCOL, version="test", tells=False)
+    page.say("hello", protocol=PROTOCOL, version="test", acks=False)
 
-    def answered(ask: str, **request: Any) -> Any:
-        page.say("command", ask=ask, **request)
-        return until(lambda: [item for item in page.got("reply") if item["ask"] == ask])[0]
+    def answered(request_id: str, **request: Any) -> Any:
+        page.say("command", request_id=request_id, **request)
+        return until(
+            lambda: [item for item in page.got("reply") if item["request_id"] == request_id]
+        )[0]
 
     said = answered("1", command="resolvers")["value"]
     assert (said["chosen"], said["options"]) == ("auto", {})
