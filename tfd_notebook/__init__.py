@@ -1,7 +1,8 @@
 """TensorFlow's distributed runtime in a notebook.
 
 Use ``import tfd_notebook as tfd``, or ``%load_ext tfd_notebook`` for the magics. Neither imports
-TensorFlow. The first use that needs it does.
+TensorFlow. The first use that needs it does. ``import tfd_notebook`` sends, patches and starts
+nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat.tf_data import py_functions, source_locations
 from tfd_notebook._lazy import exports
 from tfd_notebook._version import VERSION
 
@@ -67,6 +67,19 @@ __all__ = [
 ]
 
 
+def _prepare() -> None:
+    """Prepare TensorFlow and the notebook at the first use of a public name."""
+    # Imported here because `import tfd_notebook` imports and changes nothing.
+    from tfd_notebook._compat.tf_data import py_functions, source_locations
+
+    py_functions.make_tokens_unique()
+    source_locations.record()
+    if "ipykernel" in sys.modules and "IPython" in sys.modules:
+        from tfd_notebook.ui import extension
+
+        extension.attach_panels(sys.modules["IPython"].get_ipython())
+
+
 __getattr__, __dir__ = exports(
     __name__,
     {
@@ -93,6 +106,7 @@ __getattr__, __dir__ = exports(
         "spark": "",
         "training_loop": "coordinator.training_loop",
     },
+    on_first_use=_prepare,
 )
 
 
@@ -109,16 +123,3 @@ def unload_ipython_extension(ipython: Any) -> None:
     from tfd_notebook.ui import extension
 
     extension.unload(ipython)
-
-
-# Panels also show a notebook that imports this package without loading the extension.
-# A notebook that imports this package without loading the extension is seen by panels, too.
-if "ipykernel" in sys.modules and "IPython" in sys.modules:
-    from tfd_notebook.ui import extension
-
-    extension.attach_panels(sys.modules["IPython"].get_ipython())
-# Both must run before the user's first pipeline is traced. Otherwise two kernels could give their
-# Python functions the same token on a shared data worker, and stages have no source location.
-# with another kernel's on a worker that both use, and its stages are known by their place.
-py_functions.make_tokens_unique()
-source_locations.record()

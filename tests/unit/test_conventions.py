@@ -103,6 +103,20 @@ def test_import_is_light() -> None:
     assert loaded("import tfd_notebook") == set()
 
 
+def test_import_changes_nothing_until_the_first_use() -> None:
+    code = (
+        "import sys, threading, IPython\n"
+        "finders, threads = list(sys.meta_path), threading.enumerate()\n"
+        "import tfd_notebook\n"
+        "assert (list(sys.meta_path), threading.enumerate()) == (finders, threads)\n"
+        "modules = {name for name in sys.modules if name.startswith('tfd_notebook')}\n"
+        "assert modules == {'tfd_notebook', 'tfd_notebook._lazy', 'tfd_notebook._version'}\n"
+        "assert tfd_notebook.Policy().restarts >= 0\n"
+        "assert list(sys.meta_path) != finders  # patches TensorFlow at its import"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_load_ext_is_light() -> None:
     code = (
         "from IPython.core.interactiveshell import InteractiveShell\n"

@@ -68,8 +68,8 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     Raises
     ------
     NotSerializable
-        A function cannot be pickled, no longer exists, or was traced before tfd_notebook was
-        imported. Also raised if the blob is larger than `LARGEST`.
+        A function cannot be pickled, no longer exists, or was traced before the first
+        use of tfd_notebook. Also raised if the blob is larger than `LARGEST`.
     """
     functions: dict[str, Any] = {}
     for token in tokens:
@@ -81,9 +81,9 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
             )
         if not py_functions.is_unique(token):
             raise NotSerializable(
-                f"{_location(py_functions.user_function(function))} was traced before tfd_notebook "
-                "was imported, so a worker could confuse it with another function",
-                fix="run the cell that defines the dataset again",
+                f"{_location(py_functions.user_function(function))} was traced before the "
+                "first use of tfd_notebook, so a worker could confuse it with another function",
+                fix="run the cell that defines the dataset again; %load_ext tfd_notebook first",
             )
         functions[token] = function
     names = {
