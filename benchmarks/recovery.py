@@ -76,9 +76,9 @@ class Bare:
         self._ports = [str(free_port()) for _ in range(workers)]
         self._workers = [self._start("worker", port, self._dispatcher) for port in self._ports]
 
-    def _start(self, kind: str, port: str, other: str) -> subprocess.Popen[str]:
+    def _start(self, kind: str, port: str, address: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, kind, port, other],
+            [sys.executable, "-c", SERVER, kind, port, address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,12 +1,12 @@
-"""Steps of the wall clock, seen by the processes that a test starts."""
+"""Steps of the wall clock in the processes that a test starts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-#: Run by Python when it starts. `psutil` adds the boot time, which the system derives from the wall
-#: clock, to the start time of a process.
+#: Python runs this when it starts. `psutil` adds the boot time to the start time of a process. The
+#: system derives the boot time from the wall clock.
 _SITE = """
 import os, time
 
@@ -44,7 +44,7 @@ class WallClock:
         self.step(0.0)
 
     def step(self, seconds: float) -> None:
-        """Set by how much the clock differs from the real one."""
+        """Set the difference between this clock and the system clock."""
         new = self._file.with_suffix(".new")
         new.write_text(str(seconds))
         new.replace(self._file)

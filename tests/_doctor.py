@@ -1,4 +1,4 @@
-"""The doctor in a process of its own."""
+"""The doctor in a separate process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DOCTOR = "import tfd_notebook as tfd; print(*tfd.doctor().codes)"
 
 
 def in_child(code: str = DOCTOR, *arguments: str, **environment: str) -> set[str]:
-    """Return what a process prints that runs `code`: the codes of what the doctor finds in it."""
-    done = subprocess.run(
+    """Run `code` in a separate process; return the words of its output, the codes of findings."""
+    completed = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, "TFD_PRELOAD": "off", **environment},
         capture_output=True,
         text=True,
         timeout=90,
     )
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    assert completed.returncode == 0, completed.stderr
+    return set(completed.stdout.split())

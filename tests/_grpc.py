@@ -1,4 +1,4 @@
-"""A gRPC server with the answers that a test sets."""
+"""A gRPC server with the replies that a test sets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Answer = Callable[[bytes, grpc.ServicerContext], bytes]
 
 
 class Server(grpc.GenericRpcHandler):
-    """A gRPC server with the given answers, which records its requests."""
+    """A gRPC server with the given replies, which records the called methods."""
 
     def __init__(self, answers: dict[str, bytes | Answer], port: int = 0) -> None:
         self.answers = answers
-        self.asked: list[str] = []
+        self.methods: list[str] = []
         self._pool = ThreadPoolExecutor(2)
         self._server = grpc.server(self._pool, handlers=(self,))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
@@ -27,7 +27,7 @@ class Server(grpc.GenericRpcHandler):
         self._server.start()
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        self.asked.append(call.method)
+        self.methods.append(call.method)
         answer = self.answers.get(call.method)
         if answer is None:
             return None
@@ -51,7 +51,7 @@ def fails(code: grpc.StatusCode, text: str) -> Answer:
 
 
 def status(task: str, *devices: str) -> dict[str, bytes | Answer]:
-    """Return the answers of a tf.distribute server that is a task, such as ``"worker:0"``."""
+    """Return the replies of the tf.distribute server of a task, such as ``"worker:0"``."""
     job, _, index = task.partition(":")
     answer = tf_messages.GetStatusResponse()
     for number, kind in enumerate(devices):

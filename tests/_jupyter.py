@@ -17,9 +17,9 @@ _START_SECONDS = 90.0
 
 @contextlib.contextmanager
 def serving(application: str, home: Path, token: str, *options: str) -> Iterator[int]:
-    """Yield the port of an application such as ``jupyterlab``, whose configuration is in `home`.
+    """Start an application such as ``jupyterlab`` with its configuration in `home`; yield its port.
 
-    Its kernels find the commands of this Python's environment.
+    Its kernels have the commands of this Python's environment.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -49,7 +49,7 @@ def serving(application: str, home: Path, token: str, *options: str) -> Iterator
         assert process.poll() is None, log.read_text()[-4_000:]
         yield port
     finally:
-        process.terminate()  # it ends its kernels, too
+        process.terminate()  # also ends its kernels
         process.wait(30)
 
 

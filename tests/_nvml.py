@@ -1,11 +1,11 @@
-"""A module pynvml that is made up, for processes that are not the test's own."""
+"""A fake module pynvml for processes that a test starts."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-#: Names the file in which the GPUs of a host are.
+#: The environment variable with the path of the file that lists the GPUs.
 VARIABLE = "TFD_TEST_GPUS"
 _SOURCE = """
 import json, os
@@ -25,7 +25,7 @@ def nvmlDeviceGetHandleByIndex(index):
 def nvmlDeviceGetName(handle):
     return "Imaginary"
 def nvmlDeviceGetUUID(handle):
-    return f"GPU-{os.stat('/proc/self/ns/net').st_ino}-{handle}"  # of this host
+    return f"GPU-{os.stat('/proc/self/ns/net').st_ino}-{handle}"  # one id per host
 def nvmlDeviceGetMemoryInfo(handle):
     return SimpleNamespace(used=gpus()[handle][1], total=80_000_000_000)
 def nvmlDeviceGetUtilizationRates(handle):
@@ -34,12 +34,12 @@ def nvmlDeviceGetUtilizationRates(handle):
 
 
 def write_module(directory: Path) -> None:
-    """Write it where Python looks for modules."""
+    """Write the module to a directory of the import path."""
     (directory / "pynvml.py").write_text(_SOURCE)
 
 
 def write_gpus(path: Path, *gpus: tuple[int, int]) -> None:
-    """Have a host these GPUs from now on, each with its use in percent and its used bytes."""
+    """Replace the GPUs of a host by these: (use in percent, used bytes)."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(gpus))
     new.replace(path)

@@ -1,4 +1,4 @@
-"""What a browser makes of the messages about a kernel's state."""
+"""State of a kernel, assembled from messages as a browser does it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Tree = dict[str, Any]
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """Apply a merge patch as RFC 7396 says."""
+    """Apply a merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -22,7 +22,7 @@ def merged(target: Any, patch: Any) -> Any:
 
 
 def tree_of(messages: Iterable[Tree]) -> Tree:
-    """Return what all these messages of kind ``state`` come to."""
+    """Return the state after all these messages of kind ``state``."""
     tree: Tree = {}
     for message in messages:
         tree = message["state"] if message["full"] else merged(tree, message["state"])

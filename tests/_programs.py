@@ -1,4 +1,4 @@
-"""Python programs in a process of their own, which say when they are there."""
+"""Python programs in separate processes, which print a line when they are ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def program(code: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `code`; give its process and the first line that it says, and wait for its end."""
+    """Run `code`, yield its process and the first line of its output, and wait for its end."""
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -1,4 +1,4 @@
-"""A consumer that reads in a thread of its own, with a limit on each wait."""
+"""A consumer that reads in a background thread, with a timeout for each wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 40.0
 
 
 class Reader:
-    """Read a dataset of numbers or of batches of numbers in a background thread."""
+    """Reader of a dataset of numbers, or of batches of numbers, in a background thread."""
 
     def __init__(self, dataset: Any) -> None:
         self.elements: list[Any] = []
@@ -32,7 +32,7 @@ class Reader:
         self._stream.stop()
 
     def _take(self, element: Any) -> None:
-        self.elements.append(tf.nest.map_structure(lambda one: one.numpy().tolist(), element))
+        self.elements.append(tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), element))
 
     @property
     def error(self) -> BaseException | None:
@@ -40,12 +40,12 @@ class Reader:
         return self._stream.error
 
     def first(self, count: int) -> list[Any]:
-        """Return the elements once there are `count`; raise TimeLimit if they do not come."""
+        """Return the elements once `count` of them have arrived; raise TimeLimit on a timeout."""
         self._stream.wait(elements=count, timeout=SECONDS)
         return list(self.elements)
 
     def more(self, count: int) -> list[Any]:
-        """Return the elements so far, once there are `count` more than now."""
+        """Return all elements so far, once `count` more of them have arrived."""
         return self.first(len(self.elements) + count)
 
     def all(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A relay between two ends of a TCP connection that records what passes."""
+"""A TCP relay that records the forwarded bytes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import threading
 
 
 class Relay:
-    """Forwards connections from a port of this host to another port of it.
+    """Forwards connections from a port of this host to another of its ports.
 
     Parameters
     ----------
     port : int
-        Where connections are forwarded to.
+        The target of the connections.
 
     Attributes
     ----------
     port : int
-        Where it listens, on loopback.
+        The port on which the relay listens, on loopback.
     """
 
     def __init__(self, port: int) -> None:
@@ -37,10 +37,10 @@ class Relay:
             return bytes(self._recorded)
 
     def close(self) -> None:
-        for held in (self._listener, *self._open):
+        for sock in (self._listener, *self._open):
             with contextlib.suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
-            held.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
         for thread in self._threads:
             thread.join()
 
@@ -52,17 +52,17 @@ class Relay:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                one, _ = self._listener.accept()
-                other = socket.create_connection(("127.0.0.1", self._to))
-                self._open += [one, other]
-                self._start(self._forward, one, other)
-                self._start(self._forward, other, one)
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._to))
+                self._open += [client, server]
+                self._start(self._forward, client, server)
+                self._start(self._forward, server, client)
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(65_536):
+            while data := source.recv(65_536):
                 with self._lock:
                     self._recorded += data
-                other.sendall(data)
+                target.sendall(data)
         with contextlib.suppress(OSError):
-            other.shutdown(socket.SHUT_RDWR)
+            target.shutdown(socket.SHUT_RDWR)

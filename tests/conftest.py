@@ -1,8 +1,7 @@
-"""What all tests share: a directory of their own, nothing skipped in CI, and nothing left behind.
+"""Shared parts of all tests: separate directories, no skips in CI, and the check for leftovers.
 
-The whole run has temporary and runtime directories of its own, so that it neither sees nor
-touches the clusters of the person who runs it, and a mark in its environment, by which every
-process that descends from it is found, orphans too.
+A test run has its own temporary and runtime directories. It neither lists nor changes the clusters
+of the user. A variable in its environment marks every process that descends from it, orphans too.
 """
 
 from __future__ import annotations
@@ -24,25 +23,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-#: With ``TFD_REQUIRE_ALL=1`` a skipped test is a failed one.
+#: With ``TFD_REQUIRE_ALL=1``, a skipped test fails.
 REQUIRE_ALL = os.environ.get("TFD_REQUIRE_ALL") == "1"
-#: Seconds that the end of a test gives to what it stopped.
+#: Seconds after a test in which stopped processes and threads may still end.
 SETTLE_SECONDS = 5.0
 
 _MARK = "TFD_TEST_RUN"
 _BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))
 _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
-#: Threads of pyzmq and of IPython that live until the process ends, by class.
+#: Classes of the threads of pyzmq and IPython that run until the process ends.
 _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
-#: Those of the agents and of the browser's driver, by the beginning of their names, and the one
-#: for Ctrl-C: where an iterator ends in a background thread, it stays until the next one.
+#: Name prefixes of threads that outlast a test: of agents, of the browser's driver, and for Ctrl-C.
+#: If an iterator ends in a background thread, the one for Ctrl-C stays until the next iterator.
 _LASTING_THREADS = ("tfd-agent", "asyncio_", "tfd-ctrl-c")
-#: Threads of a coordinator, and of connections from executors: a shared cluster may make them anew.
+#: Name prefixes of threads that a shared cluster may start again: of its coordinator, and of
+#: connections from executors.
 _RENEWED_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler", "tfd-sealed-channel")
 _failed = pytest.StashKey[bool]()
 
-if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
+if sys.platform != "linux":  # the port filter and network namespaces exist on Linux only
     collect_ignore = [
         "hosts",
         "unit/net/test_ports.py",
@@ -52,7 +52,7 @@ if sys.platform != "linux":  # the port filter and network namespaces are of Lin
 
 
 def pytest_configure() -> None:
-    # Shells ignore it for a program in the background, and processes of the tests inherit that.
+    # A shell ignores SIGINT for a background program, and the processes of tests inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("tmp", "run", "ipython", "jupyter"):
@@ -64,9 +64,9 @@ def pytest_configure() -> None:
             "TFD_RUNTIME_DIR": str(_BASE / "run"),
             "IPYTHONDIR": str(_BASE / "ipython"),
             "JUPYTER_RUNTIME_DIR": str(_BASE / "jupyter"),
-            # One log line per op library is all that this hides; errors are still printed.
+            # Hides one log line per op library. Errors are still printed.
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            # A Spark that lives for a minute spends half its time on compiling itself.
+            # Spark on these tests runs for a minute, half of it in the JIT compiler.
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
     )
@@ -82,7 +82,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def leftovers() -> type[Leftovers]:
-    """Return the class that notes what there is, and can tell later what was left behind."""
+    """Return the class that records the current resources and reports later leftovers."""
     return Leftovers
 
 
@@ -97,8 +97,8 @@ def no_coordinator() -> Iterator[None]:
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what tells a process that it runs in a job or cloud, and every proxy."""
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the variables of jobs, clouds and proxies from the environment."""
     systems = ("SLURM", "SM_", "TF_CONFIG", "TPU_", "KUBE", "GCE_", "CUDA", "GOOGLE", "CLOUDSDK")
     for name in list(os.environ):
         if name.startswith(systems) or name.lower() in ("http_proxy", "https_proxy"):
@@ -131,7 +131,7 @@ def _reason(longrepr: object) -> object:
 
 @pytest.fixture(scope="module", autouse=True)
 def _module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a module that leaves anything behind."""
+    """Fail a module that leaves resources behind."""
     before = Leftovers()
     yield
     before.check(f"the module {request.node.name}")
@@ -141,21 +141,21 @@ def _module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 def _test_leaves_nothing(
     _module_leaves_nothing: None, request: pytest.FixtureRequest
 ) -> Iterator[None]:
-    """Fail an integration test that leaves behind what its module's fixtures did not make."""
+    """Fail an integration test that leaves resources behind, except its module's fixtures."""
     if request.node.get_closest_marker("integration") is None:
         yield
         return
     before = Leftovers()
     yield
-    # The traceback of a test that failed holds on to what the test had.
+    # The traceback of a failed test keeps references to its objects.
     if not request.node.stash.get(_failed, False):
         before.check("the test", shared=True)
 
 
 class Leftovers:
-    """Everything that a test could leave behind, as it is when this object is made."""
+    """Snapshot of the threads, processes, ports and files that a test could leave behind."""
 
-    #: Whether a port of this process counts; not where TensorFlow keeps one for each connection.
+    #: True if ports of this process count. TensorFlow may keep one for each connection.
     own_ports = True
 
     def __init__(self) -> None:
@@ -164,16 +164,16 @@ class Leftovers:
         self._sockets = _sockets()
         self._files = _files()
 
-    def check(self, who: str, shared: bool = False, settle: float = SETTLE_SECONDS) -> None:
-        """Fail if there is more now than there was, and is still after `settle` seconds.
+    def check(self, scope: str, shared: bool = False, settle: float = SETTLE_SECONDS) -> None:
+        """Fail if new resources still exist after `settle` seconds.
 
-        With `shared`, whatever a process that was there before does counts as that process's:
-        the agent of a shared cluster may restart a task.
+        With `shared`, descendants of processes in the snapshot do not count. The agent of a
+        shared cluster may restart a task.
         """
         deadline = time.monotonic() + settle
         while left := self._left(shared):
             if time.monotonic() > deadline:
-                pytest.fail(f"{who} left behind:\n  " + "\n  ".join(left), pytrace=False)
+                pytest.fail(f"{scope} left behind:\n  " + "\n  ".join(left), pytrace=False)
             gc.collect()
             time.sleep(0.05)
 
@@ -190,7 +190,7 @@ class Leftovers:
         ]
 
     def _ports(self) -> set[int]:
-        # What makes this process a coordinator opens a port until the process ends.
+        # The connection of a coordinator keeps its port open until the process ends.
         connecting = sys.modules.get("tfd_notebook._compat.tf_coordinator.connection")
         return _sockets() - self._sockets - {connecting.server_port() if connecting else None}
 
@@ -206,7 +206,7 @@ class Leftovers:
 
 
 def _agent_pids() -> tuple[int, ...]:
-    """The agent of this process, which lives as long as the run does."""
+    """Return the pids of this process's agent, which runs until the end of the test run."""
     local = sys.modules.get("tfd_notebook.launchers.local")
     return local.agent_pids() if local else ()
 
@@ -221,30 +221,30 @@ def _threads() -> set[threading.Thread]:
 
 
 def _processes() -> set[psutil.Process]:
-    """All living processes of this run, whoever their parent is by now."""
+    """Return the running processes of this test run, including orphans."""
     mark, permanent = os.environ[_MARK], {os.getpid(), *_agent_pids()}
     children = set(psutil.Process().children(recursive=True))
-    found = set()
+    processes = set()
     for process in psutil.process_iter():
         try:
-            ours = process in children or process.environ().get(_MARK) == mark
+            marked = process in children or process.environ().get(_MARK) == mark
             zombie = process.status() == psutil.STATUS_ZOMBIE
-            if ours and not zombie and process.pid not in permanent:
-                found.add(process)
+            if marked and not zombie and process.pid not in permanent:
+                processes.add(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())[:160] or process.name()
     except psutil.Error:
-        return "(gone by now)"
+        return "(ended)"
 
 
 def _sockets() -> set[int]:
-    """The TCP ports that this process listens at or holds without listening."""
+    """Return the TCP ports that this process listens on or reserves."""
     ports = set()
     for fd in _descriptors():
         try:
@@ -274,17 +274,17 @@ def _descriptors() -> list[int]:
 
 
 def _files() -> set[Path]:
-    """What lies in the temporary and runtime directories."""
+    """Return the entries of the temporary and runtime directories."""
     agents = {path.name for path in _WATCHED[1].glob("agent-*")} if _agent_pids() else set()
-    found = set()
+    entries: set[Path] = set()
     for directory in _WATCHED:
         for path in directory.iterdir():
             if path.name in agents:
-                found.update(entry for entry in path.iterdir() if entry.is_dir())
-            # Autograph keeps the functions that it rewrote until the process ends, and pytest
+                entries.update(entry for entry in path.iterdir() if entry.is_dir())
+            # AutoGraph keeps its converted functions until the process ends, and pytest keeps
             # the directories of `tmp_path`.
             elif not path.name.startswith(
                 ("__autograph_generated_file", "__pycache__", "pytest-of-")
             ):
-                found.add(path)
-    return found
+                entries.add(path)
+    return entries

@@ -108,11 +108,11 @@ class Tasks:
 @contextmanager
 def started(back_end: str, work_dir: Path) -> Iterator[Servers | Tasks]:
     """Yield a service with one data worker, and stop it afterwards."""
-    made = Servers(work_dir) if back_end == "servers" else Tasks(back_end)
+    service = Servers(work_dir) if back_end == "servers" else Tasks(back_end)
     try:
-        yield made
+        yield service
     finally:
-        made.stop()
+        service.stop()
 
 
 def _port(server: tfd.Dispatcher | tfd.DataWorker) -> int:

@@ -37,15 +37,15 @@ def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DataService]:
     """Return a service that the module shares."""
-    with started(request.param, tmp_path_factory.mktemp("journal")) as made:
-        yield made
+    with started(request.param, tmp_path_factory.mktemp("journal")) as service:
+        yield service
 
 
 @pytest.fixture(params=BACK_ENDS)
 def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DataService]:
     """Return a service for one test, which may change its workers."""
-    with started(request.param, tmp_path) as made:
-        yield made
+    with started(request.param, tmp_path) as service:
+        yield service
 
 
 @pytest.fixture

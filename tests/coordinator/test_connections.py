@@ -28,8 +28,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(workers=2, ps=2, name="two-servers") as made:
-        yield made
+    with tfd.Cluster(workers=2, ps=2, name="two-servers") as cluster:
+        yield cluster
 
 
 def build(coordinator: Coordinator) -> tf.train.Checkpoint:
@@ -234,15 +234,15 @@ def test_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
             checkpoint = build(coordinator)
             return tfd.Work(stepping(checkpoint), checkpoint)
 
-        done = tfd.training_loop(cluster, work, 10**9, str(tmp_path / "ck"), every=50)
-        assert not done.finished
-        assert done.steps >= 50
-        assert done.steps % 50 == 0
-        assert done.checkpoint.endswith(f"-{done.steps}")
-        assert done.work is not None
-        saved = tf.train.load_checkpoint(done.checkpoint)
-        names = [name for name, _ in tf.train.list_variables(done.checkpoint) if "one" in name]
-        assert saved.get_tensor(names[0]) == done.steps
+        result = tfd.training_loop(cluster, work, 10**9, str(tmp_path / "ck"), every=50)
+        assert not result.finished
+        assert result.steps >= 50
+        assert result.steps % 50 == 0
+        assert result.checkpoint.endswith(f"-{result.steps}")
+        assert result.work is not None
+        saved = tf.train.load_checkpoint(result.checkpoint)
+        names = [name for name, _ in tf.train.list_variables(result.checkpoint) if "one" in name]
+        assert saved.get_tensor(names[0]) == result.steps
 
 
 #: Module of a worker with a function that takes the GIL and never releases it.

@@ -41,9 +41,9 @@ ENDLESS = 10**12
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(workers=2, ps=1, name="coordinated") as made:
-        made.coordinator()  # its threads run until the cluster stops
-        yield made
+    with tfd.Cluster(workers=2, ps=1, name="coordinated") as cluster:
+        cluster.coordinator()  # its threads run until the cluster stops
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +79,13 @@ def fail(number: Any) -> Any:
 @pytest.fixture
 def coordinator(cluster: tfd.Cluster) -> Iterator[Coordinator]:
     """Return the coordinator in its initial state: not paused, empty, without breakpoints."""
-    made = cluster.coordinator()
-    yield made
-    made.break_on(failure=False)
-    made.resume()
-    for worker in made.paused_workers:
-        made.resume_worker(worker)
-    made.join(timeout=30)
+    result = cluster.coordinator()
+    yield result
+    result.break_on(failure=False)
+    result.resume()
+    for worker in result.paused_workers:
+        result.resume_worker(worker)
+    result.join(timeout=30)
 
 
 def state_of(coordinator: Coordinator, value: Any) -> str:
@@ -97,7 +97,7 @@ def error_text(error: BaseException) -> str:
     return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
-def one() -> Any:
+def scalar() -> Any:
     return tf.constant(1.0)
 
 
@@ -122,7 +122,7 @@ class TestContract:
         self, coordinator: Coordinator, add: Any, variable: Any
     ) -> None:
         before = variable.numpy()
-        values = [coordinator.schedule(add, args=(one(),)) for _ in range(20)]
+        values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(20)]
         coordinator.join()
         assert coordinator.done()
         assert max(coordinator.fetch(values)) == before + 20
@@ -134,14 +134,16 @@ class TestContract:
         def nothing(x: Any, y: Any = None) -> None:
             tf.print(x, y, output_stream=tf.compat.v1.logging.info)
 
-        assert coordinator.schedule(nothing, args=(one(),), kwargs={"y": one()}).fetch() is None
+        assert (
+            coordinator.schedule(nothing, args=(scalar(),), kwargs={"y": scalar()}).fetch() is None
+        )
 
     def test_error_of_a_result_has_an_explanation(self, coordinator: Coordinator) -> None:
         @tf.function
         def gone(x: Any) -> None:
             tf.debugging.assert_less(x, 0.0, "invalid device")
 
-        value = coordinator.schedule(gone, args=(one(),))
+        value = coordinator.schedule(gone, args=(scalar(),))
         for fetch in (value.fetch, value.get, lambda: coordinator.fetch([value])):
             with pytest.raises(tf.errors.InvalidArgumentError) as caught:
                 fetch()
@@ -152,7 +154,7 @@ class TestContract:
     def test_cluster_waits_for_its_closures(
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         assert cluster.join(timeout=20)
         assert coordinator.done()
         endless = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
@@ -160,7 +162,7 @@ class TestContract:
             cluster.join(timeout=0.2)
         coordinator.cancel(endless)
         coordinator.pause()
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         with pytest.raises(PausedError):
             cluster.join()
 
@@ -201,8 +203,8 @@ class TestContract:
         self, coordinator: Coordinator, add: Any
     ) -> None:
         coordinator.pause()
-        bad = coordinator.schedule(fail, args=(one(),))
-        rest = [coordinator.schedule(add, args=(one(),)) for _ in range(5)]
+        bad = coordinator.schedule(fail, args=(scalar(),))
+        rest = [coordinator.schedule(add, args=(scalar(),)) for _ in range(5)]
         coordinator.pause_worker(1)
         coordinator.step(1)
         with pytest.raises(tf.errors.InvalidArgumentError, match="this one fails"):
@@ -213,14 +215,14 @@ class TestContract:
             with pytest.raises(tf.errors.CancelledError):
                 value.fetch()
         coordinator.resume()
-        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+        assert coordinator.schedule(add, args=(scalar(),)).fetch() > 0
         assert coordinator.done()
 
     def test_schedule_works_during_join(self, coordinator: Coordinator, add: Any) -> None:
         running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
         joined = threading.Thread(target=coordinator.join)
         joined.start()
-        later = coordinator.schedule(add, args=(one(),))
+        later = coordinator.schedule(add, args=(scalar(),))
         assert later.fetch() > 0
         assert joined.is_alive()
         assert coordinator.cancel(running)
@@ -234,10 +236,10 @@ class TestBadInput:
             coordinator.schedule(lambda: 1)
 
     def test_remote_value_can_be_an_argument(self, coordinator: Coordinator, add: Any) -> None:
-        value = coordinator.schedule(add, args=(one(),))
+        value = coordinator.schedule(add, args=(scalar(),))
         with pytest.raises(ValueError, match="RemoteValue"):
             coordinator.schedule(add, args=(value,))
-        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+        assert coordinator.schedule(add, args=(scalar(),)).fetch() > 0
 
     def test_untraceable_function_is_an_error(self, coordinator: Coordinator, add: Any) -> None:
         @tf.function
@@ -246,7 +248,7 @@ class TestBadInput:
 
         with pytest.raises(RuntimeError, match="not traceable"):
             coordinator.schedule(broken)
-        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+        assert coordinator.schedule(add, args=(scalar(),)).fetch() > 0
 
     @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
     def test_invalid_number_of_steps_is_refused(self, coordinator: Coordinator, count: Any) -> None:
@@ -283,10 +285,10 @@ class TestBadInput:
     def test_failure_during_an_uncancellable_closure(
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
-        coordinator.schedule(add, args=(one(),)).fetch()
+        coordinator.schedule(add, args=(scalar(),)).fetch()
         # Tracing sends a function to all workers, and blocks on a frozen worker.
         count_to.get_concrete_function(tf.constant(5, tf.int64))
-        fail.get_concrete_function(one())
+        fail.get_concrete_function(scalar())
         coordinator.pause_worker(1)
         hung = psutil.Process(cluster.snapshot().task("worker:0").pid)
         hung.suspend()
@@ -294,14 +296,14 @@ class TestBadInput:
             coordinator.schedule(count_to, args=(tf.constant(5, tf.int64),))
             until(lambda: coordinator.values.counts()["running"] == 1)
             coordinator.resume_worker(1)
-            coordinator.schedule(fail, args=(one(),))
+            coordinator.schedule(fail, args=(scalar(),))
             with pytest.raises((TimeLimit, tf.errors.InvalidArgumentError)):
                 coordinator.join(timeout=3)
         finally:
             hung.resume()
         with contextlib.suppress(tf.errors.InvalidArgumentError):
             coordinator.join(timeout=30)
-        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+        assert coordinator.schedule(add, args=(scalar(),)).fetch() > 0
 
     def test_negative_timeout_is_refused(self, coordinator: Coordinator) -> None:
         with pytest.raises(UsageError, match="timeout"):
@@ -311,7 +313,7 @@ class TestBadInput:
 class TestStepping:
     def test_pause_step_and_resume_work(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
-        values = [coordinator.schedule(add, args=(one(),)) for _ in range(6)]
+        values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(6)]
         assert not coordinator.done()
         assert coordinator.values.counts()["paused"] == 6
         assert coordinator.step() == 1
@@ -325,12 +327,12 @@ class TestStepping:
     def test_step_with_nothing_queued(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
         assert coordinator.step(3) == 0
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         assert coordinator.values.counts()["paused"] == 1  # no permit is left
 
     def test_wait_on_a_paused_coordinator_raises(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
-        value = coordinator.schedule(add, args=(one(),))
+        value = coordinator.schedule(add, args=(scalar(),))
         with pytest.raises(PausedError, match=r"1 closure"):
             coordinator.join()
         with pytest.raises(PausedError):
@@ -342,7 +344,7 @@ class TestStepping:
         self, coordinator: Coordinator, add: Any
     ) -> None:
         coordinator.pause()
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         with coordinator.control():
             joined = threading.Thread(target=coordinator.join)
             joined.start()
@@ -356,7 +358,7 @@ class TestStepping:
         coordinator.pause_worker(0)
         first = len(coordinator.values)
         for _ in range(8):
-            coordinator.schedule(add, args=(one(),))
+            coordinator.schedule(add, args=(scalar(),))
         coordinator.join(timeout=20)
         workers = {row["worker"] for row in coordinator.values.records(8)}
         assert workers == {1}
@@ -365,7 +367,7 @@ class TestStepping:
     def test_all_workers_can_be_paused(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause_worker(0)
         coordinator.pause_worker(1)
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         with pytest.raises(PausedError, match="all workers"):
             coordinator.join()
 
@@ -373,19 +375,19 @@ class TestStepping:
         running = coordinator.schedule(count_to, args=(tf.constant(200_000, tf.int64),))
         until(lambda: state_of(coordinator, running) == "running")
         coordinator.pause()
-        values = [coordinator.schedule(add, args=(one(),)) for _ in range(2)]
+        values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(2)]
         assert coordinator.step(1) == 1
         assert state_of(coordinator, values[0]) == "ready"
         assert coordinator.cancel(values[1])
         assert coordinator.step(1, timeout=0) == 0
-        later = coordinator.schedule(add, args=(one(),))
+        later = coordinator.schedule(add, args=(scalar(),))
         assert state_of(coordinator, later) == "paused"
 
     def test_break_on_failure(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.break_on(failure=True)
         coordinator.pause()
-        bad = coordinator.schedule(fail, args=(one(),))
-        coordinator.schedule(add, args=(one(),))
+        bad = coordinator.schedule(fail, args=(scalar(),))
+        coordinator.schedule(add, args=(scalar(),))
         coordinator.resume()
         until(lambda: state_of(coordinator, bad) == "failed")
         assert "fail" in coordinator.paused
@@ -400,8 +402,8 @@ class TestStepping:
         coordinator.break_on(failure=True)
         coordinator.pause()
         before = variable.numpy()
-        bad = coordinator.schedule(fail, args=(one(),))
-        siblings = [coordinator.schedule(add, args=(one(),)) for _ in range(3)]
+        bad = coordinator.schedule(fail, args=(scalar(),))
+        siblings = [coordinator.schedule(add, args=(scalar(),)) for _ in range(3)]
         with coordinator.control():
             coordinator.resume_worker(0)
             coordinator.pause_worker(1)
@@ -424,7 +426,7 @@ class TestStepping:
 
     def test_break_before_a_function_and_a_worker(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.break_on(failure=False, function=add)
-        value = coordinator.schedule(add, args=(one(),))
+        value = coordinator.schedule(add, args=(scalar(),))
         until(lambda: bool(coordinator.paused))
         assert "add" in coordinator.paused
         assert state_of(coordinator, value) == "paused"
@@ -432,7 +434,7 @@ class TestStepping:
         coordinator.resume()
         coordinator.break_on(failure=False, worker=1)
         coordinator.pause_worker(0)
-        value = coordinator.schedule(add, args=(one(),))
+        value = coordinator.schedule(add, args=(scalar(),))
         until(lambda: "worker:1" in coordinator.paused)
         coordinator.resume()
         assert value.fetch() > 0
@@ -443,8 +445,8 @@ class TestStepping:
         running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
         until(lambda: state_of(coordinator, running) == "running")
         coordinator.pause()
-        queued = coordinator.schedule(add, args=(one(),))
-        kept = coordinator.schedule(add, args=(one(),))
+        queued = coordinator.schedule(add, args=(scalar(),))
+        kept = coordinator.schedule(add, args=(scalar(),))
         assert coordinator.cancel(queued)
         assert coordinator.cancel(running)
         coordinator.resume()
@@ -470,7 +472,7 @@ class TestStepping:
                     assert number != ENDLESS
                     assert value.fetch() == number
         # No worker still runs a cancelled closure.
-        values = [coordinator.schedule(add, args=(one(),)) for _ in range(8)]
+        values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(8)]
         coordinator.join(timeout=20)
         assert len(coordinator.fetch(values)) == 8
 
@@ -486,7 +488,7 @@ class TestStepping:
 
 class TestSeeing:
     def test_columns_of_the_values(self, coordinator: Coordinator, add: Any) -> None:
-        coordinator.schedule(add, args=(one(),))
+        coordinator.schedule(add, args=(scalar(),))
         coordinator.join(timeout=20)
         frame = coordinator.values.to_frame()
         from tfd_notebook.coordinator.values import VALUE_COLUMNS
@@ -499,7 +501,7 @@ class TestSeeing:
         assert min(last.queue_ms, last.run_ms, last.fetch_ms) >= 0
 
     def test_results_are_not_kept_in_memory(self, coordinator: Coordinator, add: Any) -> None:
-        value = coordinator.schedule(add, args=(one(),))
+        value = coordinator.schedule(add, args=(scalar(),))
         key = value._tfd_key
         coordinator.join(timeout=20)
         assert coordinator.values.value(key) is value
@@ -606,7 +608,7 @@ class TestOwnStrategy:
                 kept = [tf.Variable(tf.zeros(100)) for _ in range(3)]
             until(lambda: own.snapshot().coordinator is not None)
             each = {"ps:0": 400, "ps:1": 400, "ps:2": 400}
-            until(lambda made=coordinator, each=each: made.row().ps_bytes == each)
+            until(lambda current=coordinator, each=each: current.row().ps_bytes == each)
             del kept
             for before in earlier:
                 assert before.stopped

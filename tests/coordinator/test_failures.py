@@ -65,9 +65,9 @@ with tfd.Cluster(workers=1, ps=1, name="without") as cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
     policy = tfd.Policy(on_hang="restart", hang_seconds=1.5)
-    with tfd.Cluster(workers=2, ps=1, name="failing", policy=policy) as made:
-        made.coordinator()
-        yield made
+    with tfd.Cluster(workers=2, ps=1, name="failing", policy=policy) as cluster:
+        cluster.coordinator()
+        yield cluster
 
 
 def build(coordinator: Coordinator) -> tf.train.Checkpoint:
@@ -315,13 +315,13 @@ class TestTrainingLoop:
                 cluster.kill("worker:0")
                 cluster.kill("ps:0")
 
-        done = tfd.training_loop(
+        result = tfd.training_loop(
             cluster, work, 40, str(tmp_path / "ck"), every=10, on_round=on_round
         )
-        assert (done.steps, done.losses, done.finished) == (40, 1, True)
+        assert (result.steps, result.losses, result.finished) == (40, 1, True)
         assert rounds == [10, 20, 30, 40]
-        assert done.work is not None
-        assert done.work.checkpoint.total.numpy() >= 40
+        assert result.work is not None
+        assert result.work.checkpoint.total.numpy() >= 40
         cluster.recover(str(tmp_path / "ck"))  # uses the build function of the loop
         again = tfd.training_loop(cluster, work, 50, str(tmp_path / "ck"), every=10)
         assert (again.steps, again.losses) == (50, 0)

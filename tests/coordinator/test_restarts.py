@@ -52,12 +52,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def cluster() -> Iterator[tfd.Cluster]:
-    made = tfd.Cluster(workers=1, ps=1, name="lasting")
+    cluster = tfd.Cluster(workers=1, ps=1, name="lasting")
     try:
-        made.detach(1.0)
-        yield made
+        cluster.detach(1.0)
+        yield cluster
     finally:
-        made.stop()
+        cluster.stop()
         orphans.sweep()  # removes the sockets of the killed process
 
 

@@ -45,10 +45,10 @@ class Authority:
             ]
         )
         lifetime = -_DAY if expired else _DAY
-        made = self._certificate(_name(peer.name), key.public_key(), lifetime)
+        builder = self._certificate(_name(peer.name), key.public_key(), lifetime)
         stem = self._directory / uuid.uuid4().hex[:8]
         certificate, private = stem.with_suffix(".pem"), stem.with_suffix(".key")
-        certificate.write_bytes(_pem(self._signed(made.add_extension(names, critical=False))))
+        certificate.write_bytes(_pem(self._signed(builder.add_extension(names, critical=False))))
         private.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,

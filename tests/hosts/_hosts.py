@@ -139,7 +139,7 @@ class Host(Peer):
         """Send a signal to all processes, including those that start in the meantime."""
         signalled: set[int] = set()
 
-        def done() -> bool:
+        def all_signalled() -> bool:
             new = self.pids() - signalled
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
@@ -147,7 +147,7 @@ class Host(Peer):
             signalled.update(new)
             return not new
 
-        until(done)
+        until(all_signalled)
 
     def _end(self) -> None:
         """Kill all processes, and wait until their sockets are closed.

@@ -126,7 +126,7 @@ class Network:
         A connection is reset when the next packet is sent.
         """
         # Not in the switch, because some kernels cannot reject packets from a bridge.
-        at, other = (b, a) if a.name == "home" else (a, b)
+        at, peer = (b, a) if a.name == "home" else (a, b)
         assert at.name != "home"
         namespace = self.namespace(at.name)
         if namespace not in self._resetting:
@@ -136,7 +136,7 @@ class Network:
                 _nft(namespace, f"add chain inet faults {hook}", _HOOK.format(hook))
         for hook, way in (("input", "saddr"), ("output", "daddr")):
             # The resets pass through the same hook.
-            match = f"ip {way} {other.address} tcp flags & rst == 0"
+            match = f"ip {way} {peer.address} tcp flags & rst == 0"
             _nft(namespace, f"add rule inet faults {hook} {match} reject with tcp reset")
 
     def down(self, a: Peer) -> None:
@@ -161,8 +161,8 @@ class Network:
             self.up(Peer(name, self.addresses[name]))
 
     def _drop(self, a: Peer, b: Peer, when: str = "") -> None:
-        for one, other in ((a, b), (b, a)):
-            self._filter(f"ip saddr {one.address} ip daddr {other.address} {when} drop")
+        for source, target in ((a, b), (b, a)):
+            self._filter(f"ip saddr {source.address} ip daddr {target.address} {when} drop")
 
     def _filter(self, rule: str) -> None:
         if not self._filtered:

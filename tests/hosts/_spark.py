@@ -62,8 +62,8 @@ def state(address: str) -> dict[str, Any]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/json/", timeout=5) as reply:
-            found: dict[str, Any] = json.load(reply)
-            return found
+            reported: dict[str, Any] = json.load(reply)
+            return reported
     except (OSError, ValueError):
         return {}
 

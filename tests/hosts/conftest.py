@@ -25,9 +25,9 @@ _hosts = pytest.StashKey[Hosts]()
 @pytest.fixture(scope="module")
 def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
     """Return three hosts. Faults end with the test, and killed hosts are booted for the next."""
-    with Hosts() as made:
-        request.config.stash[_hosts] = made
-        yield made
+    with Hosts() as hosts:
+        request.config.stash[_hosts] = hosts
+        yield hosts
         del request.config.stash[_hosts]
 
 
@@ -48,8 +48,8 @@ def jupyter(hosts: Hosts, _directory: Path) -> Iterator[Jupyters]:
 @pytest.fixture(scope="module")
 def slurm(hosts: Hosts, _directory: Path) -> Iterator[Slurm]:
     """Return a Slurm with its controller on ``north`` and a Slurm node on each host."""
-    with Slurm(hosts, _directory / "slurm") as made:
-        yield made
+    with Slurm(hosts, _directory / "slurm") as slurm:
+        yield slurm
 
 
 @pytest.fixture(scope="module")

@@ -114,11 +114,11 @@ def test_disk_that_fills_up_is_reported(make: Make, hosts: Hosts) -> None:
 
 
 def test_incompatible_version_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
-    other = tmp_path / "other"
+    site = tmp_path / "other"
     package = Path(tfd.__file__).parent
-    shutil.copytree(package, other / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (other / package.name / "version.py").write_text('VERSION = "0.0.1"\n')
-    error = refused(make, hosts, python=python_with(tmp_path, other))
+    shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (site / package.name / "version.py").write_text('VERSION = "0.0.1"\n')
+    error = refused(make, hosts, python=python_with(tmp_path, site))
     assert f"has tfd-notebook 0.0.1 and this kernel {VERSION}" in error
     assert f"pip install tfd-notebook=={VERSION}" in error
 
@@ -146,15 +146,15 @@ def test_python_without_tfd_notebook_is_reported(make: Make, hosts: Hosts, tmp_p
 
 def bare_python(directory: Path, without: str) -> str:
     """Return a Python with this one's packages except one."""
-    other = directory / "other"
-    other.mkdir()
+    site = directory / "other"
+    site.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith((without, "_editable", "tfd_notebook", "__pycache__")):
-            (other / path.name).symlink_to(path)
+            (site / path.name).symlink_to(path)
     if without != "tfd_notebook":
-        (other / "tfd_notebook").symlink_to(Path(tfd.__file__).parent)
+        (site / "tfd_notebook").symlink_to(Path(tfd.__file__).parent)
     base = Path(os.path.realpath(sys.executable))
-    return python_with(directory, other, str(base))
+    return python_with(directory, site, str(base))
 
 
 def test_host_that_sleeps_too_long_stops_its_tasks(make: Make, hosts: Hosts) -> None:

@@ -40,9 +40,9 @@ def cluster(request: pytest.FixtureRequest, hosts: Hosts, sshd: Sshds) -> Iterat
     place = {"ps": north, "worker": [north, east]}
     launcher = sshd.launcher("north", "east", secure=request.param, place=place)
     policy = tfd.Policy(hang_seconds=3)
-    with tfd.Cluster(ps=1, workers=2, name="trained", launcher=launcher, policy=policy) as made:
-        made.coordinator()
-        yield made
+    with tfd.Cluster(ps=1, workers=2, name="trained", launcher=launcher, policy=policy) as cluster:
+        cluster.coordinator()
+        yield cluster
 
 
 @pytest.fixture

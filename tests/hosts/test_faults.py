@@ -52,8 +52,8 @@ def _both(secure: tfd.Cluster, plain: tfd.Cluster) -> None:
 
 @pytest.fixture(params=["secure", "plain"])
 def cluster(request: pytest.FixtureRequest) -> tfd.Cluster:
-    found: tfd.Cluster = request.getfixturevalue(request.param)
-    return found
+    shared: tfd.Cluster = request.getfixturevalue(request.param)
+    return shared
 
 
 def endless(cluster: tfd.Cluster) -> Any:
@@ -146,7 +146,7 @@ def test_partitioned_hosts_are_named(plain: tfd.Cluster, hosts: Hosts) -> None:
         reading.moves()
 
     Reading(plain).loop(endless(plain), story)
-    told = Reading(plain)
+    new_reading = Reading(plain)
 
     def begins(reading: Reading) -> None:
         reading.wait_for_notice(
@@ -155,7 +155,7 @@ def test_partitioned_hosts_are_named(plain: tfd.Cluster, hosts: Hosts) -> None:
         hosts.heal()
         reading.moves()
 
-    told.loop(endless(plain), begins, waits=True)
+    new_reading.loop(endless(plain), begins, waits=True)
     is_whole(plain)
 
 

@@ -207,13 +207,13 @@ def test_sleeping_host_does_not_answer(hosts: Hosts, echo: Host) -> None:
 
 def test_kill_ends_all_processes(hosts: Hosts) -> None:
     shell = ["sh", "-c", "setsid sleep 20 & sleep 20"]
-    with hosts.north.start(shell) as process, hosts.east.start(["sleep", "20"]) as other:
+    with hosts.north.start(shell) as process, hosts.east.start(["sleep", "20"]) as unrelated:
         until(lambda: len(hosts.north.pids()) == 3)
         hosts.north.kill()
         assert hosts.north.pids() == set()
         assert process.wait(5) == -signal.SIGKILL
-        assert hosts.east.pids() == {other.pid}
-        other.kill()
+        assert hosts.east.pids() == {unrelated.pid}
+        unrelated.kill()
     (hosts.north.runtime / "left").touch()
 
 
@@ -223,10 +223,10 @@ def test_killed_host_has_no_processes(hosts: Hosts) -> None:
 
 
 def test_hosts_are_removed_at_the_end(hosts: Hosts) -> None:
-    def there(made: Hosts) -> list[str]:
-        mark = made.namespace("")
+    def there(hosts: Hosts) -> list[str]:
+        mark = hosts.namespace("")
         listed = [*os.listdir("/sys/class/net"), *os.listdir("/run/netns")]
-        directory = made.north.directory.parent
+        directory = hosts.north.directory.parent
         return [n for n in listed if n.startswith(mark[:-1])] + [
             directory.name
         ] * directory.exists()
@@ -280,9 +280,9 @@ def test_ssh_runs_a_command(hosts: Hosts, sshd: Sshds, name: str) -> None:
 
 
 def test_ssh_works_between_hosts_and_with_the_config(hosts: Hosts, sshd: Sshds) -> None:
-    said = hosts.east.run(sshd.command("west", "echo $SSH_CONNECTION; hostname"))
-    assert said.stdout.split()[0] == hosts.east.address
-    assert said.stdout.split()[-1] == "west"
+    completed = hosts.east.run(sshd.command("west", "echo $SSH_CONNECTION; hostname"))
+    assert completed.stdout.split()[0] == hosts.east.address
+    assert completed.stdout.split()[-1] == "west"
     by_file = subprocess.run(
         ["ssh", "-F", str(sshd.config), "north", "hostname"],
         capture_output=True,

@@ -180,7 +180,7 @@ class TestJupyter(Conformance):
                 (ours,) = server.get("/api/kernels")
                 # The server culls an unused kernel in the meantime.
                 with server.open("/api/kernels", method="POST") as reply:
-                    other = json.load(reply)["id"]
-                until(lambda: other not in {item["id"] for item in server.get("/api/kernels")})
+                    unused = json.load(reply)["id"]
+                until(lambda: unused not in {item["id"] for item in server.get("/api/kernels")})
                 assert [item["id"] for item in server.get("/api/kernels")] == [ours["id"]]
                 assert numbers(cluster) == list(range(100))

@@ -42,8 +42,8 @@ def kernel_at(server: Jupyter, **options: object) -> tfd.RemoteKernel:
 
 @pytest.fixture(scope="module")
 def kernel(jupyter: Jupyters) -> Iterator[tfd.RemoteKernel]:
-    with kernel_at(jupyter["north"]) as made:
-        yield made
+    with kernel_at(jupyter["north"]) as kernel:
+        yield kernel
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def test_ended_kernel_is_reported(jupyter: Jupyters) -> None:
         running = threading.Timer(
             0.5,
             lambda: [
-                server.open(f"/api/kernels/{one['id']}", method="DELETE").close()
-                for one in server.get("/api/kernels")
+                server.open(f"/api/kernels/{item['id']}", method="DELETE").close()
+                for item in server.get("/api/kernels")
             ],
         )
         running.start()

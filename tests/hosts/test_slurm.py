@@ -100,7 +100,9 @@ def step(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 
 @pytest.fixture
-def within(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> Callable[[dict[str, str]], None]:
+def within(
+    monkeypatch: pytest.MonkeyPatch, plain_environment: None
+) -> Callable[[dict[str, str]], None]:
     """Return a function that sets the environment of a Slurm task in this process."""
 
     def enter(env: dict[str, str]) -> None:
@@ -202,9 +204,9 @@ def servers(slurm: Slurm) -> Iterator[str]:
 
 
 def test_strategy_uses_another_job(slurm: Slurm, servers: str) -> None:
-    done = slurm.run(*say(COORDINATE, servers), timeout=170)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    data = json.loads(done.stdout.splitlines()[-1])
+    completed = slurm.run(*say(COORDINATE, servers), timeout=170)
+    assert completed.returncode == 0, completed.stderr[-4_000:]
+    data = json.loads(completed.stdout.splitlines()[-1])
     assert data["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
     assert data["task"] == [None, ""]
     assert (data["accelerators"], data["of_the_ps"]) == ({}, {})
@@ -283,9 +285,9 @@ class TestDetection:
         assert close[:2] == ["slurm", "slurm_allocation"]
 
     def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
-        done = slurm.run("salloc", "-Q", "-N3", "-n3", *say(ALLOCATION), timeout=170)
-        assert done.returncode == 0, done.stderr[-4_000:]
-        data = json.loads(done.stdout.splitlines()[-1])
+        completed = slurm.run("salloc", "-Q", "-N3", "-n3", *say(ALLOCATION), timeout=170)
+        assert completed.returncode == 0, completed.stderr[-4_000:]
+        data = json.loads(completed.stdout.splitlines()[-1])
         assert data["rule"] == "slurm_allocation"
         assert data["before"] == {"refused": 3}
         assert data["address"] == ["n1:8888", "n2:8888", "n10:8888"]
@@ -293,9 +295,9 @@ class TestDetection:
         assert data["cell"] == "cluster = tfd.resolve().attach()"
 
     def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
-        done = slurm.run(*say(CONTROLLER), timeout=170)
-        assert done.returncode == 0, done.stderr[-4_000:]
-        data = json.loads(done.stdout.splitlines()[-1])
+        completed = slurm.run(*say(CONTROLLER), timeout=170)
+        assert completed.returncode == 0, completed.stderr[-4_000:]
+        data = json.loads(completed.stdout.splitlines()[-1])
         assert data["rule"] == "slurm_controller"
         assert data["identity"] == ["worker:0", "worker:1"]
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
@@ -314,7 +316,7 @@ class TestDetection:
 class TestJobs:
     @pytest.fixture(autouse=True)
     def _squeue_of_a_host(
-        self, slurm: Slurm, hosts: Hosts, nowhere: None, tmp_path: Path, monkeypatch: Any
+        self, slurm: Slurm, hosts: Hosts, plain_environment: None, tmp_path: Path, monkeypatch: Any
     ) -> None:
         """Use ``squeue`` and ``sinfo`` of ``east``, which is not the controller."""
         for name in ("squeue", "sinfo"):

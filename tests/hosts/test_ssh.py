@@ -232,8 +232,8 @@ def test_tunnel_opened_by_a_reconnect_is_closed(make: Make, sshd: Sshds, hosts: 
                         os.kill(pid, signal.SIGKILL)
 
             def closed() -> list[Notice]:
-                found = cluster.snapshot().notices
-                return [item for item in found if f"port {port} was closed" in item.what]
+                notices = cluster.snapshot().notices
+                return [item for item in notices if f"port {port} was closed" in item.what]
 
             until(closed)
         (notice,) = closed()

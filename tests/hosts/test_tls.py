@@ -62,8 +62,8 @@ for c in psutil.net_connections("tcp"):
 
 def open_ports(host: Host) -> set[int]:
     """Return the non-local listeners of a host, except for sshd and filtered TensorFlow servers."""
-    found = host.run([sys.executable, "-c", LISTENING])
-    return {int(line) for line in found.stdout.split()} - {22}
+    completed = host.run([sys.executable, "-c", LISTENING])
+    return {int(line) for line in completed.stdout.split()} - {22}
 
 
 def knock(host: Host, address: str, port: int) -> bool:
@@ -136,7 +136,7 @@ def test_no_other_listener_is_open_to_other_hosts(shared: tfd.Cluster, hosts: Ho
         others = [hosts.west, hosts.north if host is hosts.east else hosts.east]
         for port in open_ports(host) - {door(host)}:
             # TensorFlow's servers listen on all addresses, behind the package's packet filter.
-            assert not any(knock(other, host.address, port) for other in others)
+            assert not any(knock(client, host.address, port) for client in others)
         assert knock(hosts.west, host.address, door(host))
 
 
@@ -166,13 +166,15 @@ print("answered" if answer[3:4] == bytes([4]) else "refused")
 """
 
     def answers(*words: str) -> str:
-        done = hosts.west.run([sys.executable, "-c", code, *words])
-        return done.stdout.strip() or done.stderr.strip().splitlines()[-1].partition(":")[0]
+        completed = hosts.west.run([sys.executable, "-c", code, *words])
+        return (
+            completed.stdout.strip() or completed.stderr.strip().splitlines()[-1].partition(":")[0]
+        )
 
     # With a certificate of the cluster, TensorFlow's server answers.
     own = next(hosts.west.runtime.glob("agent-*/shared/tunnels"))
-    (seen,) = (Path("/run/tfd") / own.relative_to(hosts.west.runtime),)
-    assert answers("own", str(seen / "certificate.pem"), str(seen / "key.pem")) == "answered"
+    (mounted,) = (Path("/run/tfd") / own.relative_to(hosts.west.runtime),)
+    assert answers("own", str(mounted / "certificate.pem"), str(mounted / "key.pem")) == "answered"
     refused = {"refused", "ssl.SSLError", "ssl.SSLEOFError", "ConnectionResetError"}
     assert answers("plain") in refused
     assert answers("nobody") in refused

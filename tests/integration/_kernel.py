@@ -169,7 +169,7 @@ class Widget:
     def open(self) -> None:
         """Say hello, and wait for what there is to be seen."""
         self.says("hello", protocol=PROTOCOL, version="test", acks=False)
-        self.await_that(lambda: self.got("state"))
+        self.await_that(lambda: self.received("state"))
 
     def says(self, kind: str, **content: Any) -> None:
         data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
@@ -190,16 +190,16 @@ class Widget:
     def await_that(self, holds: Callable[[], Any]) -> Any:
         return self._notebook.await_that(holds)
 
-    def got(self, kind: str) -> list[Tree]:
+    def received(self, kind: str) -> list[Tree]:
         return [message for message, _ in self.heard if message["kind"] == kind]
 
     @property
     def cluster(self) -> Tree:
         """What it knows of its cluster."""
-        (cluster,) = tree_of(self.got("state"))["clusters"].values()
+        (cluster,) = tree_of(self.received("state"))["clusters"].values()
         return cluster  # type: ignore[no-any-return]
 
     def _answer(self, request_id: str) -> Tree | None:
         return next(
-            (reply for reply in self.got("reply") if reply["request_id"] == request_id), None
+            (reply for reply in self.received("reply") if reply["request_id"] == request_id), None
         )

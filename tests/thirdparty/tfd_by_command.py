@@ -1,8 +1,8 @@
-"""``launcher="command"``: tasks wherever a command can run Python.
+"""``launcher="command"``: tasks behind a command that runs Python.
 
-The command is put before that of Python: ``nice -n 10`` and ``taskset -c 0-3`` keep the tasks from
-being in the way of others on this host, ``ip netns exec blue`` and ``docker exec -i box`` run them
-in another network or container, each with an agent of its own.
+The command is a prefix of the command line of Python. With ``nice -n 10`` or ``taskset -c 0-3``,
+the tasks take less processor time from other processes. With ``ip netns exec blue`` or
+``docker exec -i box``, they run in another network or container. Each command has its own agent.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from tfd_notebook.launchers import Channel, RemoteHost, RemoteLauncher, SocketCh
 
 
 class ByCommand(RemoteLauncher):
-    """Hosts that commands reach.
+    """Launcher for hosts that commands reach.
 
     Parameters
     ----------
     commands : str or list of str
-        What stands before ``python`` there, one for each host.
+        The prefix of ``python``, one for each host.
     addresses : dict of str to str
-        By command, the address at which tasks there are reached. Default: ``"localhost"``.
+        By command, the address of the tasks on that host. Default: ``"localhost"``.
     python : str
-        The Python there. Default: this one.
+        The Python of the hosts. Default: this Python.
     **options
-        Those of every `RemoteLauncher`.
+        The options of every `RemoteLauncher`.
     """
 
     name: ClassVar[str] = "command"
-    summary: ClassVar[str] = "wherever a command runs Python: nice, taskset, ip netns exec, docker"
+    summary: ClassVar[str] = (
+        "behind a command that runs Python: nice, taskset, ip netns exec, docker"
+    )
 
     def __init__(
         self,
@@ -47,7 +49,10 @@ class ByCommand(RemoteLauncher):
         super().__init__(**options)
         self._commands = [commands] if isinstance(commands, str) else list(commands)
         if not all(map(shlex.split, self._commands)):
-            raise UsageError("commands= has an empty one", fix='commands="nice -n 10"')
+            raise UsageError(
+                f"invalid commands {commands!r}: expected non-empty commands",
+                fix='commands="nice -n 10"',
+            )
         self._addresses = dict(addresses or {})
         self._python = python
 
@@ -68,7 +73,7 @@ class ByCommand(RemoteLauncher):
 
 
 class CommandHost(RemoteHost):
-    """What one command leads to."""
+    """The host behind one command."""
 
     def __init__(self, command: str, python: str) -> None:
         super().__init__(command)
@@ -77,19 +82,19 @@ class CommandHost(RemoteHost):
 
     def connect(self, agent: str, start: bool) -> Channel:
         self.close()
-        ours, theirs = socket.socketpair()
-        with theirs:
+        own_end, agent_end = socket.socketpair()
+        with agent_end:
             try:
                 self._process = subprocess.Popen(
                     [*shlex.split(self.label), self._python, *join_agent(agent, start)],
-                    stdin=theirs,
-                    stdout=theirs,
+                    stdin=agent_end,
+                    stdout=agent_end,
                     start_new_session=True,
                 )
             except OSError as error:
-                ours.close()
-                raise LaunchError(f"{self.label}: {error}") from None
-        channel = SocketChannel(ours)
+                own_end.close()
+                raise LaunchError(f"starting {self.label!r} failed: {error}") from None
+        channel = SocketChannel(own_end)
         try:
             self.greet(channel, again=not start)
         except BaseException:
@@ -101,7 +106,7 @@ class CommandHost(RemoteHost):
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            # It only joins this process to the agent, which goes on.
+            # The command only connects this process to the agent, which keeps running.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
             process.kill()

@@ -147,9 +147,9 @@ def _lines(command: list[str]) -> list[str]:
     if shutil.which(command[0]) is None:
         return []
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=_REQUEST_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.splitlines()
+    return completed.stdout.splitlines()

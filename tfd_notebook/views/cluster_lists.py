@@ -135,7 +135,7 @@ def jobs_table(
     for iteration in state.iterations:
         job = jobs.get(iteration.job_id)
         iteration_tasks = tasks.get(iteration.id, [])
-        done = sum(task.finished for task in iteration_tasks)
+        finished = sum(task.finished for task in iteration_tasks)
         records.append(
             {
                 "job": job.name if job else "",
@@ -150,7 +150,7 @@ def jobs_table(
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
                 "splits": iteration.splits,
                 "splits_total": split_counts.get(job.dataset_id) if job else None,
-                "workers_done": f"{done} of {len(iteration_tasks)}",
+                "workers_done": f"{finished} of {len(iteration_tasks)}",
             }
         )
     rows = [
@@ -169,13 +169,13 @@ def jobs_table(
     return Table(_JOB_COLUMNS, rows, label="jobs", empty="no data job yet", records=records)
 
 
-def _progress(done: int, total: int | None) -> str:
+def _progress(finished: int, total: int | None) -> str:
     """Return the number of assigned splits as text. Empty for modes without splits."""
-    if not done:
+    if not finished:
         return ""
     if not total:
-        return figures.count(done)
-    return f"{figures.count(done)} of {figures.count(total)} ({done / total:.0%})"
+        return figures.count(finished)
+    return f"{figures.count(finished)} of {figures.count(total)} ({finished / total:.0%})"
 
 
 _FORECAST_COLUMNS = (

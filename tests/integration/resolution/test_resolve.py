@@ -21,7 +21,7 @@ from tests._waiting import until
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(150),
-    pytest.mark.usefixtures("nowhere"),
+    pytest.mark.usefixtures("plain_environment"),
 ]
 
 #: One process for each server of a cluster: arguments are its job, its index and all addresses.

@@ -24,7 +24,7 @@ from tests.integration._kubernetes import Kubernetes
 from tfd_notebook import errors
 from tfd_notebook.resolvers import KubernetesResolver
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nowhere")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environment")]
 
 Theirs = tf.distribute.cluster_resolver.KubernetesClusterResolver
 WORKERS = {"worker": "role=worker"}

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nowhere")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environment")]
 
 #: One of the workers; both add up what they have.
 WORKER = """

@@ -35,10 +35,10 @@ assert ours.runs_alone()
 
 
 def test_initialized_context_is_detected() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, f"{VERSION}: {done.stderr[-2000:]}"
+    assert completed.returncode == 0, f"{VERSION}: {completed.stderr[-2000:]}"
 
 
 def test_missing_context_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,16 +127,16 @@ def test_cancelled_closure_notifies_its_value() -> None:
 
 def test_closure_function_comes_from_its_cancellation_manager() -> None:
     class Manager:
-        asked: Any = None
+        requested: Any = None
 
         def get_cancelable_function(self, function: Any) -> Any:
-            self.asked = function
+            self.requested = function
             return "ours"
 
     manager = Manager()
     closure = closure_of(tf.function(lambda: tf.constant(1)), manager)
     assert closure._function == "ours", VERSION
-    assert manager.asked.name.decode().startswith("__inference_"), VERSION
+    assert manager.requested.name.decode().startswith("__inference_"), VERSION
 
 
 def test_parts_of_each_worker_are_found_inside_other_arguments() -> None:
@@ -245,11 +245,11 @@ def test_autograph_has_its_conversions_and_operators() -> None:
 
 
 def test_executor_can_be_replaced_by_a_silent_one() -> None:
-    made = executor.new_executor(enable_async=True)
-    tf_coordinator_cancellation.quieten([SimpleNamespace(executor=made)])
-    assert type(made) is not executor.Executor, VERSION
-    made.wait()
-    made.clear_error()
+    replaced = executor.new_executor(enable_async=True)
+    tf_coordinator_cancellation.quieten([SimpleNamespace(executor=replaced)])
+    assert type(replaced) is not executor.Executor, VERSION
+    replaced.wait()
+    replaced.clear_error()
     assert callable(executor.Executor.__del__), VERSION
 
 

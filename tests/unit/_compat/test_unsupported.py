@@ -57,10 +57,10 @@ def test_a_pipe_is_written_with_flow_control(known: bool, monkeypatch: pytest.Mo
         monkeypatch.delattr(asyncio.streams, "FlowControlMixin")
 
     async def drained() -> None:
-        made: Any = asyncio_pipes.flow_control()
-        made.pause_writing()
-        made.resume_writing()
-        await made._drain_helper()
+        protocol: Any = asyncio_pipes.flow_control()
+        protocol.pause_writing()
+        protocol.resume_writing()
+        await protocol._drain_helper()
 
     asyncio.run(drained())
 

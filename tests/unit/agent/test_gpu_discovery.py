@@ -62,8 +62,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNVML:
     return fake_nvml
 
 
-def numbers(found: Mapping[str, Any]) -> list[int]:
-    return [gpu["index"] for gpu in found["gpus"]]
+def numbers(discovery: Mapping[str, Any]) -> list[int]:
+    return [gpu["index"] for gpu in discovery["gpus"]]
 
 
 @pytest.mark.parametrize(

@@ -109,9 +109,9 @@ def test_interpreter_variables_keep_trusted_entries(
 ) -> None:
     working, shared = directories
     entries = os.pathsep.join(["", "relative", str(shared), str(working)])
-    made = interpreter.environment({"PYTHONPATH": entries, "PYTHONUNBUFFERED": "1"})
-    assert made["PYTHONPATH"] == str(working)
-    assert made["PYTHONUNBUFFERED"] == "1"
+    variables = interpreter.environment({"PYTHONPATH": entries, "PYTHONUNBUFFERED": "1"})
+    assert variables["PYTHONPATH"] == str(working)
+    assert variables["PYTHONUNBUFFERED"] == "1"
     assert "PYTHONPATH" not in interpreter.environment({"PYTHONPATH": os.pathsep})
 
 

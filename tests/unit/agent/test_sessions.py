@@ -224,9 +224,9 @@ def test_ctrl_c_during_a_send_leaves_the_channel_usable(loop, directory):
 
         async def block():
             """Keep the agent from reading until the client is interrupted."""
-            seen = channels[0]._sending
+            lock = channels[0]._sending
             blocked_at = time.monotonic()
-            while not seen.locked() and time.monotonic() - blocked_at < 20:
+            while not lock.locked() and time.monotonic() - blocked_at < 20:
                 time.sleep(0.001)
             blocked.set()
             interrupter.join()

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 import tfd_notebook
+from tests._coordinator import FakeCoordinator
 from tests._patch import Tree, merged, tree_of
-from tests._steered import Steered
 from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub, running_cell, session
@@ -51,8 +51,8 @@ def snapshot(**changes: Any) -> Snapshot:
         TaskRow(f"data_worker:{i}", Role.DATA_WORKER, i, state=TaskState.READY, cpu_percent=3.14)
         for i in range(3)
     )
-    made = Snapshot(1, 10.0, "c", "local", "ready", tasks, planned={Role.DATA_WORKER: 3})
-    return replace(made, **changes)
+    result = Snapshot(1, 10.0, "c", "local", "ready", tasks, planned={Role.DATA_WORKER: 3})
+    return replace(result, **changes)
 
 
 # The tree
@@ -73,11 +73,11 @@ def test_patch_turns_the_old_tree_into_the_new_one() -> None:
 
 
 def test_unchanged_rows_are_not_sent() -> None:
-    feed, seen = SnapshotFeed(), snapshot()
-    feed.full([seen])
-    assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
-    rows = (*seen.tasks[:2], replace(seen.tasks[2], state=TaskState.HUNG, reason="no answer"))
-    patch = feed.patch([replace(seen, tasks=rows, state="degraded")])
+    feed, first = SnapshotFeed(), snapshot()
+    feed.full([first])
+    assert feed.patch([replace(first, version=2, time=11.0)]) == {}
+    rows = (*first.tasks[:2], replace(first.tasks[2], state=TaskState.HUNG, reason="no answer"))
+    patch = feed.patch([replace(first, tasks=rows, state="degraded")])
     assert patch == {
         "clusters": {
             "c": {
@@ -86,16 +86,16 @@ def test_unchanged_rows_are_not_sent() -> None:
             }
         }
     }
-    patch = feed.patch([replace(seen, tasks=rows[:2], state="degraded")])
+    patch = feed.patch([replace(first, tasks=rows[:2], state="degraded")])
     assert patch["clusters"]["c"]["tasks"] == {"data_worker:2": None}
     assert feed.patch([]) == {"clusters": {"c": None}}
 
 
 def test_gpus_are_rows_by_host_and_number() -> None:
-    feed, seen = SnapshotFeed(), snapshot(state="starting")
-    assert "gpus" not in feed.full([seen])["clusters"]["c"]
+    feed, first = SnapshotFeed(), snapshot(state="starting")
+    assert "gpus" not in feed.full([first])["clusters"]["c"]
     two = (GpuRow("one", 0, task="worker:0", use_percent=7.0), GpuRow("two", 0, memory_mb=1e4))
-    patch = feed.patch([replace(seen, gpus=two)])["clusters"]["c"]
+    patch = feed.patch([replace(first, gpus=two)])["clusters"]["c"]
     assert patch == {
         "gpus": {
             "one 0": {"host": "one", "index": 0, "task": "worker:0", "use_percent": 7.0},
@@ -103,9 +103,9 @@ def test_gpus_are_rows_by_host_and_number() -> None:
         }
     }
     freed = (replace(two[0], task=""), two[1])
-    patch = feed.patch([replace(seen, gpus=freed)])["clusters"]["c"]
+    patch = feed.patch([replace(first, gpus=freed)])["clusters"]["c"]
     assert patch == {"gpus": {"one 0": {"task": None}}}
-    assert feed.patch([seen])["clusters"]["c"] == {"gpus": None}
+    assert feed.patch([first])["clusters"]["c"] == {"gpus": None}
 
 
 def test_gpus_of_an_idle_cluster_stop_changing() -> None:
@@ -122,15 +122,15 @@ def test_gpus_of_an_idle_cluster_stop_changing() -> None:
 
 
 def test_idle_cluster_sends_no_patches() -> None:
-    feed, seen = SnapshotFeed(), snapshot()
-    feed.full([seen])
-    busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
-    patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
+    feed, first = SnapshotFeed(), snapshot()
+    feed.full([first])
+    busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in first.tasks)
+    patch = feed.patch([replace(first, tasks=busier)])["clusters"]["c"]["tasks"]
     assert patch["data_worker:0"] == {"rss_mb": 9.0}  # a new field
     busier = tuple(replace(row, rss_mb=90.0) for row in busier)
-    assert feed.patch([replace(seen, tasks=busier)]) == {}
+    assert feed.patch([replace(first, tasks=busier)]) == {}
     stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
-    patch = feed.patch([replace(seen, tasks=busier, streams=(stream,))])["clusters"]["c"]
+    patch = feed.patch([replace(first, tasks=busier, streams=(stream,))])["clusters"]["c"]
     assert patch["tasks"]["data_worker:0"] == {"cpu_percent": 50.0, "rss_mb": 90.0}
     assert patch["streams"]["train"]["elements"] == 5
 
@@ -197,10 +197,10 @@ def test_page_with_changes_equals_page_with_all_rows() -> None:
         if (message := feed.changes()) is not None:
             page.take(*message)
     assert feed.changes() is None
-    other = Page()
-    other.take(*ColumnFeed(store).full())
-    assert repr(page.rows) == repr(other.rows)
-    assert page.errors.keys() >= other.errors.keys()
+    new_page = Page()
+    new_page.take(*ColumnFeed(store).full())
+    assert repr(page.rows) == repr(new_page.rows)
+    assert page.errors.keys() >= new_page.errors.keys()
     assert len(page.rows) == len(store)
 
 
@@ -280,58 +280,60 @@ class Browser:
     def says(self, kind: str, client: str = "tab", **content: Any) -> None:
         hub.receive(self.session, {"kind": kind, "client": client, **content})
 
-    def got(self, kind: str) -> list[Tree]:
+    def received(self, kind: str) -> list[Tree]:
         return [message for message, _ in list(self.sent) if message["kind"] == kind]
 
     def asks(self, command: str, client: str = "tab", **content: Any) -> Tree:
         name = f"{command} {len(self.sent)} {time.perf_counter()}"
         self.says("command", client, request_id=name, command=command, **content)
-        return until(lambda: next((m for m in self.got("reply") if m["request_id"] == name), None))  # type: ignore[no-any-return]
+        return until(
+            lambda: next((m for m in self.received("reply") if m["request_id"] == name), None)
+        )  # type: ignore[no-any-return]
 
     @property
     def tree(self) -> Tree:
-        return tree_of(self.got("state"))
+        return tree_of(self.received("state"))
 
 
 @contextlib.contextmanager
 def browser(**options: Any) -> Iterator[Browser]:
-    made = Browser(**options)
+    client = Browser(**options)
     try:
-        yield made
+        yield client
     finally:
-        hub.leave(made.session)
+        hub.leave(client.session)
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tfd-bus")])
 
 
 @pytest.fixture
 def panel() -> Iterator[Browser]:
-    with browser(everything=True) as made:
-        yield made
+    with browser(everything=True) as client:
+        yield client
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(launcher="fake", data_workers=2, workers=1, name="shown") as made:
-        yield made
+    with Cluster(launcher="fake", data_workers=2, workers=1, name="shown") as cluster:
+        yield cluster
 
 
 def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
-    until(lambda: panel.got("hello"))
-    assert panel.got("state") == []  # no client has subscribed yet
+    until(lambda: panel.received("hello"))
+    assert panel.received("state") == []  # no client has subscribed yet
     panel.says("hello", protocol=bus.PROTOCOL, acks=True)
-    until(lambda: panel.got("state"))
-    assert panel.got("hello")[-1]["known"] == "tab"
+    until(lambda: panel.received("state"))
+    assert panel.received("hello")[-1]["known"] == "tab"
     assert panel.tree == {"clusters": {}}
     with Cluster(launcher="fake", data_workers=1, name="coming"):
         until(lambda: panel.tree["clusters"].get("coming", {}).get("state") == "ready")
     until(lambda: panel.tree["clusters"]["coming"]["state"] == "stopped")
-    numbers = [message["seq"] for message in panel.got("state")]
+    numbers = [message["seq"] for message in panel.received("state")]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
-    until(lambda: panel.got("state"))
+    until(lambda: panel.received("state"))
     reply = panel.asks("scale", name="shown", data_workers=3)
     assert reply["value"] == {"dispatcher": 1, "data_worker": 3, "worker": 1}
     assert reply["client"] == "tab"
@@ -359,7 +361,7 @@ def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -
 
 
 def unknown(panel: Browser, client: str) -> bool:
-    return any(hello.get("unknown") == client for hello in panel.got("hello"))
+    return any(hello.get("unknown") == client for hello in panel.received("hello"))
 
 
 @pytest.mark.parametrize("acks", [True, False])
@@ -367,20 +369,20 @@ def test_silent_client_is_dropped_and_reconnects(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, acks: bool
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
-    steered = Steered()
-    cluster._training._coordinator = steered  # type: ignore[assignment]
+    fake_coordinator = FakeCoordinator()
+    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
     panel.says("hello", acks=acks)
     panel.says("subscribe", clusters=["shown"])
-    until(lambda: steered.present == 1)
+    until(lambda: fake_coordinator.present == 1)
     until(lambda: unknown(panel, "tab"))
-    until(lambda: steered.present == 0)
-    count = len(panel.got("state"))
+    until(lambda: fake_coordinator.present == 0)
+    count = len(panel.received("state"))
     cluster._monitor.notice("info", "published to no client")
     assert panel.asks("list", client="other")["value"]
-    assert len(panel.got("state")) == count
+    assert len(panel.received("state")) == count
     monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
     panel.says("hello", acks=acks)
-    until(lambda: len(panel.got("state")) > count)
+    until(lambda: len(panel.received("state")) > count)
 
 
 def test_client_that_sends_messages_is_kept(
@@ -404,7 +406,7 @@ def test_client_without_messages_need_not_acknowledge(
     panel: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     panel.says("hello", acks=True)
-    until(lambda: panel.got("state"))
+    until(lambda: panel.received("state"))
     panel.says("ack", seq=1)
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.0)
     push, ticks = panel.session.push, itertools.count()
@@ -494,15 +496,15 @@ def test_blocked_command_does_not_delay_other_clusters(
     panel.says("command", request_id="first", command="logs", name="blocked")
     assert blocked.entered.wait(20)
     panel.says("hello", client="second")
-    until(lambda: any(hello.get("known") == "second" for hello in panel.got("hello")))
-    before = len(panel.got("state"))
+    until(lambda: any(hello.get("known") == "second" for hello in panel.received("hello")))
+    before = len(panel.received("state"))
     cluster._monitor.notice("info", "published while a command is blocked")
-    until(lambda: len(panel.got("state")) > before)
+    until(lambda: len(panel.received("state")) > before)
     assert panel.asks("pause", name="shown")["error"]["code"]
     assert panel.asks("stop", name="shown")["value"] == "stopped"
-    assert [reply for reply in panel.got("reply") if reply["request_id"] == "first"] == []
+    assert [reply for reply in panel.received("reply") if reply["request_id"] == "first"] == []
     blocked.release.set()
-    until(lambda: [reply for reply in panel.got("reply") if reply["request_id"] == "first"])
+    until(lambda: [reply for reply in panel.received("reply") if reply["request_id"] == "first"])
 
 
 def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
@@ -512,7 +514,7 @@ def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: Bloc
     assert blocked.entered.wait(20)
     assert blocked.commands == []
     blocked.release.set()
-    until(lambda: len(panel.got("reply")) == len(expected))
+    until(lambda: len(panel.received("reply")) == len(expected))
     assert blocked.commands == expected
 
 
@@ -560,7 +562,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
         assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
     finally:
         release.set()
-    until(lambda: panel.got("reply")[-1]["request_id"] == "scale")
+    until(lambda: panel.received("reply")[-1]["request_id"] == "scale")
 
 
 def test_client_that_is_behind_gets_no_more_messages(
@@ -568,32 +570,32 @@ def test_client_that_is_behind_gets_no_more_messages(
 ) -> None:
     monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
     panel.says("hello", acks=True)
-    until(lambda: panel.got("state"))
+    until(lambda: panel.received("state"))
     rows = iter(range(10_000))
 
     def change() -> bool:
         cluster._monitor.notice("info", f"news {next(rows)}")
-        return len(panel.got("state")) >= 5
+        return len(panel.received("state")) >= 5
 
     until(change)
-    count = len(panel.got("state"))
+    count = len(panel.received("state"))
     cluster._monitor.notice("info", "not heard")
     assert panel.asks("list")["value"]  # it still answers commands
-    assert len(panel.got("state")) == count
+    assert len(panel.received("state")) == count
     panel.says("ack", seq=count)
     until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
 
 
 def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
-    until(lambda: panel.got("state"))
+    until(lambda: panel.received("state"))
     panel.says("resync")
-    until(lambda: sum(message["full"] for message in panel.got("state")) == 2)
+    until(lambda: sum(message["full"] for message in panel.received("state")) == 2)
 
 
 def test_unknown_client_is_notified(panel: Browser) -> None:
     panel.says("subscribe", client="old tab", clusters=["x"])
-    until(lambda: any(m.get("unknown") == "old tab" for m in panel.got("hello")))
+    until(lambda: any(m.get("unknown") == "old tab" for m in panel.received("hello")))
 
 
 def test_widget_gets_only_its_cluster_and_its_end(cluster: Cluster) -> None:
@@ -647,12 +649,12 @@ def test_failing_snapshot_does_not_stop_other_clusters(
 def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     # Before the hub waits for the first time.
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
-    broken, other = BrokenCluster("broken"), BlockedCluster("other")
+    broken, blocked = BrokenCluster("broken"), BlockedCluster("other")
     broken.broken = True
-    registry.register_provider("broken", lambda: {broken.name: broken, other.name: other})
+    registry.register_provider("broken", lambda: {broken.name: broken, blocked.name: blocked})
     try:
         with browser(everything=True) as panel:
-            until(lambda: panel.got("alive"))
+            until(lambda: panel.received("alive"))
     finally:
         registry.register_provider("broken", dict)
 
@@ -695,13 +697,13 @@ listing.join()
 
 def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
-    until(lambda: panel.got("state"))
+    until(lambda: panel.received("state"))
     panel.says("bye")
     assert panel.asks("list")["value"]
-    count = len(panel.got("state"))
+    count = len(panel.received("state"))
     cluster.scale(data_workers=3)
     assert panel.asks("list")["value"]
-    assert len(panel.got("state")) == count
+    assert len(panel.received("state")) == count
 
 
 def test_kernel_without_changes_sends_keep_alives(
@@ -719,15 +721,15 @@ def test_kernel_without_changes_sends_keep_alives(
     panel.asks("list")  # the first inspection
     panel.asks("list")
     time.sleep(0.3)
-    quiet = len(panel.got("alive"))
+    quiet = len(panel.received("alive"))
     assert quiet <= 1  # at most the work that was pending before
     rows["working"] = True
-    until(lambda: len(panel.got("alive")) > quiet)
+    until(lambda: len(panel.received("alive")) > quiet)
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
     panel.asks("list")
-    count = len(panel.got("alive"))
+    count = len(panel.received("alive"))
     time.sleep(0.2)
-    assert len(panel.got("alive")) == count
+    assert len(panel.received("alive")) == count
 
 
 # Forms
@@ -782,43 +784,43 @@ def test_invalid_form_is_refused(options: Any) -> None:
 
 
 def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
-    presences, one, other = ControllerPresence(), Steered(), Steered()
-    looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
-    presences.renew(living, looking)
-    cluster._training._coordinator = one  # type: ignore[assignment]
-    presences.renew(living, looking)
-    presences.renew(living, looking)
-    assert one.present == 1
-    cluster._training._coordinator = other  # type: ignore[assignment]
-    presences.renew(living, looking)
-    assert (one.present, other.present) == (0, 1)
-    presences.renew(living, [frozenset()])
-    assert other.present == 0
+    presences, first, second = ControllerPresence(), FakeCoordinator(), FakeCoordinator()
+    looking, running = [frozenset({"shown", "gone"})], {"shown": cluster}
+    presences.renew(running, looking)
+    cluster._training._coordinator = first  # type: ignore[assignment]
+    presences.renew(running, looking)
+    presences.renew(running, looking)
+    assert first.present == 1
+    cluster._training._coordinator = second  # type: ignore[assignment]
+    presences.renew(running, looking)
+    assert (first.present, second.present) == (0, 1)
+    presences.renew(running, [frozenset()])
+    assert second.present == 0
 
 
 def test_open_widget_counts_as_present(cluster: Cluster) -> None:
-    steered = Steered()
-    cluster._training._coordinator = steered  # type: ignore[assignment]
+    fake_coordinator = FakeCoordinator()
+    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
     with browser(cluster=cluster) as widget:
         widget.says("hello")
-        until(lambda: steered.present == 1)
+        until(lambda: fake_coordinator.present == 1)
         widget.says("bye")
-        until(lambda: steered.present == 0)
+        until(lambda: fake_coordinator.present == 0)
         widget.says("hello")
-        until(lambda: steered.present == 1)
-    until(lambda: steered.present == 0)
+        until(lambda: fake_coordinator.present == 1)
+    until(lambda: fake_coordinator.present == 0)
 
 
 def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cluster) -> None:
-    steered = Steered()
-    cluster._training._coordinator = steered  # type: ignore[assignment]
+    fake_coordinator = FakeCoordinator()
+    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
     panel.says("hello")
     until(lambda: panel.tree)
     panel.says("subscribe", clusters=["nobody"])
     assert panel.asks("list")["value"]
-    assert steered.present == 0
+    assert fake_coordinator.present == 0
     panel.says("subscribe", clusters=["shown"])
-    until(lambda: steered.present == 1)
+    until(lambda: fake_coordinator.present == 1)
 
 
 # Both sides

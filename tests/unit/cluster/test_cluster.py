@@ -276,9 +276,11 @@ def test_lost_agent_is_reported(cluster, fake):
 def test_subscribers_are_notified_and_commands_performed(cluster):
     import threading
 
-    seen, done = [], threading.Event()
-    unsubscribe = cluster.subscribe(lambda snapshot: (seen.append(snapshot.version), done.set()))
-    assert done.wait(5)
+    versions, notified = [], threading.Event()
+    unsubscribe = cluster.subscribe(
+        lambda snapshot: (versions.append(snapshot.version), notified.set())
+    )
+    assert notified.wait(5)
     unsubscribe()
     ran = threading.Event()
     cluster._monitor.command(ran.set)

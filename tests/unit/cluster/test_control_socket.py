@@ -57,11 +57,16 @@ def raw(path: Path, sent: bytes) -> dict[str, Any]:
 
 def test_socket_answers_a_request(listening: Path) -> None:
     assert cluster_control_socket.processes() == (ME,)
-    (one,) = cluster_control_socket.clusters()
-    assert (one["name"], one["state"], one["pid"], one["observed"]) == ("here", "ready", ME, 2)
-    seen = cluster_control_socket.call(ME, {"command": "snapshot", "name": "here", "width": 60})
-    assert seen["snapshot"]["tasks"][1]["task"] == "data_worker:0"
-    assert "data_worker:0" in seen["text"]
+    (record,) = cluster_control_socket.clusters()
+    assert (record["name"], record["state"], record["pid"], record["observed"]) == (
+        "here",
+        "ready",
+        ME,
+        2,
+    )
+    view = cluster_control_socket.call(ME, {"command": "snapshot", "name": "here", "width": 60})
+    assert view["snapshot"]["tasks"][1]["task"] == "data_worker:0"
+    assert "data_worker:0" in view["text"]
     answer = cluster_control_socket.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0"}
     )
@@ -226,9 +231,9 @@ def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
         "signal.pause()\n"
     )
-    with program(code) as (done, child):
+    with program(code) as (parent, child):
         try:
-            done.wait(30)
+            parent.wait(30)
             assert cluster_control_socket.processes() == (ME,)
         finally:
             os.kill(int(child), signal.SIGKILL)
@@ -238,12 +243,12 @@ def test_process_answers_before_a_command_ends_it() -> None:
     code = (
         "import threading, time\nfrom tfd_notebook.cluster import commands\n"
         "from tfd_notebook.cluster import control_socket as control\n"
-        "asked = threading.Event()\n"
-        "commands.COMMANDS['list'] = lambda _: (asked.set(), time.sleep(0.5), 'done')[-1]\n"
-        "control.ensure_started()\nprint('ready', flush=True)\nasked.wait(30)\n"
+        "requested = threading.Event()\n"
+        "commands.COMMANDS['list'] = lambda _: (requested.set(), time.sleep(0.5), 'done')[-1]\n"
+        "control.ensure_started()\nprint('ready', flush=True)\nrequested.wait(30)\n"
     )
-    with program(code) as (ending, said):
-        assert said == "ready\n"
+    with program(code) as (ending, line):
+        assert line == "ready\n"
         assert cluster_control_socket.call(ending.pid, {"command": "list"}) == "done"
         assert ending.wait(30) == 0
 
@@ -257,9 +262,9 @@ def test_long_path_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_credentials_have_the_expected_size() -> None:
-    one, other = socket.socketpair()
-    with one, other:
-        packed = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 64)
+    left, right = socket.socketpair()
+    with left, right:
+        packed = left.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 64)
     assert struct.unpack("3i", packed) == (ME, os.getuid(), os.getgid())
 
 

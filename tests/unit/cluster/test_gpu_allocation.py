@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_coordinator")
 
 
 @pytest.mark.parametrize(
-    ("wish", "meaning"),
+    ("requested", "meaning"),
     [
         ("auto", "auto"),
         (0, ()),
@@ -31,21 +31,21 @@ pytestmark = pytest.mark.usefixtures("no_coordinator")
         ({Role.WORKER: 2, "evaluator": 1}, {"worker": 2, "evaluator": 1}),
     ],
 )
-def test_requests_are_parsed(wish: Any, meaning: Any) -> None:
-    assert gpu_allocation.check(wish) == meaning
+def test_requests_are_parsed(requested: Any, meaning: Any) -> None:
+    assert gpu_allocation.check(requested) == meaning
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "requested",
     [
         *(1, -1, True, False, None, 1.0, "all", "0", b"0", object()),
         *([True], [-1], ["0"], [0.5], [1, 1]),
         *({"ps": 1}, {"worker": -1}, {"worker": True}, {"worker": "1"}, {1: 1}),
     ],
 )
-def test_invalid_requests_are_refused(wish: Any) -> None:
+def test_invalid_requests_are_refused(requested: Any) -> None:
     with pytest.raises(UsageError, match="gpus"):
-        gpu_allocation.check(wish)
+        gpu_allocation.check(requested)
 
 
 def alone(role: str, index: int) -> int:
@@ -62,7 +62,7 @@ def share(*shares: tuple[int, ...]) -> tuple[HostAllocation, ...]:
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "evaluators", "found", "expected"),
+    ("requested", "workers", "evaluators", "count", "expected"),
     [
         ("auto", 2, 0, 4, GpuAllocation(2, share((0, 1, 2, 3)))),
         ("auto", 2, 1, 5, GpuAllocation(2, share((0, 1, 2, 3), (), (4,)))),
@@ -78,16 +78,16 @@ def share(*shares: tuple[int, ...]) -> tuple[HostAllocation, ...]:
     ],
 )
 def test_gpus_are_allocated(
-    wish: Any, workers: int, evaluators: int, found: int, expected: GpuAllocation
+    requested: Any, workers: int, evaluators: int, count: int, expected: GpuAllocation
 ) -> None:
-    host = [HostGpus("here", tuple(range(found)))]
-    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, host, alone)
+    host = [HostGpus("here", tuple(range(count)))]
+    dealt = gpu_allocation.allocate_gpus(requested, workers, evaluators, host, alone)
     assert dealt == expected
     assert GpuAllocation.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "found", "error", "message"),
+    ("requested", "workers", "count", "error", "message"),
     [
         ("auto", 5, 4, UsageError, "4 GPUs cannot be divided among 5 workers, and"),
         ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be divided evenly among 2 workers, and"),
@@ -100,11 +100,11 @@ def test_gpus_are_allocated(
     ],
 )
 def test_impossible_allocations_are_refused(
-    wish: Any, workers: int, found: int, error: type[Exception], message: str
+    requested: Any, workers: int, count: int, error: type[Exception], message: str
 ) -> None:
-    host = [HostGpus("here", tuple(range(found)), "" if found else "no NVML here")]
+    host = [HostGpus("here", tuple(range(count)), "" if count else "no NVML here")]
     with pytest.raises(error, match=message):
-        gpu_allocation.allocate_gpus(wish, workers, 1, host, alone)
+        gpu_allocation.allocate_gpus(requested, workers, 1, host, alone)
 
 
 def test_tasks_get_distinct_gpus() -> None:
@@ -123,7 +123,7 @@ ONE, TWO = HostGpus("ada@one", (0, 1)), HostGpus("ada@two", (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "evaluators", "expected"),
+    ("requested", "workers", "evaluators", "expected"),
     [
         ("auto", 2, 0, [(0, 1), (0, 1)]),  # limited by the host with the fewest GPUs
         ("auto", 4, 0, [(0,), (0,), (1,), (1,)]),
@@ -136,13 +136,13 @@ ONE, TWO = HostGpus("ada@one", (0, 1)), HostGpus("ada@two", (0, 1, 2, 3))
     ],
 )
 def test_task_gets_only_gpus_of_its_host(
-    wish: Any, workers: int, evaluators: int, expected: Any
+    requested: Any, workers: int, evaluators: int, expected: Any
 ) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="GPU 3 does not exist on ada@one"):
-            gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
+            gpu_allocation.allocate_gpus(requested, workers, evaluators, [ONE, TWO], in_turn)
         return
-    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
+    dealt = gpu_allocation.allocate_gpus(requested, workers, evaluators, [ONE, TWO], in_turn)
     visible = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     visible += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert visible == expected
@@ -157,7 +157,7 @@ def host_gpus(host: str, *numbers: int, others: int = 0) -> HostGpus:
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "evaluators", "own", "expected"),
+    ("requested", "workers", "evaluators", "own", "expected"),
     [
         ("auto", 2, 0, 0, [(0, 2), (1, 3)]),
         ("auto", 4, 0, 0, [(0,), (1,), (2,), (3,)]),
@@ -168,10 +168,10 @@ def host_gpus(host: str, *numbers: int, others: int = 0) -> HostGpus:
     ],
 )
 def test_machine_with_two_names_allocates_gpus_once(
-    wish: Any, workers: int, evaluators: int, own: int, expected: Any
+    requested: Any, workers: int, evaluators: int, own: int, expected: Any
 ) -> None:
     inventory = [host_gpus("exec/0", 0, 1, 2, 3), host_gpus("exec/1", 0, 1, 2, 3, others=own)]
-    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, inventory, in_turn)
+    dealt = gpu_allocation.allocate_gpus(requested, workers, evaluators, inventory, in_turn)
     visible = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     visible += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert visible == expected
@@ -202,7 +202,7 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
 
 
 @pytest.mark.parametrize(
-    ("wish", "workers", "evaluators", "found", "error", "said"),
+    ("requested", "workers", "evaluators", "inventory", "error", "message"),
     [
         ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* among 3 workers"),
         ("auto", 2, 0, (NONE, TWO), UsageError, "0 GPUs on ada@none .*there is no GPU.*place="),
@@ -215,15 +215,15 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
     ],
 )
 def test_host_with_too_few_gpus_is_named(
-    wish: Any,
+    requested: Any,
     workers: int,
     evaluators: int,
-    found: tuple[HostGpus, ...],
+    inventory: tuple[HostGpus, ...],
     error: type[Exception],
-    said: str,
+    message: str,
 ) -> None:
-    with pytest.raises(error, match=f"(?s){said}"):
-        gpu_allocation.allocate_gpus(wish, workers, evaluators, found, in_turn)
+    with pytest.raises(error, match=f"(?s){message}"):
+        gpu_allocation.allocate_gpus(requested, workers, evaluators, inventory, in_turn)
 
 
 def test_host_without_workers_keeps_its_gpus() -> None:

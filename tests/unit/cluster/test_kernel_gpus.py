@@ -13,22 +13,22 @@ from tfd_notebook.launchers import Fake
 
 
 @pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def device_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Record calls that configure the devices of this process, as this host may have no GPU."""
-    done: list[Any] = []
+    calls: list[Any] = []
 
     def set_visible(devices: list[Any], kind: str) -> None:
-        done.append((devices, kind))
+        calls.append((devices, kind))
 
     monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
-    yield done
+    yield calls
     for cluster in tfd.clusters().values():
         cluster.stop()
 
 
-def test_gpus_are_hidden_before_tensorflow_starts(done: list[Any]) -> None:
+def test_gpus_are_hidden_before_tensorflow_starts(device_calls: list[Any]) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
-    assert done == [([], "GPU")]
+    assert device_calls == [([], "GPU")]
     assert not cluster.snapshot().notices
 
 
@@ -36,17 +36,20 @@ def test_gpus_are_hidden_before_tensorflow_starts(done: list[Any]) -> None:
     ("gpus", "options"), [((), {}), ((0, 1), {"gpus": 0}), ((0, 1), {"launcher": "elsewhere"})]
 )
 def test_gpus_are_kept_without_local_workers_with_gpus(
-    done: list[Any], gpus: tuple[int, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    device_calls: list[Any],
+    gpus: tuple[int, ...],
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launcher = Fake(gpus=gpus)
     if options.pop("launcher", None):
         monkeypatch.setattr("tfd_notebook.launchers.fake.FakeNode.is_local", False)
     tfd.Cluster(workers=2, ps=1, launcher=launcher, **options)
-    assert done == []
+    assert device_calls == []
 
 
 def test_kernel_that_already_uses_gpus_is_warned(
-    done: list[Any], monkeypatch: pytest.MonkeyPatch
+    device_calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(devices: list[Any], kind: str) -> None:
         raise RuntimeError("Visible devices cannot be modified after being initialized")
@@ -56,4 +59,4 @@ def test_kernel_that_already_uses_gpus_is_warned(
     (notice,) = cluster.snapshot().notices
     assert "TensorFlow in this kernel already uses the GPUs" in notice.what
     assert "restart the kernel" in notice.fix
-    assert done == []
+    assert device_calls == []

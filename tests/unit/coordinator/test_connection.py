@@ -26,9 +26,9 @@ def test_five_connections_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("count", [5, 14])
 def test_sixth_and_later_connections_warn(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    (said,) = connect_once_after(count, monkeypatch)
-    assert said.startswith(f"ResourceWarning: this is connection {count + 1} of this process")
-    assert "The maximum is 15: restart the kernel soon" in said
+    (warning,) = connect_once_after(count, monkeypatch)
+    assert warning.startswith(f"ResourceWarning: this is connection {count + 1} of this process")
+    assert "The maximum is 15: restart the kernel soon" in warning
 
 
 def test_sixteenth_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests._steered import Steered
+from tests._coordinator import FakeCoordinator
 from tfd_notebook import errors, views
 from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import judge
@@ -55,9 +55,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(stores, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr(stores, "time", clock)
+    return clock
 
 
 def run(store: Store, clock: Clock, seconds: float, worker: int = 0, state: int = READY) -> int:
@@ -353,7 +353,7 @@ def test_time_of_a_value_uses_the_current_clock(
 # Control
 
 
-class Joined(Steered):
+class Joined(FakeCoordinator):
     def __init__(self, error: BaseException | None = None) -> None:
         super().__init__()
         self.error = error
@@ -394,14 +394,14 @@ def test_background_join_reports_its_end() -> None:
 
 def test_cell_becomes_a_function() -> None:
     names: dict[str, Any] = {"__name__": "__main__", "factor": 3}
-    made = as_function(
+    function = as_function(
         "'''a\n  b'''\nx = 2\nfor _ in range(2):\n    x *= factor\nx", "cell_4", names
     )
-    assert made() == 18
+    assert function() == 18
     assert "cell_4" not in names
-    assert "x *= factor" in inspect.getsource(made)
+    assert "x *= factor" in inspect.getsource(function)
     names["factor"] = 1
-    assert made() == 2
+    assert function() == 2
     assert as_function("x = 1", "cell_5", names)() is None
     assert as_function("return 7", "cell_6", names)() == 7
     with pytest.raises(errors.UsageError, match="empty"):

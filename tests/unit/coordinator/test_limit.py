@@ -28,10 +28,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("tfd_notebook.model.closure_store.time", made)
-    monkeypatch.setattr(limit, "time", made)
-    return made
+    clock = Clock()
+    monkeypatch.setattr("tfd_notebook.model.closure_store.time", clock)
+    monkeypatch.setattr(limit, "time", clock)
+    return clock
 
 
 def rounds(
@@ -150,8 +150,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_kind_is_detected(case: str, clock: Clock) -> None:
-    done, known, kind, stage = CASES[case]
-    bottleneck = judge(rounds(clock, **done), 2, **{"fetches": 0, "fetch_seconds": 0.0, **known})
+    counts, known, kind, stage = CASES[case]
+    bottleneck = judge(rounds(clock, **counts), 2, **{"fetches": 0, "fetch_seconds": 0.0, **known})
     assert (bottleneck.kind, bottleneck.stage) == (kind, stage)
     assert bool(bottleneck.advice) == (kind != "none")
     assert bottleneck.share is None or 0 <= bottleneck.share <= 1

@@ -36,7 +36,9 @@ ELSEWHERE = "192.0.2.1:2222"
 
 
 @pytest.fixture(autouse=True)
-def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_place(
+    plain_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -71,10 +73,10 @@ def test_healthy_process_has_no_findings() -> None:
 def test_findings_are_a_list_a_table_text_and_html(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["<b>"]}}')
     findings = tfd.doctor()
-    (one,) = findings
-    assert (one.code, one.severity, one.where) == ("TFD803", "error", "TF_CONFIG")
+    (finding,) = findings
+    assert (finding.code, finding.severity, finding.where) == ("TFD803", "error", "TF_CONFIG")
     assert list(findings) == [findings[0]] == list(findings.errors)
-    assert findings.records() == [one.as_dict()]
+    assert findings.records() == [finding.as_dict()]
     assert list(findings.to_frame().columns) == ["code", "severity", "where", "what", "why", "fix"]
     assert "✗ error" in repr(findings)
     assert "Next: " in repr(findings)
@@ -82,7 +84,7 @@ def test_findings_are_a_list_a_table_text_and_html(monkeypatch: pytest.MonkeyPat
     assert "&lt;b&gt;" in shown["text/html"]
     assert "<b>" not in shown["text/html"]
     assert "checked: this process" in shown["text/plain"]
-    assert str(one).startswith("[TFD803] ")
+    assert str(finding).startswith("[TFD803] ")
 
 
 def test_failing_check_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -173,7 +175,9 @@ def test_restart_of_the_only_data_worker_is_found() -> None:
             own=True,
             rows={at: row},
         )
-        return [f"{one.code} {one.what}" for one in diagnostics.look("service", service)]
+        return [
+            f"{finding.code} {finding.what}" for finding in diagnostics.look("service", service)
+        ]
 
     diagnosis.load()
     assert findings_of(TaskState.RESTARTING, "refused") == [
@@ -194,8 +198,8 @@ def test_data_worker_on_another_network_is_named() -> None:
             {at: Probe(at, "unreachable", reason="timed out")},
             rows={at: row},
         )
-        (one,) = diagnostics.look("service", service)
-        return one.what
+        (finding,) = diagnostics.look("service", service)
+        return finding.what
 
     diagnosis.load()
     assert f"{at} is unreachable from here: timed out" in finding_of("")
@@ -220,27 +224,27 @@ def full_listener() -> Iterator[str]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
     """Return the timeouts that probes pass to calls and connections, by address."""
-    found: dict[str, list[float]] = {}
+    timeouts: dict[str, list[float]] = {}
     addresses: dict[int, str] = {}
     channel, call, connects = probe._channel, probe._call, probe._connects
 
     def record_channel(address: str, via_proxy: bool = False) -> Any:
-        made = channel(address, via_proxy)
-        addresses[id(made)] = address
-        return made
+        result = channel(address, via_proxy)
+        addresses[id(result)] = address
+        return result
 
     def record_call(used: Any, method: str, timeout: float, *request: bytes) -> bytes:
-        found.setdefault(addresses[id(used)], []).append(timeout)
+        timeouts.setdefault(addresses[id(used)], []).append(timeout)
         return call(used, method, timeout, *request)
 
     def record_connect(address: str, timeout: float) -> bool:
-        found.setdefault(address, []).append(timeout)
+        timeouts.setdefault(address, []).append(timeout)
         return connects(address, timeout)
 
     monkeypatch.setattr(probe, "_channel", record_channel)
     monkeypatch.setattr(probe, "_call", record_call)
     monkeypatch.setattr(probe, "_connects", record_connect)
-    return found
+    return timeouts
 
 
 def dispatcher_of(*workers: str) -> Server:
@@ -261,9 +265,9 @@ def dispatcher_of(*workers: str) -> Server:
 def test_unreachable_data_worker_is_probed_once(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
-        (one,) = diagnostics.look("service", Service.inspect(dispatcher.address))
-    assert one.code == "TFD811"
-    assert f"{at} is unreachable from here" in one.what
+        (finding,) = diagnostics.look("service", Service.inspect(dispatcher.address))
+    assert finding.code == "TFD811"
+    assert f"{at} is unreachable from here" in finding.what
     assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
     assert sum(waits[at]) <= data_service_checks._PROBE_SECONDS
 
@@ -361,16 +365,16 @@ def test_limits_of_control_groups_are_found(tmp_path: Path) -> None:
         (group / "memory.current").write_text(f"{used}\n")
         (group / "memory.stat").write_text("anon 500\ninactive_file 300\n")
 
-    def found() -> tuple[int, int] | None:
+    def group_memory() -> tuple[int, int] | None:
         return memory.of_group(tmp_path, tmp_path / "mine")
 
-    assert found() is None
+    assert group_memory() is None
     write(job, "max", 900)
-    assert found() is None
+    assert group_memory() is None
     write(job.parent, 1000, 900)
-    assert found() == (1000, 600)
+    assert group_memory() == (1000, 600)
     write(job, 700, 900)
-    assert found() == (700, 600)
+    assert group_memory() == (700, 600)
 
 
 _FILL = """

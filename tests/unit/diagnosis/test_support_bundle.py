@@ -42,7 +42,9 @@ SECRETS = (
 
 
 @pytest.fixture(autouse=True)
-def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_place(
+    plain_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -67,14 +69,14 @@ def read(path: Path) -> dict[str, str]:
 
 
 def test_why_explains_findings_and_errors(capsys: Any) -> None:
-    status, said = run(capsys, "why", "TFD811")
+    status, output = run(capsys, "why", "TFD811")
     assert status == 0
-    assert said.startswith("TFD811 dispatcher without workers (error)\n")
-    assert "cluster.scale(data_workers=2)" in said
-    assert run(capsys, "why", "811") == (status, said)
-    _, said = run(capsys, "why", "[TFD301]")
-    assert said.startswith("TFD301 NoWorkers (error, a DataError)\n")
-    assert run(capsys, "why", "NoWorkers")[1] == said
+    assert output.startswith("TFD811 dispatcher without workers (error)\n")
+    assert "cluster.scale(data_workers=2)" in output
+    assert run(capsys, "why", "811") == (status, output)
+    _, output = run(capsys, "why", "[TFD301]")
+    assert output.startswith("TFD301 NoWorkers (error, a DataError)\n")
+    assert run(capsys, "why", "NoWorkers")[1] == output
     assert main(["why", "TFD81"]) == 2
     assert "did you mean" in capsys.readouterr().err
 
@@ -107,13 +109,13 @@ def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> N
     launcher = Fake()
     tfd.Cluster(data_workers=1, launcher=launcher, name="images")
     launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
-    status, said = run(capsys, "doctor", "images", "--json")
-    findings = {finding["code"]: finding for finding in json.loads(said)}
+    status, output = run(capsys, "doctor", "images", "--json")
+    findings = {finding["code"]: finding for finding in json.loads(output)}
     assert status == 1
     assert findings["TFD854"]["what"] == "data_worker:0 is failed: it fell"
-    status, said = run(capsys, "doctor", "localhost:1")
+    status, output = run(capsys, "doctor", "localhost:1")
     assert status == 1
-    assert "TFD809" in said
+    assert "TFD809" in output
     assert main(["doctor", "imagse"]) == 2
 
 
@@ -132,24 +134,24 @@ input()
 
 def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -> None:
     pipe = subprocess.PIPE
-    other = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", _OTHER, SECRETS[1]], stdin=pipe, stdout=pipe, text=True
     )
     try:
-        assert other.stdout
-        assert other.stdout.readline() == "up\n"
-        until(lambda: other.pid in control_socket.processes())
-        status, said = run(capsys, "doctor")
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        until(lambda: process.pid in control_socket.processes())
+        status, output = run(capsys, "doctor")
         assert status == 1
-        assert "data_worker:0 is hung: it is silent" in " ".join(said.split())
-        assert f"process {other.pid}" in said
-        status, said = run(capsys, "support", "ticket.tar.gz")
+        assert "data_worker:0 is hung: it is silent" in " ".join(output.split())
+        assert f"process {process.pid}" in output
+        status, output = run(capsys, "support", "ticket.tar.gz")
         assert status == 0
         texts = read(tmp_path / "ticket.tar.gz")
-        assert "hung" in texts[f"process-{other.pid}/theirs/state.txt"]
+        assert "hung" in texts[f"process-{process.pid}/theirs/state.txt"]
         assert SECRETS[1] not in "".join(texts.values())
     finally:
-        other.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=30)
 
 
 def test_archive_has_no_secrets(
@@ -170,16 +172,16 @@ def test_archive_has_no_secrets(
     runtime_dir.write_state(directory, {"token": agent, "owner_pid": 1})
     pem = f"-----BEGIN EC PRIVATE KEY-----\n{key}\n-----END EC PRIVATE KEY-----"
     launcher = Fake()
-    made = tfd.Cluster(
+    running = tfd.Cluster(
         data_workers=1, launcher=launcher, name="images", env={"MY_PASSWORD": cluster}
     )
     reason = f"{environment} {cluster} Authorization: Bearer {log} {pem} password='{log}'"
     launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, reason)
-    assert environment in made.snapshot().tasks[1].reason
-    status, said = run(capsys, "support")
+    assert environment in running.snapshot().tasks[1].reason
+    status, output = run(capsys, "support")
     (path,) = tmp_path.glob("tfd-support-*.tar.gz")
     assert status == 0
-    assert path.name in said
+    assert path.name in output
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     texts = read(path)
     whole = "\n".join(texts.values())

@@ -31,8 +31,8 @@ def write(path: Path, text: str) -> Path:
 
 def test_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
     write(tmp_path / "etc/box.toml", 'launcher = "local"\nallow = ["10.0.0.0/8"]')
-    found = base.launcher("box")
-    assert (found.name, found.allow) == ("local", ("10.0.0.0/8",))
+    launcher = base.launcher("box")
+    assert (launcher.name, launcher.allow) == ("local", ("10.0.0.0/8",))
     # The user's profile takes precedence.
     write(tmp_path / "home/tfd_notebook/box.toml", 'launcher = "fake"\ngpus = [0, 1]')
     with tfd.Cluster(data_workers=1, launcher="box", name="boxed") as cluster:

@@ -42,7 +42,7 @@ def test_missing_spark_error_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_launcher_is_restored_from_its_options() -> None:
-    made = tfd.launchers.Spark(executors=2, grace=5)
-    assert tfd.launchers.Spark(**made.options).options == made.options
+    launcher = tfd.launchers.Spark(executors=2, grace=5)
+    assert tfd.launchers.Spark(**launcher.options).options == launcher.options
     with pytest.raises(errors.Unsupported, match="ends with its Spark application"):
-        made.reconnect("mine", [])
+        launcher.reconnect("mine", [])

@@ -95,15 +95,15 @@ def test_netrc_does_not_replace_the_token(
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirect_does_not_forward_the_token(serve: Callable[..., Server], status: int) -> None:
-    other = serve()
-    server = serve(status, other.url.replace("http", "ws"))
+    target = serve()
+    server = serve(status, target.url.replace("http", "ws"))
     with pytest.raises(errors.LaunchError, match="rejected the token"):
         JupyterServer(server.url, "right").connect("kernel")
-    server.location = other.url
+    server.location = target.url
     with pytest.raises(errors.LaunchError, match="rejected the token"):
         JupyterServer(server.url, "right").ask("GET", "/api/kernels")
     assert server.authorizations == ["token right"] * 2
-    assert other.authorizations == []
+    assert target.authorizations == []
 
 
 def test_answer_without_a_websocket_is_refused(serve: Callable[..., Server]) -> None:
@@ -134,8 +134,8 @@ def test_token_variable_is_sent_to_its_server_only(
     again = tfd.launchers.Jupyter(**jupyter.options)
     assert again.options == jupyter.options
     if not isinstance(servers, str):
-        for address, found in zip((ONE, TWO), expected, strict=True):
-            assert again.token_of(address) == ("variable" if found == "variable" else "")
+        for address, source in zip((ONE, TWO), expected, strict=True):
+            assert again.token_of(address) == ("variable" if source == "variable" else "")
 
 
 def test_token_is_read_from_the_profile_of_its_server(
@@ -212,9 +212,9 @@ def test_options_are_not_in_the_repr(config_home: Path) -> None:
     assert profile.options["token"] == "s3cret"
     assert "s3cret" not in repr(profile)
     detached.DetachedClusterRecord("lab", "jupyter", profile.options, ["a1"]).keep(100)
-    (found,) = detached.remote_detached_clusters()
-    assert found.options["token"] == "s3cret"
-    assert "s3cret" not in repr(found)
+    (listed,) = detached.remote_detached_clusters()
+    assert listed.options["token"] == "s3cret"
+    assert "s3cret" not in repr(listed)
 
 
 def test_attach_without_the_token_has_a_fix(serve: Callable[..., Server]) -> None:

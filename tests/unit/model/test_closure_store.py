@@ -26,16 +26,16 @@ class TestStore:
     def test_closure_passes_through_its_states(self) -> None:
         store = Store()
         key = store.add("f", "__inference_f_1", None)
-        seen = [store.counts()]
+        history = [store.counts()]
         store.dispatched(key, 1)
         store.retry(key, 1, "worker:1 was lost")
         store.dispatched(key, 0)
         store.running(key, 0)
         store.fetch(key, 0)
         store.end(key, READY, 0)
-        seen.append(store.counts())
-        assert [counts["queued"] for counts in seen] == [1, 0]
-        assert sum(seen[1].values()) == seen[1]["ready"] == 1
+        history.append(store.counts())
+        assert [counts["queued"] for counts in history] == [1, 0]
+        assert sum(history[1].values()) == history[1]["ready"] == 1
         columns = store.columns()
         assert (columns.attempts[0], columns.worker[0]) == (2, 0)
         log = store.transitions()

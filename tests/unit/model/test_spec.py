@@ -61,9 +61,9 @@ def test_service_refuses_ports(port):
 
 @pytest.mark.parametrize("kind", ["Dispatcher", "Worker"])
 def test_service_refuses_protocols_that_tensorflow_does_not_have(kind):
-    made = namedtuple(f"{kind}Config", "protocol")
+    config_type = namedtuple(f"{kind}Config", "protocol")
     for name in ("grpc", "unknown"):
-        config = {f"{kind.lower()}_config": made(name)}
+        config = {f"{kind.lower()}_config": config_type(name)}
         if name == "grpc":
             Service(**config)
         else:

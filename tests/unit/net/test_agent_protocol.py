@@ -95,12 +95,12 @@ def test_lost_agent_fails_requests_and_notifies_clusters():
 
 def test_events_reach_their_cluster_only():
     client = AgentClient("agent", "host", lambda line: None)
-    mine, other = [], []
+    mine, others = [], []
     client.listen("mine", mine.append)
-    client.listen("other", other.append)
+    client.listen("other", others.append)
     client.handle_line(frame({"event": "ended", "cluster": "mine", "reason": "over"}))
     client.handle_line(b"stray output\n")
-    assert (len(mine), len(other)) == (1, 0)
+    assert (len(mine), len(others)) == (1, 0)
 
 
 def test_incompatible_version_error_has_both_versions():
@@ -118,16 +118,16 @@ def test_host_name_may_contain_spaces():
 
 
 def test_agent_without_the_session_sends_the_full_state():
-    asked, told = [], []
+    requests, events = [], []
     client = AgentClient(
-        "agent", "host", lambda line: asked.append(agent_protocol.decode(line).body)
+        "agent", "host", lambda line: requests.append(agent_protocol.decode(line).body)
     )
-    client.listen("c", told.append)
+    client.listen("c", events.append)
     hello = {"event": "hello", "version": agent_protocol.VERSION, "pid": 1}
     client.handle_line(frame({**hello, "whole": True}))
-    assert asked == []
+    assert requests == []
     client.handle_line(frame({**hello, "whole": False}))
-    assert [(item["do"], item["arguments"]) for item in asked] == [("adopt", {"cluster": "c"})]
+    assert [(item["do"], item["arguments"]) for item in requests] == [("adopt", {"cluster": "c"})]
     event = {
         "event": "task",
         "cluster": "c",
@@ -140,10 +140,10 @@ def test_agent_without_the_session_sends_the_full_state():
         "open_to": "",
         "log": [],
     }
-    found = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
-    client.handle_line(frame({"re": asked[0]["id"], "ok": True, "value": found}))
-    assert told == [from_json(event), LeaseChanged(9)]
+    value = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
+    client.handle_line(frame({"re": requests[0]["id"], "ok": True, "value": value}))
+    assert events == [from_json(event), LeaseChanged(9)]
     client.handle_line(frame({**hello, "whole": False}))
     unknown = agent_protocol.pack_error(errors.StateError("no such cluster"))
-    client.handle_line(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
-    assert isinstance(told[2], ClusterEnded)
+    client.handle_line(frame({"re": requests[1]["id"], "ok": False, "error": unknown}))
+    assert isinstance(events[2], ClusterEnded)

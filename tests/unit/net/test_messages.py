@@ -149,23 +149,23 @@ def spoilt(value: Any, chance: random.Random) -> Any:
             if isinstance(inner[key], (dict, list)):
                 collect(inner[key])
 
-    made = copy.deepcopy({"top": value})
-    collect(made)
+    spoilt_value = copy.deepcopy({"top": value})
+    collect(spoilt_value)
     inner, key = chance.choice(places)
     bad = copy.deepcopy(chance.choice(HOSTILE))
-    if isinstance(inner, dict) and inner is not made:
+    if isinstance(inner, dict) and inner is not spoilt_value:
         how = chance.randrange(4)
         if how == 0:
             inner[chance.choice(["host", "", "x", "event", "cluster"])] = bad
-            return made["top"]
+            return spoilt_value["top"]
         if how == 1:
             inner[str(bad)[:80]] = inner.pop(key)
-            return made["top"]
+            return spoilt_value["top"]
         if how == 2:
             del inner[key]
-            return made["top"]
+            return spoilt_value["top"]
     inner[key] = bad
-    return made["top"]
+    return spoilt_value["top"]
 
 
 class _Scripts(HTMLParser):
@@ -173,17 +173,17 @@ class _Scripts(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.tags: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         if tag in ("img", "script") or any(name.startswith("on") for name, _ in attrs):
-            self.found.append(tag)
+            self.tags.append(tag)
 
 
 def foreign_elements(html: str) -> list[str]:
     parser = _Scripts()
     parser.feed(html)
-    return parser.found
+    return parser.tags
 
 
 # Events and replies of agents
@@ -245,8 +245,8 @@ def use_description(about: dict[str, Any]) -> None:
     fleet.adopt(AgentNode(client, config.name, "/d"), about["fleet"], [TASK])
     monitor.snapshot()
     json.dumps(fleet.about(), allow_nan=False)
-    said = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
-    json.dumps(attach._summary(said, 5), allow_nan=False)
+    reply = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
+    json.dumps(attach._summary(reply, 5), allow_nan=False)
 
 
 def test_valid_description_is_accepted() -> None:
@@ -287,9 +287,9 @@ def test_specification_of_another_host_is_validated(change: dict[str, Any]) -> N
 
 
 def test_cluster_description_must_have_its_name() -> None:
-    other = {"name": "other", "lease": None, "about": ABOUT, "tasks": [], "heard": True}
+    description = {"name": "other", "lease": None, "about": ABOUT, "tasks": [], "heard": True}
     with pytest.raises(errors.InvalidMessage, match=r"config\.name 'c': expected other"):
-        messages.reply_value("clusters", [other])
+        messages.reply_value("clusters", [description])
 
 
 # Requested tasks and addresses
@@ -310,7 +310,7 @@ def client_with_tasks(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], A
     return client, received, client.submit("hold", cluster="c", tasks=list(tasks))
 
 
-@pytest.mark.parametrize(("asked", "held"), [
+@pytest.mark.parametrize(("requested", "held"), [
     ({}, {"worker:1": "10.0.0.5:4000"}),
     ({}, {"worker:0": "10.0.0.5:4000", "worker:1": "10.0.0.5:4001"}),
     ({}, {}),
@@ -319,25 +319,25 @@ def client_with_tasks(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], A
     ({"host": "fd00::1"}, {"worker:0": "[fd00::2]:4000"}),
     ({"port": 4000}, {"worker:0": "10.0.0.5:4001"}),
 ])  # fmt: skip
-def test_agent_must_hold_the_requested_tasks(asked: dict[str, Any], held: Any) -> None:
-    client, told, reply = client_with_tasks(packed("worker:0", **asked))
+def test_agent_must_hold_the_requested_tasks(requested: dict[str, Any], held: Any) -> None:
+    client, events, reply = client_with_tasks(packed("worker:0", **requested))
     client.handle_line(frame({"re": 2, "ok": True, "value": held}))
     with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
         reply.result(0)
-    assert [type(event) for event in told] == [TasksLost]
+    assert [type(event) for event in events] == [TasksLost]
 
 
-@pytest.mark.parametrize("asked", [{}, {"port": 4000}, {"host": "fd00::1"}])
-def test_task_must_be_reported_at_its_address(asked: dict[str, Any]) -> None:
-    client, told, reply = client_with_tasks(packed("worker:0", **asked))
-    at = "[fd00::1]:4000" if "host" in asked else "10.0.0.5:4000"
+@pytest.mark.parametrize("requested", [{}, {"port": 4000}, {"host": "fd00::1"}])
+def test_task_must_be_reported_at_its_address(requested: dict[str, Any]) -> None:
+    client, events, reply = client_with_tasks(packed("worker:0", **requested))
+    at = "[fd00::1]:4000" if "host" in requested else "10.0.0.5:4000"
     planned = {**TASK, "address": at, "state": "planned"}
     client.handle_line(frame(planned))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
     assert reply.result(0) == {"worker:0": at}
     client.handle_line(frame({**TASK, "address": at}))
-    assert told == [from_json(planned), from_json({**TASK, "address": at})]
-    client.submit("hold", cluster="c", tasks=[packed("worker:1", **asked)])
+    assert events == [from_json(planned), from_json({**TASK, "address": at})]
+    client.submit("hold", cluster="c", tasks=[packed("worker:1", **requested)])
     client.handle_line(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
     assert client.alive
 
@@ -347,31 +347,31 @@ def test_task_must_be_reported_at_its_address(asked: dict[str, Any]) -> None:
     {"address": "localhost:4000"},
 ])  # fmt: skip
 def test_agent_must_not_report_other_tasks(change: dict[str, Any]) -> None:
-    client, told, _ = client_with_tasks(packed("worker:0"))
+    client, events, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**TASK, **change}))
     assert f"session with {HOST}" in client.why_lost
-    assert [type(event) for event in told] == [TasksLost]
+    assert [type(event) for event in events] == [TasksLost]
 
 
 def test_resynchronised_agent_must_not_report_other_tasks() -> None:
-    client, told, _ = client_with_tasks(packed("worker:0"))
+    client, events, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**EVENTS[6], "whole": False}))
     reply = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
     client.handle_line(frame({"re": 3, "ok": True, "value": reply}))
     assert "worker:1" in client.why_lost
-    assert [type(event) for event in told] == [TasksLost]
+    assert [type(event) for event in events] == [TasksLost]
 
 
 def test_detached_cluster_has_tasks_of_other_processes() -> None:
-    client, told, _ = client_with_tasks(packed("worker:0"))
+    client, events, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.submit("lease", cluster="c", seconds=5.0, renew=False)
-    other = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
-    client.handle_line(frame(other))
-    assert told == [from_json(other)]
-    client.handle_line(frame({**other, "address": "10.0.0.6:4001"}))
+    remote_task = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
+    client.handle_line(frame(remote_task))
+    assert events == [from_json(remote_task)]
+    client.handle_line(frame({**remote_task, "address": "10.0.0.6:4001"}))
     assert "task.address" in client.why_lost
 
 

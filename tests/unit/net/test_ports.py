@@ -80,14 +80,14 @@ def test_port_in_use_names_the_other_process() -> None:
     code = "import socket,sys; s = socket.create_server(('', 0)); "
     code += "print(s.getsockname()[1], flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdin
-        assert other.stdout
-        port = int(other.stdout.readline())
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdin
+        assert owner.stdout
+        port = int(owner.stdout.readline())
         with pytest.raises(PortInUse) as caught:
             ports.reserve_port(port)
-        other.stdin.close()
-    assert f"pid {other.pid}" in caught.value.what
+        owner.stdin.close()
+    assert f"pid {owner.pid}" in caught.value.what
     assert shlex.join(command)[:60] in caught.value.what
 
 

@@ -107,7 +107,7 @@ def test_server_reports_its_devices() -> None:
 def test_expected_kind_needs_one_call(expect: str | None, calls: int) -> None:
     with Server(WORKER) as server:
         assert probe(server.address, expect=expect).kind == "data_worker"
-        assert len(server.asked) == calls
+        assert len(server.methods) == calls
 
 
 def test_closed_port_is_refused() -> None:
@@ -283,7 +283,7 @@ def test_failed_requests_raise_errors() -> None:
 
 
 def test_completed_tasks_are_listed() -> None:
-    done: list[tuple[str, int]] = []
+    completed: list[tuple[str, int]] = []
 
     def update(request: bytes, context: grpc.ServicerContext) -> bytes:
         message = tf_messages.WorkerUpdateRequest.FromString(request)
@@ -291,9 +291,9 @@ def test_completed_tasks_are_listed() -> None:
             if progress.task_id == 2:
                 context.abort(grpc.StatusCode.NOT_FOUND, "Task 2 not found")
             assert progress.completed
-            done.append((message.worker_address, progress.task_id))
+            completed.append((message.worker_address, progress.task_id))
         return b""
 
     with Server({UPDATE: update}) as server:
         complete_tasks(server.address, "localhost:5", [1, 2, 3])
-    assert done == [("localhost:5", 1), ("localhost:5", 3)]
+    assert completed == [("localhost:5", 1), ("localhost:5", 3)]

@@ -196,11 +196,11 @@ def test_unauthenticated_connections_per_address_are_limited(
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
     with secure_channel.serve(b"secret", echo) as server:
-        (other,) = many("127.0.0.3", server.address, 1)
+        (second_client,) = many("127.0.0.3", server.address, 1)
         idle = many("127.0.0.2", server.address, 20)
         for peer in idle[:4]:
             until_end(peer)
-        for peer in (other, *idle[4:]):
+        for peer in (second_client, *idle[4:]):
             peer.settimeout(0)
             peer.recv(100)  # the rest of the challenge
             with pytest.raises(BlockingIOError):

@@ -26,8 +26,8 @@ RICH = {
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    made = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    yield made
+    instance = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    yield instance
     InteractiveShell.clear_instance()
 
 

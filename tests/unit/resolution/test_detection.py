@@ -19,7 +19,7 @@ from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UnknownName
 from tfd_notebook.resolution import detection
 
-pytestmark = pytest.mark.usefixtures("nowhere", "here")
+pytestmark = pytest.mark.usefixtures("plain_environment", "here")
 
 CONFIG = json.dumps({"cluster": {"worker": ["w0:1", "w1:1"]}})
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
@@ -76,8 +76,8 @@ def test_matching_rule_is_selected(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    found, verdict = fired()
-    assert (found, verdict.resolver) == (rule, resolver)
+    matched, verdict = fired()
+    assert (matched, verdict.resolver) == (rule, resolver)
     assert verdict.resolver or verdict.cell
 
 

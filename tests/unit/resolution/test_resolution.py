@@ -24,7 +24,7 @@ from tfd_notebook.model.resolution import COLUMNS
 from tfd_notebook.resolution.service import ResolveService
 from tfd_notebook.resolvers import TFConfigResolver
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 theirs = tf.distribute.cluster_resolver
 
@@ -75,8 +75,8 @@ def answer_http(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
 
-def states(found: tfd.Resolution) -> list[str]:
-    return list(found.to_frame()["state"])
+def states(resolution: tfd.Resolution) -> list[str]:
+    return list(resolution.to_frame()["state"])
 
 
 class TestTable:
@@ -308,14 +308,14 @@ class TestForms:
         desk.close()
 
     def test_repeated_call_reports_the_changes(self, tmp_path: Path, worker: Server) -> None:
-        with Server(status("worker:1", "CPU")) as other:
+        with Server(status("worker:1", "CPU")) as second:
             path = tmp_path / "c.json"
-            path.write_text(json.dumps({"worker": [worker.address, other.address]}))
+            path.write_text(json.dumps({"worker": [worker.address, second.address]}))
             desk = ResolveService()
             ask = {"resolver": "file", "options": {"path": str(path)}}
 
-            def names(told: dict[str, Any]) -> list[int]:
-                return [task["task"] for task in told["tasks"]]
+            def names(delta: dict[str, Any]) -> list[int]:
+                return [task["task"] for task in delta["tasks"]]
 
             whole = desk.resolve(ask)
             assert (names(whole), whole["since"]) == ([0, 1], None)
@@ -364,20 +364,20 @@ class TestCommandLine:
 
     def test_command_prints_table_json_and_changes(self, worker: Server, refused: str) -> None:
         config = json.dumps({"cluster": {"worker": [worker.address, refused]}})
-        done = self.run(TF_CONFIG=config)
-        assert done.returncode == 0, done.stderr
-        assert "1 alive, 1 refused" in done.stdout
-        assert "tfd.resolve().attach()" in done.stdout
-        done = self.run("--json", "--watch", "0.3", TF_CONFIG=config)
-        (line,) = done.stdout.splitlines()
+        completed = self.run(TF_CONFIG=config)
+        assert completed.returncode == 0, completed.stderr
+        assert "1 alive, 1 refused" in completed.stdout
+        assert "tfd.resolve().attach()" in completed.stdout
+        completed = self.run("--json", "--watch", "0.3", TF_CONFIG=config)
+        (line,) = completed.stdout.splitlines()
         assert [task["state"] for task in json.loads(line)["tasks"]] == ["alive", "refused"]
 
     def test_command_reports_errors(self) -> None:
-        done = self.run(TF_CONFIG="{")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "TFD702" in done.stderr
-        done = self.run("slurmy")
-        assert done.returncode == 2
-        assert "TFD101" in done.stderr
-        done = self.run("--set", "x")
-        assert done.returncode == 2
+        completed = self.run(TF_CONFIG="{")
+        assert (completed.returncode, completed.stdout) == (1, "")
+        assert "TFD702" in completed.stderr
+        completed = self.run("slurmy")
+        assert completed.returncode == 2
+        assert "TFD101" in completed.stderr
+        completed = self.run("--set", "x")
+        assert completed.returncode == 2

@@ -20,7 +20,7 @@ from tfd_notebook.resolvers import (
     UnionResolver,
 )
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 theirs = tf.distribute.cluster_resolver
 
@@ -104,17 +104,17 @@ def test_cores_of_a_tpu_are_counted() -> None:
 
 
 def test_union_renumbers_tasks_of_two_clusters() -> None:
-    with Server(status("worker:0")) as one, Server(status("worker:0", "GPU")) as two:
+    with Server(status("worker:0")) as first, Server(status("worker:0", "GPU")) as second:
         both = UnionResolver(
             *(
                 theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": [server.address]}))
-                for server in (one, two)
+                for server in (first, second)
             )
         )
         both.check()
         assert both.num_accelerators("worker", 1) == {"GPU": 1}
-    with Server(status("ps:0", "CPU")) as other:
-        spec = tf.train.ClusterSpec({"worker": [other.address]})
+    with Server(status("ps:0", "CPU")) as mismatched:
+        spec = tf.train.ClusterSpec({"worker": [mismatched.address]})
         with pytest.raises(errors.TasksMissing, match="ps:0 answers there"):
             UnionResolver(theirs.SimpleClusterResolver(spec)).check()
 

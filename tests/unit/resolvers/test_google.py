@@ -21,7 +21,7 @@ from tfd_notebook.resolvers import GCEResolver, TPUResolver
 
 theirs = tf.distribute.cluster_resolver
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 class TestGCE:
@@ -47,11 +47,11 @@ class TestGCE:
         return 200, {"networkInterfaces": [{"networkIP": address}]}
 
     def test_current_client_is_used(self) -> None:
-        other, _ = self.service(self.group("w-1"), self.instance("10.0.0.1"))
+        refused, _ = self.service(self.group("w-1"), self.instance("10.0.0.1"))
         with pytest.raises(TypeError, match="unexpected keyword argument"):
-            theirs.GCEClusterResolver(*self.where, 8470, service=other).cluster_spec()
-        made, http = self.service(self.group("w-1"), self.instance("10.0.0.1"))
-        ours = GCEResolver(*self.where, 8470, service=made)
+            theirs.GCEClusterResolver(*self.where, 8470, service=refused).cluster_spec()
+        service, http = self.service(self.group("w-1"), self.instance("10.0.0.1"))
+        ours = GCEResolver(*self.where, 8470, service=service)
         assert ours.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470"]}
         (uri, method, body, _), (second, *_) = http.request_sequence
         assert "/projects/my-project/zones/my-zone/instanceGroups/my-group/listInstances" in uri
@@ -64,12 +64,12 @@ class TestGCE:
         GCEResolver(*self.where)
 
     def test_pages_are_joined_and_sorted(self) -> None:
-        made, http = self.service(
+        service, http = self.service(
             self.group("w-10", "w-2", nextPageToken="more"),
             self.group("w-1"),
             *(self.instance(f"10.0.0.{number}") for number in (1, 2, 10)),
         )
-        spec = GCEResolver(*self.where, port=1, job="ps", service=made).cluster_spec()
+        spec = GCEResolver(*self.where, port=1, job="ps", service=service).cluster_spec()
         assert spec.as_dict() == {"ps": ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.10:1"]}
         assert "pageToken=more" in http.request_sequence[1][0]
         assert [uri.split("/")[-1].split("?")[0] for uri, *_ in http.request_sequence[2:]] == [
@@ -79,10 +79,10 @@ class TestGCE:
         ]
 
     def test_ipv6_addresses_are_supported(self) -> None:
-        made, _ = self.service(
+        service, _ = self.service(
             self.group("w"), (200, {"networkInterfaces": [{"ipv6Address": "fd00::1"}]})
         )
-        spec = GCEResolver(*self.where, service=made).cluster_spec()
+        spec = GCEResolver(*self.where, service=service).cluster_spec()
         assert spec.as_dict() == {"worker": ["[fd00::1]:8470"]}
 
     @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ class TestGCE:
     def test_invalid_answers_raise_errors(
         self, answers: list[Any], kind: type[errors.TfdError], message: str
     ) -> None:
-        made, _ = self.service(*(self.group("w") if a == ("group",) else a for a in answers))
+        service, _ = self.service(*(self.group("w") if a == ("group",) else a for a in answers))
         with pytest.raises(kind, match=message) as caught:
-            GCEResolver(*self.where, service=made).cluster_spec()
+            GCEResolver(*self.where, service=service).cluster_spec()
         assert "my-project/my-zone/my-group" in str(caught.value)
         assert "\nNext: " in str(caught.value)
 
@@ -149,9 +149,9 @@ class TestGCE:
             def request(self, *_: Any, **__: Any) -> Any:
                 raise TimeoutError("timed out")
 
-        made = build("compute", "v1", http=Silent(), static_discovery=True)
+        service = build("compute", "v1", http=Silent(), static_discovery=True)
         with pytest.raises(errors.NoAnswer, match="does not answer: timed out"):
-            GCEResolver(*self.where, service=made).cluster_spec()
+            GCEResolver(*self.where, service=service).cluster_spec()
 
     def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(errors.UsageError, match="zone=None"):
@@ -162,8 +162,8 @@ class TestGCE:
 
 class TestTPU:
     def test_invalid_addresses_are_refused(self) -> None:
-        other = theirs.TPUClusterResolver("grpc://not an address:99999")
-        assert other.cluster_spec().as_dict() == {"worker": ["not an address:99999"]}
+        lenient = theirs.TPUClusterResolver("grpc://not an address:99999")
+        assert lenient.cluster_spec().as_dict() == {"worker": ["not an address:99999"]}
         for wrong in ("grpc://not an address:1", "grpc://h:99999", "grpc://h:1,", "grpc://::1"):
             with pytest.raises(errors.Malformed, match="invalid address"):
                 TPUResolver(wrong)
@@ -201,11 +201,11 @@ class TestTPU:
 
     def test_name_is_resolved_by_the_api(self) -> None:
         ends = [{"ipAddress": f"10.0.0.{i}", "port": 8470} for i in (1, 2)]
-        made = self.node(state="READY", networkEndpoints=ends)
-        resolver = TPUResolver("mine", zone="z", project="p", service=made)
+        service = self.node(state="READY", networkEndpoints=ends)
+        resolver = TPUResolver("mine", zone="z", project="p", service=service)
         assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.2:8470"]}
-        made = self.node(state="CREATING")
-        resolver = TPUResolver("mine", zone="z", project="p", service=made)
+        service = self.node(state="CREATING")
+        resolver = TPUResolver("mine", zone="z", project="p", service=service)
         with pytest.raises(errors.NoTasks, match="projects/p/locations/z/nodes/mine is CREATING"):
             resolver.cluster_spec()
 

@@ -34,7 +34,7 @@ from tfd_notebook.resolvers import (
 theirs = tf.distribute.cluster_resolver
 SPEC = {"ps": ["p:1"], "worker": ["w0:1", "w1:1"]}
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 def config(monkeypatch: pytest.MonkeyPatch, value: Any) -> TFConfigResolver:
@@ -227,11 +227,11 @@ class TestTFConfig:
         ]
         for value in values:
             ours = config(monkeypatch, value)
-            other = theirs.TFConfigClusterResolver(rpc_layer="grpc")
-            assert ours.cluster_spec() == other.cluster_spec()
-            assert (ours.task_type, ours.task_id) == (other.task_type, other.task_id)
+            expected = theirs.TFConfigClusterResolver(rpc_layer="grpc")
+            assert ours.cluster_spec() == expected.cluster_spec()
+            assert (ours.task_type, ours.task_id) == (expected.task_type, expected.task_id)
             if "task" not in value or value["task"]["type"] == "worker":
-                assert ours.master() == other.master()
+                assert ours.master() == expected.master()
         assert ours.master() == "m"
         monkeypatch.delenv("TF_CONFIG")
         assert TFConfigResolver().cluster_spec().as_dict() == {}
@@ -311,10 +311,10 @@ class TestSageMaker:
     def test_indexes_match_tensorflows_resolver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2", "algo-10"]')
         monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
-        ours, other = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
-        assert ours.cluster_spec() == other.cluster_spec()
-        assert ours.task_id == other.task_id == 2
-        assert ours.master() == other.master() == "grpc://algo-2:2223"
+        ours, expected = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
+        assert ours.cluster_spec() == expected.cluster_spec()
+        assert ours.task_id == expected.task_id == 2
+        assert ours.master() == expected.master() == "grpc://algo-2:2223"
 
     @pytest.mark.parametrize(
         ("hosts", "kind", "message"),
@@ -372,15 +372,15 @@ class TestUnion:
         assert both.rpc_layer == "grpc"
 
     def test_indexes_with_gaps_are_kept(self) -> None:
-        one, two, other = (
+        first, second, overlapping = (
             theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": tasks}))
             for tasks in ({0: "w0:1", 2: "w2:1"}, {1: "w1:1"}, ["v:1"])
         )
-        assert UnionResolver(one, two).cluster_spec().as_dict() == {
+        assert UnionResolver(first, second).cluster_spec().as_dict() == {
             "worker": ["w0:1", "w1:1", "w2:1"]
         }
         with pytest.raises(errors.Malformed, match="worker:0 is at w0:1 and at v:1"):
-            UnionResolver(one, other).cluster_spec()
+            UnionResolver(first, overlapping).cluster_spec()
 
     def test_invalid_members_are_refused(self) -> None:
         with pytest.raises(errors.UsageError, match="invalid resolvers: expected at least 1"):

@@ -15,7 +15,7 @@ from tfd_notebook.resolvers.slurm_queue import Partition
 
 theirs = tf.distribute.cluster_resolver
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 def step(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
@@ -36,8 +36,8 @@ def step(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 class TestSlurm:
     def test_hosts_are_in_slurms_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
-        other = theirs.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
-        assert other.cluster_spec().task_address("worker", 1) == "n10:8888"  # and runs on n2
+        expected = theirs.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
+        assert expected.cluster_spec().task_address("worker", 1) == "n10:8888"  # and runs on n2
         ours = SlurmResolver()
         assert ours.cluster_spec().as_dict() == {"worker": ["n1:8888", "n2:8888", "n10:8888"]}
         assert ours.master() == "grpc://n2:8888"
@@ -86,9 +86,13 @@ class TestSlurm:
         step(monkeypatch, STEP_NODELIST="n[1-2]", STEP_TASKS_PER_NODE="2,1", PROCID="2")
         jobs = {"worker": 1, "ps": 1, "chief": 1}
         ours = SlurmResolver(jobs, port_base=1000)
-        other = theirs.SlurmClusterResolver(jobs, 1000, gpus_per_node=2, auto_set_gpu=False)
-        assert ours.cluster_spec() == other.cluster_spec()
-        assert (ours.task_type, ours.task_id) == (other.task_type, other.task_id) == ("worker", 0)
+        expected = theirs.SlurmClusterResolver(jobs, 1000, gpus_per_node=2, auto_set_gpu=False)
+        assert ours.cluster_spec() == expected.cluster_spec()
+        assert (
+            (ours.task_type, ours.task_id)
+            == (expected.task_type, expected.task_id)
+            == ("worker", 0)
+        )
         assert ours.tasks() == {
             "chief": {0: "n1:1000"},
             "ps": {0: "n1:1001"},
@@ -130,8 +134,8 @@ class TestSlurm:
         self, monkeypatch: pytest.MonkeyPatch, hosts: str, expected: list[str]
     ) -> None:
         step(monkeypatch, STEP_NODELIST=hosts)
-        found = SlurmResolver(tasks_per_node=1, port_base=1).tasks()["worker"]
-        assert [address.rpartition(":")[0] for address in found.values()] == expected
+        tasks = SlurmResolver(tasks_per_node=1, port_base=1).tasks()["worker"]
+        assert [address.rpartition(":")[0] for address in tasks.values()] == expected
 
     @pytest.mark.parametrize(
         "hosts", ["n[1-2", "n1-2]", "n[2-1]", "n[x]", "a,,b", "n[1-99999999]", "a,", "n[[1]]"]
@@ -246,6 +250,6 @@ def test_suggested_cell_respects_the_partition_limits(limit: str, minutes: int |
     small = Partition("small", False, True, limit, 1, 1)
     assert small.minutes == minutes
     cell = suggestions.sbatch(small)
-    asked = 60 if minutes is None else min(minutes, 60)
-    assert f'"--ntasks=1", "--time={asked}", "--partition=small"' in cell
+    minutes_limit = 60 if minutes is None else min(minutes, 60)
+    assert f'"--ntasks=1", "--time={minutes_limit}", "--partition=small"' in cell
     assert '"--ntasks=2", "--time=60", "--wrap"' in suggestions.sbatch(None)

@@ -82,11 +82,11 @@ def test_unauthenticated_requests_are_refused(address: str) -> None:
 def test_invalid_requests_are_refused(
     address: str, name: str, body: Any, status: int, what: str
 ) -> None:
-    got, said = ask(f"{address}/{name}", body)
-    assert got == status
-    assert what in said["what"]
-    assert said["code"].startswith("TFD1")
-    assert set(said) == {"what", "fix", "code"}
+    code, reply = ask(f"{address}/{name}", body)
+    assert code == status
+    assert what in reply["what"]
+    assert reply["code"].startswith("TFD1")
+    assert set(reply) == {"what", "fix", "code"}
 
 
 def test_cross_site_requests_are_refused(address: str) -> None:
@@ -127,16 +127,16 @@ def test_command_is_ended_after_its_timeout(
 
 
 def test_only_unattached_clusters_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = {"state": "ready", "launcher": "local", "planned": 2, "observed": 2, "reading": 0}
+    cluster = {"state": "ready", "launcher": "local", "planned": 2, "observed": 2, "reading": 0}
     known = [
-        dict(one, name="held", pid=1, lease=2.0),
-        dict(one, name="left", pid=None, lease=3.0, agent=11),
-        dict(one, name="left", pid=None, lease=4.0, agent=12),
+        dict(cluster, name="held", pid=1, lease=2.0),
+        dict(cluster, name="left", pid=None, lease=3.0, agent=11),
+        dict(cluster, name="left", pid=None, lease=4.0, agent=12),
     ]
-    done = []
+    calls = []
 
     async def tfd(*arguments: str, limit: float) -> str:
-        done.append(arguments)
+        calls.append(arguments)
         return json.dumps(known)
 
     monkeypatch.setattr(jupyter_server, "tfd", tfd)
@@ -150,7 +150,7 @@ def test_only_unattached_clusters_are_listed(monkeypatch: pytest.MonkeyPatch) ->
         asyncio.run(jupyter_server.act("left", b'{"do": "stop", "agent": 13}'))
     asyncio.run(jupyter_server.act("left", b'{"do": "renew", "hours": 1.5, "agent": 12}'))
     asyncio.run(jupyter_server.act("left", b'{"do": "stop"}'))
-    assert [each for each in done if each[0] != "list"] == [
+    assert [each for each in calls if each[0] != "list"] == [
         ("renew", "left", "--pid=12", "--hours=1.5"),
         ("stop", "left"),
     ]

@@ -87,11 +87,11 @@ def test_suggestion_has_a_cell_and_no_table() -> None:
 
 
 def test_changes_are_described() -> None:
-    was, other, hung = TASKS
+    first, second, hung = TASKS
     back = replace(hung, state="alive")
-    moved = replace(was, address="w9:1")
+    moved = replace(first, address="w9:1")
     new = TaskStatus("worker", 2, "w2:1", "alive")
-    result = changes((was, other, hung), (moved, back, new), 5.0)
+    result = changes((first, second, hung), (moved, back, new), 5.0)
     assert [(change.task, change.before, change.after) for change in result] == [
         ("worker:0", "alive", "alive"),
         ("worker:1", "mismatch", ""),

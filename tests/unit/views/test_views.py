@@ -64,8 +64,8 @@ BUSY = snapshot(
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(launcher="fake", data_workers=2, name="seen") as made:
-        yield made
+    with Cluster(launcher="fake", data_workers=2, name="viewed") as cluster:
+        yield cluster
 
 
 class Balance(HTMLParser):
@@ -139,15 +139,15 @@ def test_text_stays_within_its_width_with_the_reason(width: int) -> None:
 
 def test_long_names_are_truncated_in_text_only() -> None:
     name = "名前" * 60
-    seen = snapshot(worker(0), streams=(StreamRow(name, "stream", "running"),))
-    lines = views.text(seen, 80).splitlines()
+    shown = snapshot(worker(0), streams=(StreamRow(name, "stream", "running"),))
+    lines = views.text(shown, 80).splitlines()
     assert max(map(figures.columns_of, lines)) <= 80
     assert any("…" in line for line in lines)
-    assert f'title="{name}"' in views.html(seen)
+    assert f'title="{name}"' in views.html(shown)
 
 
 def test_external_text_is_escaped_in_both_views() -> None:
-    seen = Snapshot(
+    shown = Snapshot(
         1,
         0.0,
         ESCAPE,
@@ -157,23 +157,23 @@ def test_external_text_is_escaped_in_both_views() -> None:
         (StreamRow(ESCAPE, "stream", "failed", error=ESCAPE),),
         events=(Notice("error", ESCAPE, task=ESCAPE, fix=ESCAPE),),
     )
-    assert "script" not in Balance(views.html(seen)).names
-    assert "\x1b" not in views.text(seen)
+    assert "script" not in Balance(views.html(shown)).names
+    assert "\x1b" not in views.text(shown)
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_views_support_any_number_of_tasks(count: int) -> None:
-    seen = snapshot(*(worker(i) for i in range(count)))
-    page = Balance(views.html(seen))
+    shown = snapshot(*(worker(i) for i in range(count)))
+    page = Balance(views.html(shown))
     assert page.names.count("tr") <= 55
-    assert ("and 950 more (950 ready)" in views.text(seen)) == (count == 1000)
+    assert ("and 950 more (950 ready)" in views.text(shown)) == (count == 1000)
     assert ("and 950 more (950 ready)" in page.text) == (count == 1000)
 
 
 def test_tasks_with_problems_come_first() -> None:
     tasks = [worker(i) for i in range(998)]
-    seen = snapshot(*tasks, worker(998, TaskState.HUNG), worker(999, TaskState.FAILED))
-    lines = views.text(seen).splitlines()
+    shown = snapshot(*tasks, worker(998, TaskState.HUNG), worker(999, TaskState.FAILED))
+    lines = views.text(shown).splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("task"))
     assert lines[first + 1].startswith("data_worker:999")
     assert lines[first + 2].startswith("data_worker:998")
@@ -223,7 +223,7 @@ class Comm(BaseComm):
         data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
         self.handle_msg({"content": {"data": data}, "buffers": []})
 
-    def got(self, kind: str) -> list[Any]:
+    def received(self, kind: str) -> list[Any]:
         received = [data["content"] for data in self.heard if data.get("method") == "custom"]
         return [message for message in received if message["kind"] == kind]
 
@@ -237,25 +237,25 @@ def front_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_widget_shows_and_scales_its_cluster(cluster: Cluster, front_end: None) -> None:
     view = widgets.live(cluster)
     assert widgets.live(cluster) is view
-    assert (view.widget.view, view.widget.cluster) == ("cluster", "seen")
+    assert (view.widget.view, view.widget.cluster) == ("cluster", "viewed")
     shown, marks = view._repr_mimebundle_()
     assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(shown)
     assert marks == {"tfd_notebook": {}}
 
     page = view.widget.comm
     page.say("hello", protocol=PROTOCOL, version="test", acks=False)
-    (whole,) = until(lambda: page.got("state")[:1])
-    assert "data_worker:1" in whole["state"]["clusters"]["seen"]["tasks"]
-    page.say("command", request_id="1", command="scale", name="seen", data_workers=3)
-    until(lambda: any("data_worker:2" in str(message) for message in page.got("state")))
-    (reply,) = until(lambda: page.got("reply"))
+    (whole,) = until(lambda: page.received("state")[:1])
+    assert "data_worker:1" in whole["state"]["clusters"]["viewed"]["tasks"]
+    page.say("command", request_id="1", command="scale", name="viewed", data_workers=3)
+    until(lambda: any("data_worker:2" in str(message) for message in page.received("state")))
+    (reply,) = until(lambda: page.received("reply"))
     assert reply["value"]["data_worker"] == 3
-    page.say("command", request_id="2", command="scale", name="seen", data_workers=100_001)
-    until(lambda: "out of range" in str(page.got("reply")))
-    page.say("command", request_id="3", command="stop", name="seen")
-    until(lambda: any("'state': 'stopped'" in str(message) for message in page.got("state")))
+    page.say("command", request_id="2", command="scale", name="viewed", data_workers=100_001)
+    until(lambda: "out of range" in str(page.received("reply")))
+    page.say("command", request_id="3", command="stop", name="viewed")
+    until(lambda: any("'state': 'stopped'" in str(message) for message in page.received("state")))
     view.close()
-    until(lambda: page.got("bye"))
+    until(lambda: page.received("bye"))
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tfd-bus")])
     again = widgets.live(cluster)
     assert again is not view
@@ -298,17 +298,17 @@ def gpus(count: int, *, hosts: int = 1, name: str = "ada@host") -> tuple[GpuRow,
 
 
 def test_gpus_are_shown_by_host_with_their_tasks() -> None:
-    seen = snapshot(worker(0), gpus=(*gpus(4), GpuRow("ada@two", 0)))
-    shown = views.text(seen)
-    line = next(line for line in shown.splitlines() if "ada@host0" in line)
+    shown = snapshot(worker(0), gpus=(*gpus(4), GpuRow("ada@two", 0)))
+    text = views.text(shown)
+    line = next(line for line in text.splitlines() if "ada@host0" in line)
     assert line.split() == [
         *("ada@host0", "0-3", "▁▃▅▆", "38", "%", "▁▂▃▄", "60.0", "of", "320", "GB"),
         *("worker:0", "0-1,", "free", "2-3"),
     ]
-    assert next(line for line in shown.splitlines() if "ada@two" in line).split() == [
+    assert next(line for line in text.splitlines() if "ada@two" in line).split() == [
         *("ada@two", "0", "·", "·", "free", "0")
     ]
-    page = views.html(seen)
+    page = views.html(shown)
     for words in (
         "GPU 1 of ada@host0 (Imaginary), seen by worker:0: 25 % busy, 10.0 of 80 GB used",
         "GPU 2 of ada@host0 (Imaginary), seen by no task: 50 % busy, 20.0 of 80 GB used",
@@ -321,17 +321,17 @@ def test_gpus_are_shown_by_host_with_their_tasks() -> None:
 @pytest.mark.parametrize(("count", "hosts"), [(1, 1), (8, 2), (64, 8), (64, 1), (1000, 125)])
 @pytest.mark.parametrize("width", [60, 110])
 def test_strip_supports_any_number_of_gpus(count: int, hosts: int, width: int) -> None:
-    seen = snapshot(gpus=gpus(count, hosts=hosts, name="user@" + "long-" * 12))
-    shown = views.text(seen, width)
-    assert max(map(figures.columns_of, shown.splitlines())) <= width
+    shown = snapshot(gpus=gpus(count, hosts=hosts, name="user@" + "long-" * 12))
+    text = views.text(shown, width)
+    assert max(map(figures.columns_of, text.splitlines())) <= width
     # One line per 16 GPUs of a host, and a second line for the tasks if they do not fit.
-    assert sum(line.startswith("user@") for line in shown.splitlines()) == min(
+    assert sum(line.startswith("user@") for line in text.splitlines()) == min(
         hosts * -(-count // hosts // 16), 32
     )
-    page = Balance(views.html(seen))
+    page = Balance(views.html(shown))
     assert f"{count} on {hosts} hosts" in page.text or hosts == 1
-    assert views.html(seen).count('role="img"') == min(count, 256)
-    assert ("744 more GPUs" in shown) is (count == 1000)
+    assert views.html(shown).count('role="img"') == min(count, 256)
+    assert ("744 more GPUs" in text) is (count == 1000)
 
 
 def test_strip_is_absent_without_gpus() -> None:
@@ -341,7 +341,7 @@ def test_strip_is_absent_without_gpus() -> None:
 
 
 def test_names_of_gpus_and_hosts_are_escaped() -> None:
-    seen = snapshot(gpus=(GpuRow(ESCAPE, 0, ESCAPE, ESCAPE),))
-    page = views.html(seen)
+    shown = snapshot(gpus=(GpuRow(ESCAPE, 0, ESCAPE, ESCAPE),))
+    page = views.html(shown)
     assert "script" not in Balance(page).names
-    assert "\x1b" not in views.text(seen)
+    assert "\x1b" not in views.text(shown)

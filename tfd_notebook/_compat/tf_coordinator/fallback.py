@@ -20,10 +20,10 @@ _POLL_SECONDS = 0.1
 _STOPPED = "The coordinator was stopped."
 
 
-def wait(done: Callable[[], bool], timeout: float) -> bool:
-    """Wait until `done` returns True. Return False after `timeout` seconds."""
+def wait(condition: Callable[[], bool], timeout: float) -> bool:
+    """Wait until `condition` returns True. Return False after `timeout` seconds."""
     deadline = time.monotonic() + timeout
-    while not done():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(_POLL_SECONDS)

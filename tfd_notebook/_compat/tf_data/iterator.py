@@ -146,7 +146,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         # TensorFlow cannot cancel MakeIterator while it connects to the dispatcher. It therefore
         # runs in a thread that this call can abandon.
         result: list[BaseException | None] = []
-        done = threading.Event()
+        opened = threading.Event()
         handle = self._resource_handle
 
         def make_iterator() -> None:
@@ -156,14 +156,14 @@ class WatchedIterator(iterator_ops.OwnedIterator):
                 result.append(None)
             except BaseException as error:
                 result.append(error)
-            done.set()
+            opened.set()
 
         start = time.perf_counter()
         thread = threading.get_ident()
-        self.meter.blocked[thread] = (start, done.set, False)
+        self.meter.blocked[thread] = (start, opened.set, False)
         try:
             threading.Thread(target=make_iterator, name="tfd-open-iterator", daemon=True).start()
-            done.wait()
+            opened.wait()
         finally:
             del self.meter.blocked[thread]
             self.meter.waited += time.perf_counter() - start

@@ -43,10 +43,10 @@ def test_last_20_ended_consumers_are_kept():
     consumers = Consumers()
     for number in range(30):
         started(f"n{number}", consumers)[1].finish()
-    _, living, _ = started("living", consumers)
+    _, running, _ = started("living", consumers)
     names = [row.name for row in consumers.rows()]
     assert names == [*(f"n{number}" for number in range(10, 30)), "living"]
-    living.end()
+    running.end()
 
 
 def test_cancelled_consumer_reports_how_it_ended():
@@ -61,9 +61,9 @@ def test_cancelled_consumer_reports_how_it_ended():
     (row,) = consumers.rows()
     assert row.state == "failed"
     assert "half of it is gone" in row.error
-    _, other, _ = started("other", consumers)
+    _, second, _ = started("other", consumers)
     consumers.cancel_all(errors.Interrupted("stopped"))
-    assert other.error is not None
+    assert second.error is not None
     assert consumers.rows()[1].state == "stopped"
     assert "half" in meter.error.what
 

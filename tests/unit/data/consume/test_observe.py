@@ -51,7 +51,7 @@ def test_options_survive(consumers):
 
 
 @pytest.mark.parametrize(
-    "made",
+    "transform",
     [
         lambda d: d.map(lambda x: x + 1),
         lambda d: d.batch(2),
@@ -68,8 +68,8 @@ def test_options_survive(consumers):
         lambda d: d.scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),
     ],
 )
-def test_transformations_are_observed(numbers, consumers, made):
-    count = sum(1 for _ in made(numbers))
+def test_transformations_are_observed(numbers, consumers, transform):
+    count = sum(1 for _ in transform(numbers))
     assert [(row.name, row.elements) for row in consumers.rows()] == [("numbers", count)]
 
 
@@ -268,16 +268,16 @@ def test_cache_file_is_released_for_the_next_loop(consumers, tmp_path):
             time.sleep(0.5)
         return x
 
-    def made():
+    def cached():
         mapped = tf.data.Dataset.range(4).map(
             lambda x: tf.numpy_function(slow, [x], tf.int64), num_parallel_calls=2
         )
         return watch(mapped.cache(str(tmp_path / "cache")).prefetch(1), consumers)
 
-    for _ in made():
+    for _ in cached():
         assert running.wait(20)
         break
-    dataset = made()
+    dataset = cached()
     for _ in dataset:
         break
     assert ints(dataset.take(9)) == [0, 1, 2, 3]

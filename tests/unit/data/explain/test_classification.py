@@ -45,10 +45,10 @@ def grown(*nodes: Node) -> list[Model]:
 
 
 def costs(last: Stage, *nodes: Node, seconds: float = 10.0) -> Costs:
-    made = Costs(last)
+    result = Costs(last)
     for model in grown(*nodes):
-        made.add(model, seconds)
-    return made
+        result.add(model, seconds)
+    return result
 
 
 def measured(lanes: tuple = (), **figures: float) -> Measurement:
@@ -174,47 +174,47 @@ class TestCosts:
 
     def test_second_part_of_a_concatenation_is_measured(self) -> None:
         first, second = stage("Map", stage("Range")), stage("Map", stage("Range"))
-        made = Costs(stage("Concatenate", first, second))
+        measured_costs = Costs(stage("Concatenate", first, second))
 
         def reading(child: int, seconds: float) -> Model:
             nodes = (node(1, "Concatenate", child), node(child, "Map", seconds=seconds))
             return Model({n.id: n for n in nodes}, 1)
 
         for model in (reading(2, 0.0), reading(2, 1.0), reading(5, 0.0), reading(5, 7.0)):
-            made.add(model, 10.0)
-        (lane,) = made.lanes()
+            measured_costs.add(model, 10.0)
+        (lane,) = measured_costs.lanes()
         by_stage = {id(part.stage): part.seconds for part in lane.parts}
         assert by_stage[id(first)] == 1.0
         assert by_stage[id(second)] == 7.0
 
     def test_unseen_first_part_is_identified_by_its_kind(self) -> None:
         second = stage("Map", stage("Range"))
-        made = costs(
+        measured_costs = costs(
             stage("Concatenate", stage("Range"), second),
             node(1, "Concatenate", 4),
             node(4, "Map", seconds=3.0),
         )
-        (lane,) = made.lanes()
+        (lane,) = measured_costs.lanes()
         assert lane.parts[0].stage is second
 
     def test_repetitions_are_the_same_stage(self) -> None:
         slow = stage("Map", stage("Range"))
-        made = Costs(stage("Repeat", slow))
+        measured_costs = Costs(stage("Repeat", slow))
         for child, seconds in ((2, 0.0), (2, 1.0), (5, 2.0), (8, 3.0)):
             nodes = (node(1, "Repeat", child), node(child, "Map", seconds=seconds))
-            made.add(Model({n.id: n for n in nodes}, 1), 10.0)
-        (lane,) = made.lanes()
+            measured_costs.add(Model({n.id: n for n in nodes}, 1), 10.0)
+        (lane,) = measured_costs.lanes()
         assert [(part.stage, part.inner, part.seconds) for part in lane.parts[:1]] == [
             (slow, False, 6.0)
         ]
 
     def test_new_iterator_starts_from_zero(self) -> None:
-        made = Costs(last := stage("Range"))
+        measured_costs = Costs(last := stage("Range"))
         for model in grown(node(1, "Range", seconds=5.0)):
-            made.add(model, 10.0)
-        made.restart()
-        made.add(grown(node(7, "Range", seconds=5.0))[1], 10.0)
-        (lane,) = made.lanes()
+            measured_costs.add(model, 10.0)
+        measured_costs.restart()
+        measured_costs.add(grown(node(7, "Range", seconds=5.0))[1], 10.0)
+        (lane,) = measured_costs.lanes()
         assert lane.busy == pytest.approx(0.5)
         assert lane.parts[0].stage is last
 

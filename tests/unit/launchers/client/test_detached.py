@@ -39,8 +39,8 @@ def about(workers: int) -> dict[str, Any]:
         "removed": [],
         "work_dir": None,
     }
-    made = {"config": spec.pack(config), "fleet": fleet, "used": False, "pid": 5, "since": 1.5}
-    return dict(json.loads(json.dumps(made)))
+    result = {"config": spec.pack(config), "fleet": fleet, "used": False, "pid": 5, "since": 1.5}
+    return dict(json.loads(json.dumps(result)))
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_record_exists_while_the_cluster_is_detached(
     assert not remote_detached_clusters(), "a cluster without a lease ends with its kernel"
     record.keep(100)
     record.describe(about(3))
-    (found,) = remote_detached_clusters()
-    assert (found.name, found.planned, found.pid) == ("training", 4, None)
-    assert 0 < found.lease - time.time() <= 100
-    assert (found.launcher, found.agents) == ("ssh", ("a1", "b2"))
-    assert found.about == about(3)
-    assert found.options["hosts"] == ["ada@one", "ada@two"]
+    (listed,) = remote_detached_clusters()
+    assert (listed.name, listed.planned, listed.pid) == ("training", 4, None)
+    assert 0 < listed.lease - time.time() <= 100
+    assert (listed.launcher, listed.agents) == ("ssh", ("a1", "b2"))
+    assert listed.about == about(3)
+    assert listed.options["hosts"] == ["ada@one", "ada@two"]
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert attach.is_detached("training")
@@ -75,15 +75,15 @@ def test_record_exists_while_the_cluster_is_detached(
 def test_processes_attached_to_one_cluster_share_one_record(record: DetachedClusterRecord) -> None:
     record.keep(100)
     record.describe(about(2))
-    other = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
-    other.describe(about(5))
+    second = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
+    second.describe(about(5))
     record.keep(1000)
-    (found,) = remote_detached_clusters()
-    assert (found.about, found.planned) == (about(5), 6)
-    assert found.lease - time.time() > 900
-    other.describe(about(6))
-    assert remote_detached_clusters()[0].lease == pytest.approx(found.lease, abs=1)
-    other.keep(500)
+    (listed,) = remote_detached_clusters()
+    assert (listed.about, listed.planned) == (about(5), 6)
+    assert listed.lease - time.time() > 900
+    second.describe(about(6))
+    assert remote_detached_clusters()[0].lease == pytest.approx(listed.lease, abs=1)
+    second.keep(500)
     assert remote_detached_clusters()[0].about == about(6)
 
 
@@ -124,10 +124,10 @@ def test_wall_clock_step_does_not_postpone_the_removal(
 
 
 def test_file_of_a_renewed_cluster_is_kept(directory: Path) -> None:
-    record, other = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
+    record, second = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
     record.keep(-1)
     record.leave()
-    other.keep(time.time() + 100)
+    second.keep(time.time() + 100)
     until(lambda: not lease_timers())
     assert list(directory.iterdir())
 
@@ -153,10 +153,10 @@ def test_record_with_a_malformed_description_is_ignored(
 def test_list_states_that_hosts_were_not_probed(record: DetachedClusterRecord) -> None:
     record.keep(7200)
     record.describe(about(2))
-    (one,) = attach.everywhere()
-    assert (one["state"], one["observed"], one["planned"]) == ("detached", None, 3)
-    assert json.loads(json.dumps(one)) == one
-    text = views.clusters_table([one]).text()
+    (listed,) = attach.everywhere()
+    assert (listed["state"], listed["observed"], listed["planned"]) == ("detached", None, 3)
+    assert json.loads(json.dumps(listed)) == listed
+    text = views.clusters_table([listed]).text()
     assert "? of 3" in text
     assert "ssh" in text
 

@@ -29,7 +29,7 @@ class Driver:
 
     def __init__(self, limit: float = 30.0) -> None:
         self.heard: list[str] = []
-        self.asked: list[Any] = []
+        self.questions: list[Any] = []
         self.steering = NodeServer(
             "127.0.0.1",
             "127.0.0.1",
@@ -40,7 +40,7 @@ class Driver:
         )
 
     def _answer(self, message: Any) -> dict[str, Any]:
-        self.asked.append(message)
+        self.questions.append(message)
         return {"answer": 1}
 
     @property
@@ -53,9 +53,9 @@ class Driver:
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    made = Driver()
-    yield made
-    made.steering.close()
+    driver = Driver()
+    yield driver
+    driver.steering.close()
 
 
 def hello(**known: Any) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def test_invalid_message_without_a_node_closes_its_channel(driver: Driver, messa
         channel.send(message)
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    assert driver.heard == driver.asked == []
+    assert driver.heard == driver.questions == []
     assert driver.node.state == ""
 
 
@@ -244,4 +244,4 @@ def test_feeding_task_gets_an_answer(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(message)
         assert channel.receive(10)[0] == {"answer": 1}
-    assert driver.asked == [message]
+    assert driver.questions == [message]

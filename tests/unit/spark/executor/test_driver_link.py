@@ -61,9 +61,9 @@ def hear(channel: secure_channel.AuthenticatedChannel) -> dict[str, Any]:
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    made = Driver()
-    yield made
-    made.close()
+    driver = Driver()
+    yield driver
+    driver.close()
 
 
 def test_messages_and_commands_keep_their_order(driver: Driver) -> None:

@@ -44,8 +44,8 @@ def test_list(cluster: Cluster, capsys: Any) -> None:
     assert status == 0
     assert "images   ● ready  fake           3 of 3" in shown
     status, shown = tfd(capsys, "list", "--json")
-    (one,) = json.loads(shown)
-    assert (one["name"], one["observed"], one["pid"]) == ("images", 3, os.getpid())
+    (record,) = json.loads(shown)
+    assert (record["name"], record["observed"], record["pid"]) == ("images", 3, os.getpid())
 
 
 def test_list_without_clusters(capsys: Any) -> None:

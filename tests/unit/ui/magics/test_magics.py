@@ -78,13 +78,13 @@ def test_a_cell_that_starts_a_cluster_can_be_run_again(shell: Any, capsys: Any) 
 
 def test_start_does_not_overwrite_a_users_variable(shell: Any, capsys: Any) -> None:
     shell.user_ns.update(cluster=7, cluster_2="x")
-    made = tfd(shell, START)
+    first = tfd(shell, START)
     assert (shell.user_ns["cluster"], shell.user_ns["cluster_2"]) == (7, "x")
-    assert shell.user_ns["cluster_3"] is made
+    assert shell.user_ns["cluster_3"] is first
     assert "'cluster' holds another value" in capsys.readouterr().out
-    other = tfd(shell, f"{START} --name other -o cluster_3")
-    assert shell.user_ns["cluster_3"] is made
-    assert shell.user_ns["cluster_3_2"] is other
+    second = tfd(shell, f"{START} --name other -o cluster_3")
+    assert shell.user_ns["cluster_3"] is first
+    assert shell.user_ns["cluster_3_2"] is second
 
 
 def test_commands_call_the_methods(shell: Any, capsys: Any) -> None:
@@ -286,7 +286,7 @@ def test_loading_imports_nothing_heavy() -> None:
         "assert 'tfd_notebook.ui.magics' in sys.modules\n"
         "print({'tensorflow', 'pandas', 'grpc', 'ipywidgets'} & set(sys.modules))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env=dict(os.environ, TFD_PRELOAD="off"),
         capture_output=True,
@@ -294,7 +294,7 @@ def test_loading_imports_nothing_heavy() -> None:
         check=True,
         timeout=60,
     )
-    assert done.stdout.strip() == "set()"
+    assert completed.stdout.strip() == "set()"
 
 
 @pytest.mark.usefixtures("no_coordinator")

@@ -21,7 +21,7 @@ from tfd_notebook.resolution.factory import CHOICES
 from tfd_notebook.ui import magics, widgets
 from tfd_notebook.ui.magics import resolve
 
-pytestmark = pytest.mark.usefixtures("nowhere")
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def run(shell: InteractiveShell, line: str = "") -> Any:
 
 
 def test_magic_returns_a_resolution_or_a_frame(shell: Any, config: None, worker: Server) -> None:
-    found = run(shell)
-    assert (found.rule, found.last.counts) == ("tf_config", {"alive": 1})
+    resolution = run(shell)
+    assert (resolution.rule, resolution.last.counts) == ("tf_config", {"alive": 1})
     assert list(run(shell, "--frame").columns) == list(COLUMNS)
     assert run(shell, "tf_config").rule == "argument"
     shell.user_ns["mine"] = {"worker": [worker.address]}
@@ -86,8 +86,8 @@ def test_invalid_arguments_are_refused(shell: Any, config: None, line: str, what
 def test_watching_shows_what_changes(
     shell: Any, config: None, worker: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run(shell, "--watch 0.2")
-    assert found.last.counts == {"alive": 1}
+    resolution = run(shell, "--watch 0.2")
+    assert resolution.last.counts == {"alive": 1}
     text = capsys.readouterr().out
     assert "1 task: 1 alive" in text
     assert "watched; 0 changes" in text
@@ -117,27 +117,27 @@ def test_form_resolves_and_uses_a_cluster(
     def answered(request_id: str, **request: Any) -> Any:
         page.say("command", request_id=request_id, **request)
         return until(
-            lambda: [item for item in page.got("reply") if item["request_id"] == request_id]
+            lambda: [item for item in page.received("reply") if item["request_id"] == request_id]
         )[0]
 
-    said = answered("1", command="resolvers")["value"]
-    assert (said["chosen"], said["options"]) == ("auto", {})
+    choice = answered("1", command="resolvers")["value"]
+    assert (choice["chosen"], choice["options"]) == ("auto", {})
     look = answered("2", command="resolve", resolver="auto")["value"]
     assert (look["found"], look["counts"]) == (True, {"alive": 1})
     error = answered("3", command="resolve", resolver="slurmy")["error"]
     assert error["code"] == "TFD101"
     error = answered("4", command="attach", resolver="auto", variable="a b")["error"]
     assert error["code"] == "TFD100"
-    done = answered("5", command="attach", resolver="auto")["value"]
-    assert (done["cluster"], done["variable"]) == ("found", "cluster")
+    attached = answered("5", command="attach", resolver="auto")["value"]
+    assert (attached["cluster"], attached["variable"]) == ("found", "cluster")
     assert shell.user_ns["cluster"] is tfd.clusters()["found"]
-    until(lambda: any("found" in str(message) for message in page.got("state")))
+    until(lambda: any("found" in str(message) for message in page.received("state")))
     form.close()
 
 
 def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_NAME", "mine")
-    asked = resolve.commands(shell)["resolve"]
-    look = json.loads(json.dumps(asked({"resolver": "auto"})))
+    command = resolve.commands(shell)["resolve"]
+    look = json.loads(json.dumps(command({"resolver": "auto"})))
     assert (look["found"], look["tasks"], look["rule"]) == (False, [], "tpu")
     assert look["cell"] == 'tfd.resolve("tpu")'

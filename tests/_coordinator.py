@@ -1,4 +1,4 @@
-"""A coordinator that only notes whether somebody is present who could resume it."""
+"""A fake coordinator that counts its live controls, which could resume it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tfd_notebook.model.snapshot import CoordinatorRow
 
 
-class Steered:
+class FakeCoordinator:
     def __init__(self) -> None:
         self.present = 0
         self.stopped = False
