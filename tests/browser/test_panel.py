@@ -158,8 +158,9 @@ hosts = {
 }
 launcher = tfd.launchers.Fake(gpus=hosts)
 cluster = tfd.Cluster(workers=2, launcher=launcher, name="gpus")
-launcher.nodes[0].use_gpus("ada@one", use_percent=[97, 35], used=[70e9, 3e9])
-launcher.nodes[0].use_gpus(list(hosts)[1], use_percent=[100, 8, 0, None], used=[80e9, 5e9, 0, None])
+task_host = launcher.task_hosts[0]
+task_host.use_gpus("ada@one", use_percent=[97, 35], used=[70e9, 3e9])
+task_host.use_gpus(list(hosts)[1], use_percent=[100, 8, 0, None], used=[80e9, 5e9, 0, None])
 cluster
 """
 

@@ -43,26 +43,28 @@ def find(environment: Mapping[str, str]) -> dict[str, Any]:
     -------
     dict
         JSON values: ``gpus``, a list of the fields of `Gpu` in the order of
-        ``CUDA_VISIBLE_DEVICES``. ``why``, the reason if the list is empty. ``hidden``, true if GPUs
+        ``CUDA_VISIBLE_DEVICES``. ``reason``, if the list is empty. ``hidden``, true if GPUs
         seem to exist nevertheless.
     """
     try:
         nvml = _nvml()
     except TfdError as error:
-        return {"gpus": [], "why": error.what, "hidden": bool(glob.glob("/dev/nvidia[0-9]*"))}
+        return {"gpus": [], "reason": error.what, "hidden": bool(glob.glob("/dev/nvidia[0-9]*"))}
     try:
         gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
-        return {"gpus": [], "why": f"NVML failed: {error}", "hidden": True}
+        return {"gpus": [], "reason": f"NVML failed: {error}", "hidden": True}
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
     setting = environment.get("CUDA_VISIBLE_DEVICES")
     visible = gpus if setting is None else _visible(gpus, setting)
-    why = "" if visible else "this host has no GPU"
+    reason = "" if visible else "this host has no GPU"
     if gpus and not visible:
-        why = f"CUDA_VISIBLE_DEVICES={setting} hides {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
-    return {"gpus": [asdict(gpu) for gpu in visible], "why": why, "hidden": False}
+        reason = (
+            f"CUDA_VISIBLE_DEVICES={setting} hides {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+        )
+    return {"gpus": [asdict(gpu) for gpu in visible], "reason": reason, "hidden": False}
 
 
 def _nvml() -> Any:

@@ -149,11 +149,11 @@ def attach(
                 )
         config = spec.unpack(about["config"])
 
-        def adopt(cluster: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
-            node, report = agents.adopt(config, cluster._monitor.apply)
-            return node, {**report, "about": about} if isinstance(
-                location, RemoteDetachedCluster
-            ) else report
+        def adopt(cluster: Cluster) -> tuple[base.TaskHost, Mapping[str, Any]]:
+            task_host, report = agents.adopt(config, cluster._monitor.apply)
+            if isinstance(location, RemoteDetachedCluster):
+                report = {**report, "about": about}
+            return task_host, report
 
         cluster = _from_running_tasks(config, base.launcher(config.launcher, config.options), adopt)
     except BaseException:
@@ -180,9 +180,9 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )
 
-    def adopt(cluster: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
-        node = external.ExternalNode(jobs, name, cluster._monitor.apply)
-        roles = [event.task.partition(":")[0] for event in node.first]
+    def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, dict[str, Any]]:
+        task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply)
+        roles = [event.task.partition(":")[0] for event in task_host.first]
         fleet: dict[str, Any] = {
             "counts": {role: roles.count(role) for role in roles},
             "deal": GpuAllocation().pack(),
@@ -191,11 +191,11 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
             "work_dir": None,
         }
         about = {"fleet": fleet, "used": True}
-        return node, {
+        return task_host, {
             "about": about,
             "lease": None,
             "left": None,
-            "tasks": [task.to_json() for task in node.first],
+            "tasks": [task.to_json() for task in task_host.first],
         }
 
     existing = registry.clusters().get(name)
@@ -210,7 +210,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
 def _from_running_tasks(
     config: spec.ClusterConfig,
     launcher: base.Launcher,
-    adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
+    adopt: Callable[[Cluster], tuple[base.TaskHost, Mapping[str, Any]]],
 ) -> Cluster:
     """Return a cluster of tasks that are running already.
 

@@ -197,12 +197,9 @@ class ClusterDataService:
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""
         try:
-            reports: dict[str, dict[str, list[str]]] = self._task_manager.ask(
-                "inspect", timeout=_INSPECT_SECONDS
-            )
+            return self._task_manager.task_host.inspect(timeout=_INSPECT_SECONDS)
         except errors.TfdError:
             return {}
-        return reports
 
     @property
     def limit(self) -> Limit:
@@ -223,7 +220,7 @@ class ClusterDataService:
 
         If TensorFlow's dispatcher cannot write a dataset definition, it serves an empty dataset.
         """
-        free = self._task_manager.room()
+        free = self._task_manager.free_disk_space()
         if free is not None and free < needed + _SPARE_BYTES:
             raise errors.WorkDirError(
                 f"the disk with the dispatcher's journal ({self._task_manager.work_dir} on "

@@ -104,7 +104,7 @@ class Lease:
         self._context.require_running()
         if not renew and not self.detached:
             self._require_no_detached_namesake()
-        left = float(self._task_manager.ask("lease", seconds=hours * 3600.0, renew=renew))
+        left = self._task_manager.task_host.lease(hours * 3600.0, renew)
         self._monitor.apply(LeaseChanged(left))
         self.store_description()
         return time.time() + left
@@ -143,4 +143,4 @@ class Lease:
             }
             # The loss of an agent is reported by its own event.
             with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
-                self._task_manager.ask("describe", about=about)
+                self._task_manager.task_host.describe(about)

@@ -230,8 +230,7 @@ class Lifecycle:
             The pid of the killed process, or None if the task had no process.
         """
         self._context.require_running()
-        pid: int | None = self._task_manager.ask("kill", task=task)
-        return pid
+        return self._task_manager.task_host.kill(task)
 
     def interrupt(self) -> None:
         """Cancel all reads of this process from the cluster. The tasks keep running."""
@@ -267,7 +266,7 @@ class Lifecycle:
         """True if the cluster has ended, or if this process has left it."""
         return self._monitor.state in ("stopped", "failed", "lost", "left")
 
-    def adopt(self, connect: Callable[[], tuple[base.Node, Mapping[str, Any]]]) -> None:
+    def adopt(self, connect: Callable[[], tuple[base.TaskHost, Mapping[str, Any]]]) -> None:
         """Manage tasks that are running already, which `connect` connects to."""
         with self._context.lock:
             self._start_monitoring()
@@ -278,10 +277,10 @@ class Lifecycle:
                 raise
             self._monitor.apply(StateChanged("ready"))
 
-    def _adopt_tasks(self, node: base.Node, report: Mapping[str, Any]) -> None:
-        """Set the state of the cluster from an agent's report; see `AgentNode.adopt`."""
+    def _adopt_tasks(self, task_host: base.TaskHost, report: Mapping[str, Any]) -> None:
+        """Set the state of the cluster from an agent's report; see `agent_host.adopt`."""
         about = report["about"]
-        self._task_manager.adopt(node, about["fleet"], report["tasks"])
+        self._task_manager.adopt(task_host, about["fleet"], report["tasks"])
         # The servers may still hold variables of an earlier coordinator.
         self._training.used = bool(about["used"])
         self._monitor.apply(LeaseChanged(report["lease"]))
@@ -310,7 +309,7 @@ class Lifecycle:
         if state == "stopped" and self._task_manager.is_foreign:
             state = "left"
         if state == "left":
-            self._task_manager.leave()
+            self._task_manager.detach()
         else:
             self._task_manager.close(_STOP_SECONDS)
         self._monitor.apply(StateChanged(state))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import shutil
@@ -20,7 +19,7 @@ from tfd_notebook.cluster.server_config import JOBS
 from tfd_notebook.launchers import base
 from tfd_notebook.model.events import PlanChanged, from_json
 from tfd_notebook.model.snapshot import TaskRow
-from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, proxies
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
@@ -48,7 +47,7 @@ class TaskManager:
         self._config = config
         self._launcher = launcher
         self._monitor = monitor
-        self._node: base.Node | None = None
+        self._task_host: base.TaskHost | None = None
         self._gpu_allocation = gpu_allocation.GpuAllocation()
         #: The worker addresses in the dispatcher's configuration, for static sharding.
         self._static_addresses: tuple[str, ...] = ()
@@ -65,7 +64,7 @@ class TaskManager:
     @property
     def on_this_host(self) -> bool:
         """True if the tasks run on this host."""
-        return self._node is not None and self._node.is_local
+        return self._task_host is not None and self._task_host.is_local
 
     @property
     def is_foreign(self) -> bool:
@@ -90,7 +89,7 @@ class TaskManager:
         config = self._config
         if note := proxies.bypass():
             self._monitor.notice("info", note)
-        (self._node,) = self._launcher.connect(config, self._monitor.apply)
+        (self._task_host,) = self._launcher.connect(config, self._monitor.apply)
         self._copy_journal()
         self._gpu_allocation = self._allocate_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
@@ -99,7 +98,7 @@ class TaskManager:
 
     def _copy_journal(self) -> None:
         if not self.on_this_host:
-            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+            self._journal_copy = JournalCopy(self.task_host.journal)
 
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Change the number of tasks of these roles. Return when new tasks are ready."""
@@ -150,17 +149,17 @@ class TaskManager:
         """Stop all tasks. Never raises."""
         if self._journal_copy is not None:
             self._journal_copy.close()
-        if self._node is not None:
+        if self._task_host is not None:
             rows = [row for role in JOBS for row in self.rows_of(role) if row.pid != os.getpid()]
-            self._node.close(timeout)
+            self._task_host.close(timeout)
             ports.shutdown_connections_to(row.address for row in rows if row.address)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Disconnect from the tasks, which keep running. Never raises."""
         if self._journal_copy is not None:
             self._journal_copy.close()
-        if self._node is not None:
-            self._node.leave()
+        if self._task_host is not None:
+            self._task_host.detach()
 
     def about(self) -> dict[str, Any]:
         """Return the state that `adopt` needs in addition to the tasks, as JSON values."""
@@ -172,18 +171,20 @@ class TaskManager:
             "work_dir": self.work_dir,
         }
 
-    def adopt(self, node: base.Node, about: Mapping[str, Any], tasks: list[dict[str, Any]]) -> None:
+    def adopt(
+        self, task_host: base.TaskHost, about: Mapping[str, Any], tasks: list[dict[str, Any]]
+    ) -> None:
         """Connect to tasks that are running already.
 
         Parameters
         ----------
-        node : Node
+        task_host : TaskHost
         about : mapping
             The result of `about` in the process that started them.
         tasks : list of dict
             An event for each task, with its current state.
         """
-        self._node = node
+        self._task_host = task_host
         self._copy_journal()
         self._gpu_allocation = gpu_allocation.GpuAllocation.unpack(about["deal"])
         self._static_addresses = tuple(about["static"])
@@ -248,13 +249,13 @@ class TaskManager:
         """Start a new process for `task` and return when it is ready."""
         self.row(task)  # raises UnknownName
         # The state is `restarting` when the reply arrives, so `ready` refers to the new process.
-        self.ask("restart", task=task, settings=dict(settings))
+        self.task_host.restart(task, settings)
         self._await_ready([task])
 
     def restart_all(self, tasks: Sequence[str]) -> None:
         """Start new processes for `tasks` concurrently and return when all are ready."""
         for task in tasks:
-            self.ask("restart", task=task, settings={})
+            self.task_host.restart(task, {})
         self._await_ready(list(tasks))
 
     def await_servers(self) -> None:
@@ -269,12 +270,11 @@ class TaskManager:
         """Start error servers at the addresses of workers that have failed."""
         lost = [row.task for row in self.rows_of(Role.WORKER) if row.state.ended]
         if lost:
-            self.ask("bury", tasks=lost)
+            self.task_host.serve_errors(lost)
 
-    def install(self, tokens: Iterable[str], blob: bytes, gone: Iterable[str]) -> None:
-        """Send functions to present and future data workers. Remove those in `gone`."""
-        packed = base64.b64encode(blob).decode()
-        self.ask("install", blob=packed, tokens=list(tokens), gone=list(gone), timeout=60.0)
+    def install(self, tokens: Iterable[str], blob: bytes, removed: Iterable[str]) -> None:
+        """Send functions to present and future data workers. Remove those in `removed`."""
+        self.task_host.install(blob, list(tokens), list(removed))
 
     def log(self, task: str, lines: int) -> str:
         """Return the last `lines` lines of a task's log."""
@@ -286,9 +286,9 @@ class TaskManager:
         Without `offset`, return the last `lines` lines.
         """
         if offset is None:
-            text, after = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
+            text, after = self.task_host.logs(task, lines * _BYTES_PER_LINE)
             return "\n".join(text.splitlines()[-lines:]), after
-        text, after = self.ask("logs", task=task, size=_FOLLOW_BYTES, offset=offset)
+        text, after = self.task_host.logs(task, _FOLLOW_BYTES, offset)
         return text.removesuffix("\n"), after
 
     def follow(self, task: str, lines: int) -> Iterator[str]:
@@ -301,13 +301,14 @@ class TaskManager:
             if not text:
                 time.sleep(_FOLLOW_SECONDS)
 
-    def ask(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        """Send a request to the agent; see `tfd_notebook.launchers.base.Node.request`."""
-        if self._node is None:
+    @property
+    def task_host(self) -> base.TaskHost:
+        """The host of the tasks, or of several hosts one that forwards each call."""
+        if self._task_host is None:
             raise errors.StateError(
                 f"cluster {self._config.name!r} was not started", fix="cluster.start()"
             )
-        return self._node.request(do, timeout=timeout, **arguments)
+        return self._task_host
 
     # Internals
 
@@ -316,19 +317,17 @@ class TaskManager:
 
         Data workers wait for their dispatcher. All other tasks start concurrently.
         """
-        packed = [
-            self._task_request(role, index) for role, some in wanted.items() for index in some
-        ]
-        if not packed or self._node is None:
+        specs = [self._task_spec(role, index) for role, some in wanted.items() for index in some]
+        if not specs or self._task_host is None:
             return
-        held: dict[str, str] = self.ask("hold", tasks=packed)
+        held = self.task_host.reserve_ports(specs)
         starting = server_config.tf_server_configs(held, self._monitor.rows())
         if DISPATCHER in held:
             starting[DISPATCHER], self.work_dir = server_config.dispatcher_config(
-                self._config, self._node.directory, self._node.is_local, self.in_process
+                self._config, self._task_host.directory, self._task_host.is_local, self.in_process
             )
         if starting:
-            self.ask("start", tasks=starting)
+            self.task_host.start(starting)
         if starting.pop(DISPATCHER, None) is not None:
             self._await_ready([DISPATCHER])
         data_workers = {
@@ -352,30 +351,24 @@ class TaskManager:
             "dispatcher_address": self.row(DISPATCHER).address,
         }
         tasks = {name: dict(each, worker_address=address) for name, address in held.items()}
-        self.ask("start", tasks=tasks)
+        self.task_host.start(tasks)
         self._await_ready(list(tasks), minimum)
 
     def _remove(self, tasks: list[str]) -> None:
         rows = {row.task: row.address for row in self._monitor.rows()}
         self._removed_addresses.update(rows[task] for task in tasks if task in rows)
         with contextlib.suppress(errors.UnknownName):
-            self.ask("stop", tasks=tasks, timeout=30.0)
+            self.task_host.stop(tasks)
         for task in tasks:
             self._monitor.forget(task)
 
-    def _task_request(self, role: Role, index: int) -> dict[str, Any]:
-        return {
-            "role": str(role),
-            "index": index,
-            "host": self._launcher.host_of(role),
-            "port": self._config.service.port if role is Role.DISPATCHER else 0,
-            "settings": {},
-            "gpus": list(self._gpu_allocation.of(role, index, self._host_index_of)),
-        }
+    def _task_spec(self, role: Role, index: int) -> TaskSpec:
+        port = self._config.service.port if role is Role.DISPATCHER else 0
+        gpus = self._gpu_allocation.of(role, index, self._host_index_of)
+        return TaskSpec(role, index, self._launcher.host_of(role), port, gpus=gpus)
 
     def _host_index_of(self, role: str, index: int) -> int:
-        assert self._node is not None
-        return self._node.place_of(role, index)
+        return self.task_host.place_of(role, index)
 
     def _allocate_gpus(self, workers: int) -> gpu_allocation.GpuAllocation:
         """Allocate the GPUs of the tasks' hosts to `workers`."""
@@ -387,8 +380,7 @@ class TaskManager:
                 "tasks inside this process share its view of the GPUs",
                 fix='omit gpus, or use launcher="local"',
             )
-        assert self._node is not None
-        reports = self._node.gpus()
+        reports = self.task_host.gpus()
         for report in reports:
             # This sets the display order of the hosts. Agents send tasks and utilization later.
             self._monitor.set_gpus(report["host"], report["gpus"])
@@ -396,7 +388,7 @@ class TaskManager:
             gpu_allocation.HostGpus(
                 report["host"],
                 tuple(gpu["index"] for gpu in report["gpus"]),
-                report["why"],
+                report["reason"],
                 report["hidden"],
                 tuple(gpu["uuid"] for gpu in report["gpus"]),
             )
@@ -461,7 +453,7 @@ class TaskManager:
 
     def _wait_settled(self, settled: Callable[[dict[str, TaskRow]], bool], limit: float) -> bool:
         """Wait until tasks have settled. Raise LaunchError if hosts cannot reach each other."""
-        assert self._node is not None
+        assert self._task_host is not None
         deadline, before = time.monotonic() + limit, ""
         while not self._monitor.wait(
             settled, min(_PEER_CHECK_SECONDS, deadline - time.monotonic())
@@ -477,20 +469,20 @@ class TaskManager:
             before = unreachable
         return True
 
-    def room(self) -> int | None:
+    def free_disk_space(self) -> int | None:
         """Return the bytes free for the dispatcher's journal, or None if there is no limit."""
         if self.work_dir is None or work_dir.is_url(self.work_dir):
             return None
         if self.on_this_host:
             return shutil.disk_usage(self.work_dir).free
-        return int(self.ask("room"))
+        return self.task_host.free_disk_space()
 
     def unreachable_peers(self) -> list[str]:
         """Return a sentence for each host that cannot reach a ready task. Takes some seconds."""
         ready = {
             row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
         }
-        return [] if self._node is None else self._node.unreachable_peers(ready)
+        return [] if self._task_host is None else self._task_host.unreachable_peers(ready)
 
     def _last_output(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):

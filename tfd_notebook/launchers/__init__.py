@@ -1,6 +1,6 @@
 """Launchers: the objects that ``Cluster(launcher=...)`` accepts.
 
-Subclass `Launcher` and `Node`, or `RemoteLauncher` and `RemoteHost`, to write another launcher.
+Subclass `Launcher` and `TaskHost`, or `RemoteLauncher` and `RemoteHost`, to write another launcher.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tfd_notebook._lazy import exports
 
 if TYPE_CHECKING:
     from tfd_notebook.launchers.base import Launcher as Launcher
-    from tfd_notebook.launchers.base import Node as Node
+    from tfd_notebook.launchers.base import TaskHost as TaskHost
     from tfd_notebook.launchers.client.session import Channel as Channel
     from tfd_notebook.launchers.client.session import SocketChannel as SocketChannel
     from tfd_notebook.launchers.fake import Fake as Fake
@@ -32,11 +32,11 @@ __all__ = [
     "Jupyter",
     "Launcher",
     "Local",
-    "Node",
     "RemoteHost",
     "RemoteLauncher",
     "SocketChannel",
     "Spark",
+    "TaskHost",
     "join_agent",
 ]
 
@@ -49,12 +49,12 @@ __getattr__, __dir__ = exports(
         "Jupyter": "jupyter",
         "Launcher": "base",
         "Local": "local",
-        "Node": "base",
         "RemoteHost": "remote",
         "RemoteLauncher": "remote",
         "SSH": "ssh",
         "SocketChannel": "client.session",
         "Spark": "spark",
+        "TaskHost": "base",
         "join_agent": "remote",
     },
 )

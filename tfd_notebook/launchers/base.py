@@ -7,24 +7,39 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.events import Event
-from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
+from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, TaskSpec
 
 ENTRY_POINTS = "tfd_notebook.launchers"
 
 #: Every role that a launcher can run.
 ALL_ROLES = frozenset((Role.DISPATCHER, Role.DATA_WORKER, *SERVER_ROLES))
 
-#: Receives the events of a node: JSON values, see `tfd_notebook.net.agent_protocol`.
+#: Receives the events of a task host.
 OnEvent = Callable[[Event], None]
 
 
-class Node(ABC):
-    """One host of a cluster, with an agent that starts, supervises and stops the tasks there.
+class GpuReport(TypedDict):
+    """The GPUs of one host; see `tfd_notebook.agent.gpu_discovery.find`."""
+
+    #: The host's name in messages to users.
+    host: str
+    gpus: list[dict[str, Any]]
+    #: Why the list is empty.
+    reason: str
+    hidden: bool
+
+
+class TaskHost(ABC):
+    """One host of a cluster: starts, supervises and stops the tasks there.
+
+    Each method that sends a request has a `timeout` in seconds. It raises the error of the agent,
+    AgentLost if the agent has ended, and TimeLimit if no reply arrives in time. A method that is
+    not abstract raises Unsupported unless a subclass implements it.
 
     Attributes
     ----------
@@ -44,48 +59,140 @@ class Node(ABC):
     label: str = ""
 
     @abstractmethod
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        """Send a request to the agent and return its reply.
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        """Reserve a port for each task until the cluster ends.
 
-        The requests are:
-
-        * ``hold(tasks)``: reserve a port for each task and return the addresses.
-        * ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``.
-        * ``install(blob, tokens, gone)``: make Python functions available to the tasks.
-        * ``logs(task, size, offset)``: return text and the offset to continue from.
-
-        Three requests are not sent if the tasks run in this process:
-
-        * ``gpus()``: return the same as `agent.gpu_discovery.find`.
-        * ``lease(seconds, renew)``: keep the cluster without its owner and return the deadline.
-        * ``describe(about)``: store the metadata that a process needs to attach.
-
-        A task to hold has the fields of `tfd_notebook.model.spec.TaskSpec`.
-
-        Parameters
-        ----------
-        do : str
-        timeout : float
-            Seconds to wait for the reply.
-        **arguments
-            JSON values.
+        Returns
+        -------
+        dict of str to str
+            The addresses of the tasks, by name.
 
         Raises
         ------
-        TfdError
-            The error of the agent, AgentLost if the agent ended, TimeLimit if it does not reply.
+        PortInUse
+            The port of a specification is in use.
         """
 
-    def gpus(self) -> list[dict[str, Any]]:
+    @abstractmethod
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
+        """Start tasks with reserved ports, without waiting until they are ready.
+
+        Parameters
+        ----------
+        tasks : mapping of str to mapping
+            By name, the settings to add to those of the task's specification.
+        timeout : float
+        """
+
+    @abstractmethod
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Stop tasks and remove them from the cluster. A later task of the name gets the port."""
+
+    @abstractmethod
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        """Return up to `size` bytes of a task's log as text, and the offset to continue from.
+
+        Without `offset`, return the end of the log.
+        """
+
+    @abstractmethod
+    def close(self, timeout: float = 10.0) -> None:
+        """Stop all tasks of the cluster on this host and release their ports; never raises."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Disconnect from the cluster, and keep its tasks running; never raises."""
+
+    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        """Start a new process for a task, with these changes of its settings.
+
+        Return when the state of the task is ``restarting``.
+        """
+        raise self.unsupported("its tasks cannot be restarted")
+
+    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
+        """Kill the process of a task and return its pid, or None if the task has no process."""
+        raise self.unsupported("its tasks cannot be killed")
+
+    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Serve an error at the addresses of failed tasks, so that their clients stop waiting."""
+        raise self.unsupported("failed tasks cannot be replaced by error servers")
+
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        """Install Python functions in present and future data workers.
+
+        Parameters
+        ----------
+        functions : bytes
+            The functions, as `tfd_notebook.data.service.py_functions` serialises them.
+        tokens : sequence of str
+            The tokens of these functions.
+        removed : sequence of str
+            The tokens of functions that are no longer needed.
+        timeout : float
+        """
+        raise self.unsupported(
+            "Python functions cannot be sent, so its pipelines must not use them"
+        )
+
+    def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""
+        raise self.unsupported("its tasks cannot be inspected")
+
+    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
         """Return the GPUs that tasks may use.
 
         Returns
         -------
-        list of dict
-            One entry for each host, in the order of the positions from `place_of`. It has the
-            keys of `agent.gpu_discovery.find` and ``host``, the host's name in messages.
+        list of GpuReport
+            One entry for each host, in the order of the positions from `place_of`.
         """
-        return [{"host": self.label or "localhost", **self.request("gpus")}]
+        raise self.unsupported("its GPUs cannot be listed")
+
+    def journal(
+        self, sizes: Mapping[str, int], *, timeout: float = 30.0
+    ) -> dict[str, tuple[int, str]]:
+        """Return new data of the dispatcher's journal.
+
+        Parameters
+        ----------
+        sizes : mapping of str to int
+            By file, the number of bytes that the caller already has.
+        timeout : float
+
+        Returns
+        -------
+        dict of str to (int, str)
+            By file, that number and the bytes that follow, in base64.
+        """
+        raise self.unsupported("its dispatcher's journal cannot be read")
+
+    def free_disk_space(self, *, timeout: float = 30.0) -> int:
+        """Return the free bytes of the disk with the dispatcher's journal."""
+        raise self.unsupported("its disks cannot be inspected")
+
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
+        """Keep the cluster running for `seconds` without its owner, and return the seconds left.
+
+        Raises
+        ------
+        StateError
+            `renew` is true, and the cluster has no lease.
+        """
+        raise self.unsupported("its tasks cannot have a lease")
+
+    def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        """Store the description that a process needs to attach to the cluster."""
+        raise self.unsupported("its tasks cannot have a lease")
 
     def place_of(self, role: str, index: int) -> int:
         """Return the position of the host that runs a task, or would run it."""
@@ -106,13 +213,9 @@ class Node(ABC):
         """
         return []
 
-    @abstractmethod
-    def close(self, timeout: float = 10.0) -> None:
-        """Stop all tasks of the cluster on this host and release their ports; never raises."""
-
-    @abstractmethod
-    def leave(self) -> None:
-        """Detach from the cluster and leave its tasks running; never raises."""
+    def unsupported(self, reason: str) -> Unsupported:
+        """Return the error of an operation that this class of hosts does not offer."""
+        return Unsupported(f"the host {self.label or self.host} does not support this: {reason}")
 
 
 class Launcher(ABC):
@@ -174,7 +277,7 @@ class Launcher(ABC):
         return self._host.get(str(role), "localhost")
 
     @abstractmethod
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         """Return the hosts for a cluster, each with an agent that is ready for requests.
 
         Parameters

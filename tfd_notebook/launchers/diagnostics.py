@@ -97,7 +97,7 @@ def hidden_gpus(_: None) -> Iterator[Finding]:
         )
     elif not gpus["gpus"] and shown is not None and gpu_discovery.find({})["gpus"]:
         yield HIDDEN.found(
-            gpus["why"],
+            gpus["reason"],
             "unset CUDA_VISIBLE_DEVICES, or list the GPUs for the tasks in it",
         )
 

@@ -6,15 +6,15 @@ import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import psutil
 
 from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
-from tfd_notebook.launchers.base import Launcher, Node, OnEvent
+from tfd_notebook.launchers.base import Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import TaskChanged
-from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskState
+from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskSpec, TaskState
 from tfd_notebook.net import probe
 
 _PROBE_INTERVAL_SECONDS = 1.0
@@ -51,7 +51,7 @@ class External(Launcher):
     def options(self) -> dict[str, Any]:
         return {"target": self._target}
 
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         raise Unsupported(
             "external tasks cannot be started", fix="use tfd.attach(target) to connect to them"
         )
@@ -82,7 +82,7 @@ def addresses_of(target: str | Mapping[str, Iterable[str]]) -> dict[str, str]:
     return task_addresses
 
 
-class ExternalNode(Node):
+class ExternalTaskHost(TaskHost):
     """Probes external tasks once a second.
 
     Parameters
@@ -127,18 +127,30 @@ class ExternalNode(Node):
         )
         self._thread.start()
 
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        if do in ("describe", "bury"):
-            return None
-        if do == "logs":
-            return ["", 0]
-        action = {
-            "hold": "tasks cannot be added",
-            "install": "Python functions cannot be sent, so its pipelines must not use them",
-            "lease": "its owner decides how long it runs",
-        }.get(do, f"{do} is not possible")
-        raise Unsupported(
-            f"cluster {self._cluster!r} was not started by tfd: {action}",
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        raise self.unsupported("tasks cannot be added")
+
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
+        raise self.unsupported("its tasks cannot be started")
+
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        raise self.unsupported("its tasks cannot be stopped")
+
+    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Do nothing: the ports belong to other processes."""
+
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        """Return no text: the logs are not known."""
+        return "", 0
+
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
+        raise self.unsupported("its owner decides how long it runs")
+
+    def unsupported(self, reason: str) -> Unsupported:
+        return Unsupported(
+            f"cluster {self._cluster!r} was not started by tfd: {reason}",
             fix="use the program that started it",
         )
 
@@ -146,7 +158,7 @@ class ExternalNode(Node):
         self._closed.set()
         self._thread.join(timeout)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self.close()
 
     def _watch(self) -> None:

@@ -1,7 +1,7 @@
 """``launcher="fake"``: simulated tasks, for tests and for trying out views.
 
-No process runs. Every request is answered at once, and the events are those of a healthy host.
-`Fake` keeps its nodes, so that a test can let a task die, hang or use memory.
+No process runs. Each method returns at once, and the events are those of a healthy host. `Fake`
+keeps its hosts, so that a test can simulate a failed, hung or large task.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName, no_lease
-from tfd_notebook.launchers.base import Launcher, Node, OnEvent
+from tfd_notebook.launchers.base import GpuReport, Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import GpusMeasured, LeaseChanged, TaskChanged, TaskMeasured
-from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
 
 _GPU = "Imaginary 80GB"
 _GPU_BYTES = 80_000_000_000
@@ -32,7 +32,7 @@ class Fake(Launcher):
 
     Attributes
     ----------
-    nodes : list of FakeNode
+    task_hosts : list of FakeTaskHost
         One for each connected cluster.
     """
 
@@ -51,16 +51,15 @@ class Fake(Launcher):
         super().__init__(host=host, allow=allow)
         hosts = gpus if isinstance(gpus, Mapping) else {"localhost": gpus}
         self._gpus = {host: tuple(numbers) for host, numbers in hosts.items()}
-        self.nodes: list[FakeNode] = []
+        self.task_hosts: list[FakeTaskHost] = []
 
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
-        node = FakeNode(config, on_event, self._gpus)
-        self.nodes.append(node)
-        return (node,)
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
+        self.task_hosts.append(FakeTaskHost(config, on_event, self._gpus))
+        return (self.task_hosts[-1],)
 
 
-class FakeNode(Node):
-    """A host that answers requests and runs nothing."""
+class FakeTaskHost(TaskHost):
+    """A host that simulates its tasks."""
 
     host = "localhost"
     directory = ""
@@ -72,29 +71,26 @@ class FakeNode(Node):
         self._on_event = on_event
         self._pids = itertools.count(4_000_001)
         self.tasks: dict[str, dict[str, Any]] = {}
-        self.installed: list[str] = []
-        self.settings: dict[str, dict[str, Any]] = {}
+        self.installed: list[bytes] = []
+        self.settings: dict[str, Mapping[str, Any]] = {}
         self._gpus = gpus
-        self.dealt: dict[str, list[int]] = {}
-        self.about: dict[str, Any] = {}
+        self.assigned_gpus: dict[str, list[int]] = {}
+        self.description: Mapping[str, Any] = {}
         self.leased = False
 
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        return getattr(self, f"_do_{do}")(**arguments)
-
     def close(self, timeout: float = 10.0) -> None:
-        self._do_stop(list(self.tasks))
+        self.stop(list(self.tasks))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         pass
 
-    def tell(self, task: str, state: TaskState, reason: str = "", **fields: Any) -> None:
+    def set_state(self, task: str, state: TaskState, reason: str = "", **fields: Any) -> None:
         """Send the event that `task` entered `state`."""
         known = self.tasks[task]
         known.update(fields)
         self._on_event(TaskChanged(task, state, reason, **known))
 
-    def gpus(self) -> list[dict[str, Any]]:
+    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
         return [
             {
                 "host": host,
@@ -102,7 +98,7 @@ class FakeNode(Node):
                     {"index": i, "name": _GPU, "uuid": f"GPU-{host}-{i}", "memory": _GPU_BYTES}
                     for i in numbers
                 ],
-                "why": "" if numbers else "this host has no GPU",
+                "reason": "" if numbers else "this host has no GPU",
                 "hidden": False,
             }
             for host, numbers in self._gpus.items()
@@ -116,7 +112,7 @@ class FakeNode(Node):
         position = list(self._gpus).index(host)
         held = {
             gpu: name
-            for name, numbers in self.dealt.items()
+            for name, numbers in self.assigned_gpus.items()
             for gpu in numbers
             if self.place_of("", int(name.partition(":")[2])) == position
         }
@@ -136,69 +132,76 @@ class FakeNode(Node):
         """Send a measurement of `task`, such as ``cpu_percent``, ``rss_mb`` or ``bytes_sent``."""
         self._on_event(TaskMeasured(task, **measured))
 
-    def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
-        held = {}
-        for packed in tasks:
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        addresses = {}
+        for spec in tasks:
             pid = next(self._pids)
-            name = f"{packed['role']}:{packed['index']}"
-            held[name] = f"localhost:{packed['port'] or 50_000 + pid % 10_000}"
-            self.dealt[name] = packed["gpus"]
-            host = list(self._gpus)[self.place_of(packed["role"], packed["index"])]
-            self.tasks[name] = {
-                "address": held[name],
+            addresses[spec.name] = f"localhost:{spec.port or 50_000 + pid % 10_000}"
+            self.assigned_gpus[spec.name] = list(spec.gpus)
+            host = list(self._gpus)[self.place_of(spec.role, spec.index)]
+            self.tasks[spec.name] = {
+                "address": addresses[spec.name],
                 "pid": pid,
                 "restarts": 0,
                 "open_to": "this host",
                 "host": host if len(self._gpus) > 1 else "",
             }
-        return held
+        return addresses
 
-    def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
         for name, settings in tasks.items():
             self._require_task(name)
             self.settings[name] = settings
-            self.tell(name, TaskState.STARTING)
-            self.tell(name, TaskState.READY)
+            self.set_state(name, TaskState.STARTING)
+            self.set_state(name, TaskState.READY)
 
-    def _do_stop(self, tasks: list[str]) -> None:
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
         for name in tasks:
             self._require_task(name)
-            self.tell(name, TaskState.STOPPED, pid=None)
+            self.set_state(name, TaskState.STOPPED, pid=None)
             del self.tasks[name]
 
-    def _do_restart(self, task: str, settings: dict[str, Any]) -> None:
+    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
         restarts = self._require_task(task)["restarts"] + 1
-        self.tell(task, TaskState.RESTARTING, "requested", restarts=restarts)
-        self.tell(task, TaskState.READY, pid=next(self._pids))
+        self.set_state(task, TaskState.RESTARTING, "requested", restarts=restarts)
+        self.set_state(task, TaskState.READY, pid=next(self._pids))
 
-    def _do_kill(self, task: str) -> int:
+    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
         pid = int(self._require_task(task)["pid"])
-        self.tell(task, TaskState.RESTARTING, "killed by signal 9 (SIGKILL)")
-        self.tell(
-            task, TaskState.READY, pid=next(self._pids), restarts=self.tasks[task]["restarts"] + 1
-        )
+        restarts = self.tasks[task]["restarts"] + 1
+        self.set_state(task, TaskState.RESTARTING, "killed by signal 9 (SIGKILL)")
+        self.set_state(task, TaskState.READY, pid=next(self._pids), restarts=restarts)
         return pid
 
-    def _do_lease(self, seconds: float, renew: bool = False) -> float:
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
         if renew and not self.leased:
             raise no_lease(self._cluster)
         self.leased = True
         self._on_event(LeaseChanged(seconds))
         return seconds
 
-    def _do_describe(self, about: dict[str, Any]) -> None:
-        self.about = about
+    def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        self.description = description
 
-    def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
-        self.installed.append(blob)
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        self.installed.append(functions)
 
-    def _do_inspect(self) -> dict[str, Any]:
+    def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
         return {name: {"stale": [], "ops": []} for name in self.tasks}
 
-    def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
         self._require_task(task)
         text = f"{task} has no output\n"
-        return [text if not offset else "", len(text)]
+        return text if not offset else "", len(text)
 
     def _require_task(self, name: str) -> dict[str, Any]:
         if name not in self.tasks:

@@ -12,14 +12,14 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
-from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
+from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import Notice, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import (
     SERVER_ROLES,
@@ -27,6 +27,7 @@ from tfd_notebook.model.spec import (
     ClusterConfig,
     Endpoint,
     Role,
+    TaskSpec,
     TaskState,
 )
 from tfd_notebook.net import ports, runtime_dir
@@ -45,7 +46,7 @@ class InProcess(Launcher):
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
     in_process: ClassVar[bool] = True
 
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         count = sum(config.counts.get(role, 0) for role in SERVER_ROLES)
         tf_servers.check_room(count)
         if tf_servers.endless() and count:
@@ -57,7 +58,7 @@ class InProcess(Launcher):
                     fix='restart the kernel to end them; launcher="local" does not have this limit',
                 )
             )
-        return (InProcessNode(config, on_event),)
+        return (InProcessTaskHost(config, on_event),)
 
 
 @dataclass
@@ -75,6 +76,13 @@ class _InProcessTask:
     restarts: int = field(default=0)
     error_server: ErrorServer | None = None
 
+    @classmethod
+    def reserve(cls, spec: TaskSpec) -> _InProcessTask:
+        """Reserve a port for a task."""
+        reserved_socket = ports.reserve_port(spec.port)
+        port = reserved_socket.getsockname()[1]
+        return cls(spec.role, dict(spec.settings), reserved_socket, port, f"{spec.host}:{port}")
+
     def close(self) -> None:
         """Close the error server and release the port."""
         if self.error_server is not None:
@@ -83,8 +91,8 @@ class _InProcessTask:
         self.reserved_socket.close()
 
 
-class InProcessNode(Node):
-    """The calling process as a host. It handles the requests that an agent handles."""
+class InProcessTaskHost(TaskHost):
+    """The calling process as a host."""
 
     host = "localhost"
 
@@ -118,17 +126,13 @@ class InProcessNode(Node):
             },
         )
 
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        with self._lock:
-            return getattr(self, f"_do_{do}")(**arguments)
-
     def close(self, timeout: float = 10.0) -> None:
         self._closing.set()
         with self._lock:
             in_stop_order = [[n for n, t in self._tasks.items() if t.role in r] for r in STOP_ORDER]
             for name in itertools.chain(*in_stop_order):
                 with contextlib.suppress(TfdError):
-                    self._do_stop([name])
+                    self.stop([name])
             for _, task in self._removed:
                 task.close()
             self._removed.clear()
@@ -136,43 +140,42 @@ class InProcessNode(Node):
         runtime_dir.remove(self._directory)
         self._directory_lock.close()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Do nothing: the tasks cannot outlive this process."""
 
-    def _do_lease(self, seconds: float, renew: bool = False) -> float:
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
         raise Unsupported(
             "tasks in this process cannot outlive it", fix='start them with launcher="local"'
         )
 
-    def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
-        held: dict[str, str] = {}
-        for packed in tasks:
-            name = f"{packed['role']}:{packed['index']}"
-            for index, (removed_name, task) in enumerate(self._removed):
-                if removed_name == name and task.error_server is not None:
-                    task.error_server.close()
-                    task.error_server = None
-                    self._tasks[name] = task
-                    del self._removed[index]
-                    break
-            else:
-                reserved_socket = ports.reserve_port(packed["port"])
-                port = reserved_socket.getsockname()[1]
-                address = f"{packed['host']}:{port}"
-                role, settings = Role(packed["role"]), dict(packed["settings"])
-                self._tasks[name] = _InProcessTask(role, settings, reserved_socket, port, address)
-            held[name] = self._tasks[name].address
-        return held
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        with self._lock:
+            for spec in tasks:
+                self._tasks[spec.name] = self._removed_task(spec.name) or _InProcessTask.reserve(
+                    spec
+                )
+            return {spec.name: self._tasks[spec.name].address for spec in tasks}
 
-    def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
-        for name, settings in tasks.items():
-            task = self._task(name)
-            task.settings.update(settings)
-            if task.role in SERVER_ROLES:
-                # The GPUs belong to the kernel. All servers of a process share the thread pool of
-                # the first server; a worker waits forever if its ps finds no free thread in it.
-                task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
-            self._serve(name, task)
+    def _removed_task(self, name: str) -> _InProcessTask | None:
+        """Return the removed task with this name, whose error server is closed, or None."""
+        for index, (removed_name, task) in enumerate(self._removed):
+            if removed_name == name and task.error_server is not None:
+                task.error_server.close()
+                task.error_server = None
+                del self._removed[index]
+                return task
+        return None
+
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
+        with self._lock:
+            for name, settings in tasks.items():
+                task = self._task(name)
+                task.settings.update(settings)
+                if task.role in SERVER_ROLES:
+                    # The GPUs belong to the kernel. All servers of a process share the thread pool
+                    # of the first server; a worker waits forever if its ps finds no free thread.
+                    task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
+                self._serve(name, task)
 
     def _serve(self, name: str, task: _InProcessTask) -> None:
         self._publish(name, task, TaskState.STARTING)
@@ -194,28 +197,32 @@ class InProcessNode(Node):
         task.sent = ports.SentBytes(task.port)
         self._publish(name, task, TaskState.READY)
 
-    def _do_stop(self, tasks: list[str]) -> None:
-        for name in tasks:
-            task = self._task(name)
-            stopped = task.server is None or task.server.stop(_STOP_SECONDS)
-            server, task.server, task.sent = task.server, None, None
-            reason = "" if stopped or server is None else server.kept
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        with self._lock:
+            for name in tasks:
+                self._stop(name)
+
+    def _stop(self, name: str) -> None:
+        task = self._task(name)
+        stopped = task.server is None or task.server.stop(_STOP_SECONDS)
+        server, task.server, task.sent = task.server, None, None
+        reason = "" if stopped or server is None else server.kept
+        if stopped:
+            server = None  # finalized before its address is used again
+        del self._tasks[name]
+        if task.role is Role.DATA_WORKER and not self._closing.is_set():
+            self._removed.append((name, task))
             if stopped:
-                server = None  # finalized before its address is used again
-            del self._tasks[name]
-            if task.role is Role.DATA_WORKER and not self._closing.is_set():
-                self._removed.append((name, task))
-                if stopped:
-                    self._start_error_server(name, task)
-                else:
-                    threading.Thread(
-                        target=self._start_error_server_later,
-                        args=(name, task, server),
-                        daemon=True,
-                    ).start()
+                self._start_error_server(name, task)
             else:
-                task.close()
-            self._publish(name, task, TaskState.STOPPED, reason)
+                threading.Thread(
+                    target=self._start_error_server_later,
+                    args=(name, task, server),
+                    daemon=True,
+                ).start()
+        else:
+            task.close()
+        self._publish(name, task, TaskState.STOPPED, reason)
 
     def _start_error_server(self, name: str, task: _InProcessTask) -> None:
         """Serve an error on the port of a removed data worker."""
@@ -237,31 +244,28 @@ class InProcessNode(Node):
             if not self._closing.is_set():
                 self._start_error_server(name, task)
 
-    def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
-        in_process = self._task(task)
-        if in_process.server is not None and in_process.server.endless:
-            raise StateError(
-                f"{task} cannot be restarted in this process: {in_process.server.kept}",
-                task=task,
-                fix='restart the kernel, or use launcher="local"',
-            )
-        in_process.settings.update(settings)
-        in_process.restarts += 1
-        self._publish(task, in_process, TaskState.RESTARTING, "requested")
-        if in_process.server is not None and not in_process.server.stop(_STOP_SECONDS):
-            why = "it cannot stop while a consumer in this process iterates"
-            self._publish(task, in_process, TaskState.FAILED, why)
-            raise StateError(
-                why,
-                task=task,
-                fix="stop the stream or leave the loop first",
-            )
-        # TensorFlow's finalizer of a worker unregisters its address. It has to run before the next
-        # server registers the same address.
-        in_process.server = None
-        self._serve(task, in_process)
+    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        with self._lock:
+            in_process = self._task(task)
+            if in_process.server is not None and in_process.server.endless:
+                raise StateError(
+                    f"{task} cannot be restarted in this process: {in_process.server.kept}",
+                    task=task,
+                    fix='restart the kernel, or use launcher="local"',
+                )
+            in_process.settings.update(settings)
+            in_process.restarts += 1
+            self._publish(task, in_process, TaskState.RESTARTING, "requested")
+            if in_process.server is not None and not in_process.server.stop(_STOP_SECONDS):
+                why = "it cannot stop while a consumer in this process iterates"
+                self._publish(task, in_process, TaskState.FAILED, why)
+                raise StateError(why, task=task, fix="stop the stream or leave the loop first")
+            # TensorFlow's finalizer of a worker unregisters its address. It has to run before the
+            # next server registers the same address.
+            in_process.server = None
+            self._serve(task, in_process)
 
-    def _do_kill(self, task: str) -> None:
+    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
         self._task(task)
         raise StateError(
             "a task in this process cannot be killed without the kernel",
@@ -269,13 +273,22 @@ class InProcessNode(Node):
             fix='use launcher="local" to test failures',
         )
 
-    def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
         """Do nothing: the Python functions are already in this process."""
 
-    def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
         self._task(task)
         text = "Tasks in this process write to the output of the kernel.\n"
-        return [text if not offset else "", len(text)]
+        return text if not offset else "", len(text)
 
     def _task(self, name: str) -> _InProcessTask:
         if name not in self._tasks:

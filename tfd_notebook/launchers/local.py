@@ -17,8 +17,10 @@ import psutil
 
 from tfd_notebook.agent import interpreter
 from tfd_notebook.errors import LaunchError, TfdError
-from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
-from tfd_notebook.launchers.client.agent_client import AgentClient, AgentNode
+from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
+from tfd_notebook.launchers.client import agent_host
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.model.events import Event, Notice, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role
@@ -42,16 +44,12 @@ class Local(Launcher):
     summary: ClassVar[str] = "child processes on this host, restarted when they die (the default)"
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
 
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         client = _agent().client
         environment = _task_environment(config.env)
         # Preload first, so that a Python without TensorFlow is one clear error.
-        reloaded = client.request(
-            "preload",
-            config.policy.start_timeout,
-            environment=environment["environment"],
-            path=environment["path"],
-        )
+        reply = agent_host.submit_preload(client, environment["environment"], environment["path"])
+        reloaded = agent_host.await_preload(reply, "this host", config.policy.start_timeout)
         if reloaded:
             on_event(
                 Notice(
@@ -60,11 +58,12 @@ class Local(Launcher):
                     "so it was imported again",
                 )
             )
-        return (AgentNode.open(client, config, on_event, environment),)
+        directory = agent_host.open_cluster(client, config, on_event, environment)
+        return (AgentTaskHost(client, config.name, directory),)
 
 
-def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
-    """Return a node of this kernel's agent that runs the local tunnels of a remote cluster.
+def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentTaskHost:
+    """Return a host under this kernel's agent that runs the local tunnels of a remote cluster.
 
     Parameters
     ----------
@@ -83,7 +82,9 @@ def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
         if isinstance(event, Notice):
             on_event(event)
 
-    return AgentNode.open(_agent().client, config, forward, _task_environment(config.env))
+    client = _agent().client
+    directory = agent_host.open_cluster(client, config, forward, _task_environment(config.env))
+    return AgentTaskHost(client, config.name, directory)
 
 
 def preload() -> bool:
@@ -100,8 +101,8 @@ def preload() -> bool:
     def work() -> None:
         # The first cluster that needs the agent reports a failure, with its reason.
         with contextlib.suppress(TfdError):
-            _agent().client.submit(
-                "preload", environment=environment["environment"], path=environment["path"]
+            agent_host.submit_preload(
+                _agent().client, environment["environment"], environment["path"]
             )
 
     threading.Thread(target=work, name="tfd-preload", daemon=True).start()

@@ -17,22 +17,21 @@ from tfd_notebook.errors import (
     AgentLost,
     InvalidMessage,
     LaunchError,
-    StartTimeout,
     StateError,
     TfdError,
     Unsupported,
     UsageError,
 )
 from tfd_notebook.launchers import local
-from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
-from tfd_notebook.launchers.client import tls_tunnels
-from tfd_notebook.launchers.client.agent_client import AgentNode
+from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
+from tfd_notebook.launchers.client import agent_host, tls_tunnels
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
-from tfd_notebook.launchers.client.multi_host import MultiHostNode, Tunnels
+from tfd_notebook.launchers.client.multi_host import TaskHostGroup, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
-from tfd_notebook.model.spec import ClusterConfig, Role
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec
 from tfd_notebook.net import proxies, validation
 
 
@@ -146,13 +145,13 @@ class RemoteLauncher(Launcher):
         """Return the hosts in order, without connecting to them."""
 
     def tunnels(
-        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
+        self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
     ) -> Tunnels:
         """Return the tunnels between tasks that need encryption."""
         local_agent = None
-        if not any(node.is_local for node in nodes):
+        if not any(host.is_local for host in task_hosts):
             local_agent = local.local_tunnel_agent(config, on_event)
-        ends = [(node, node.identity, self.address_of(node.remote)) for node in nodes]
+        ends = [(host, host.identity, self.address_of(host.remote)) for host in task_hosts]
         try:
             return tls_tunnels.TLSTunnels(ends, local_agent)
         except BaseException:
@@ -164,7 +163,7 @@ class RemoteLauncher(Launcher):
         """Return the environment of tasks on a host, in addition to that of a login session."""
         return {"environment": dict(config.env), "directory": None, "path": None}
 
-    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         hosts = self.hosts()
         sessions, errors = self._connect_all(hosts, [None] * len(hosts))
         reached = RemoteAgents(self, hosts, sessions)
@@ -232,37 +231,34 @@ class RemoteLauncher(Launcher):
         sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
-    ) -> MultiHostNode:
+    ) -> TaskHostGroup:
         """Return the hosts of a new cluster."""
         addresses = self._advertise(hosts, sessions)
         allowed_networks = () if self._secure else self._addresses_to_allow(hosts, addresses)
-        nodes = []
+        task_hosts = []
         self._preload(hosts, sessions, config)
         for host, session in zip(hosts, sessions, strict=True):
-            surroundings = self.surroundings(config)
-            nodes.append(
-                RemoteNode.open_at(session, host, config, on_event, surroundings, allowed_networks)
+            directory = agent_host.open_cluster(
+                session.client,
+                config,
+                _from_host(host, on_event),
+                self.surroundings(config),
+                allowed_networks,
             )
+            allow = (*config.allow, *allowed_networks)
+            task_hosts.append(RemoteTaskHost(session, host, config.name, directory, allow))
             for what in host.warnings(self._grace):
                 on_event(Notice("warning", what))
-        return self._multi_host_node(nodes, config, on_event)
+        return self._group(task_hosts, config, on_event)
 
     def _preload(
         self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession], config: ClusterConfig
     ) -> None:
         """Import TensorFlow on all hosts concurrently."""
-        requests = [
-            session.client.submit("preload", environment=dict(config.env)) for session in sessions
-        ]
-        for host, request in zip(hosts, requests, strict=True):
+        replies = [agent_host.submit_preload(session.client, config.env) for session in sessions]
+        for host, reply in zip(hosts, replies, strict=True):
             try:
-                request.result(config.policy.start_timeout)
-            except concurrent.futures.TimeoutError:
-                raise StartTimeout(
-                    f"{host.label} did not import TensorFlow within "
-                    f"{config.policy.start_timeout:g} s",
-                    fix="allow more time with tfd.Policy(start_timeout=...)",
-                ) from None
+                agent_host.await_preload(reply, host.label, config.policy.start_timeout)
             except TfdError as error:
                 raise _with_host(error, host) from None
 
@@ -272,25 +268,25 @@ class RemoteLauncher(Launcher):
         sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
-    ) -> MultiHostNode:
-        """Return the hosts of a running cluster; see `RemoteAgents`."""
+    ) -> tuple[TaskHostGroup, list[dict[str, Any]]]:
+        """Return the hosts of a running cluster and their replies; see `RemoteAgents`."""
         self._advertise(hosts, sessions)
-        nodes = []
+        task_hosts, replies = [], []
         for host, session in zip(hosts, sessions, strict=True):
-            session.client.listen(config.name, _from_host(host, on_event))
-            reply = session.client.request("adopt", 30.0, cluster=config.name)
-            nodes.append(RemoteNode(session, host, config.name, reply["directory"]))
-        return self._multi_host_node(nodes, config, on_event)
+            reply = agent_host.adopt(session.client, config.name, _from_host(host, on_event))
+            task_hosts.append(RemoteTaskHost(session, host, config.name, reply["directory"]))
+            replies.append(reply)
+        return self._group(task_hosts, config, on_event), replies
 
-    def _multi_host_node(
-        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
-    ) -> MultiHostNode:
-        place = self._placement([node.label for node in nodes], config)
-        tunnels = self.tunnels(nodes, config, on_event) if self._secure else None
+    def _group(
+        self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
+    ) -> TaskHostGroup:
+        place = self._placement([host.label for host in task_hosts], config)
+        tunnels = self.tunnels(task_hosts, config, on_event) if self._secure else None
         record = DetachedClusterRecord(
-            config.name, self.name, self.options, [node.agent for node in nodes]
+            config.name, self.name, self.options, [host.agent for host in task_hosts]
         )
-        return MultiHostNode(nodes, place, tunnels, record)
+        return TaskHostGroup(task_hosts, place, tunnels, record)
 
     def _advertise(
         self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession]
@@ -377,13 +373,18 @@ def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
     return forward
 
 
-class RemoteNode(AgentNode):
+class RemoteTaskHost(AgentTaskHost):
     """The tasks of a cluster under the agent of another host."""
 
     def __init__(
-        self, session: AgentSession, host: RemoteHost, cluster: str, directory: str
+        self,
+        session: AgentSession,
+        host: RemoteHost,
+        cluster: str,
+        directory: str,
+        allowed_networks: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(session.client, cluster, directory)
+        super().__init__(session.client, cluster, directory, self._close_connection)
         self.label = host.label
         assert host.greeting is not None
         self.is_local = host.greeting.is_here
@@ -392,49 +393,26 @@ class RemoteNode(AgentNode):
         self.identity = host.greeting.identity
         self.agent = session.client.id
         #: Networks that may connect to the tasks.
-        self.allowed_networks: tuple[str, ...] = ()
+        self.allowed_networks = allowed_networks
 
-    @classmethod
-    def open_at(
-        cls,
-        session: AgentSession,
-        host: RemoteHost,
-        config: ClusterConfig,
-        on_event: OnEvent,
-        surroundings: dict[str, Any],
-        allow: Sequence[str],
-    ) -> RemoteNode:
-        """Open a new cluster with the agent of a host."""
-        session.client.listen(config.name, _from_host(host, on_event))
-        directory = session.client.request(
-            "open",
-            30.0,
-            cluster=config.name,
-            policy=vars(config.policy),
-            preload=list(config.preload),
-            allow=[*config.allow, *allow],
-            about={},
-            **surroundings,
-        )
-        node = cls(session, host, config.name, directory)
-        node.allowed_networks = (*config.allow, *allow)
-        return node
-
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        if do == "lease" and not self.remote.lasts:
-            raise Unsupported(
-                f"{self.label}: tasks there end with their Spark application at the latest"
-            )
-        if do == "hold":
-            for packed in arguments["tasks"]:
-                packed["host"] = packed["host"] or self.host
+    def _request(self, method: str, timeout: float, **arguments: Any) -> Any:
         try:
-            return super().request(do, timeout=timeout, **arguments)
+            return super()._request(method, timeout, **arguments)
         except TfdError as error:
             raise _with_host(error, self.remote) from None
 
-    def _end_session(self, do: str, timeout: float) -> None:
-        super()._end_session(do, timeout)
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        specs = [dataclasses.replace(task, host=task.host or self.host) for task in tasks]
+        return super().reserve_ports(specs, timeout=timeout)
+
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
+        if not self.remote.lasts:
+            raise Unsupported(
+                f"{self.label}: tasks there end with their Spark application at the latest"
+            )
+        return super().lease(seconds, renew, timeout=timeout)
+
+    def _close_connection(self) -> None:
         self._session.close()
         self.remote.close()
 
@@ -462,35 +440,33 @@ class RemoteAgents:
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         # All agents have the same data about the cluster as a whole.
-        return list(self._sessions[0].client.request("clusters", timeout))
+        return agent_host.clusters(self._sessions[0].client, timeout)
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
-    ) -> tuple[MultiHostNode, dict[str, Any]]:
+    ) -> tuple[TaskHostGroup, dict[str, Any]]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster = self._launcher.rejoin(self._hosts, self._sessions, config, on_event)
-        events, replies = [], []
-        for position, node in enumerate(cluster.nodes):
-            reply = node.request("adopt")
+        cluster, replies = self._launcher.rejoin(self._hosts, self._sessions, config, on_event)
+        events = []
+        for position, (task_host, reply) in enumerate(zip(cluster.hosts, replies, strict=True)):
             if not reply["about"]:
                 raise StateError(
-                    f"the description of cluster {config.name!r} on {node.label} is incomplete",
+                    f"the description of cluster {config.name!r} on {task_host.label} is "
+                    "incomplete",
                     fix=f"tfd stop {config.name}, and start it again",
                 )
-            replies.append(reply)
-            events += [(position, {**event, "host": node.label}) for event in reply["tasks"]]
+            events += [(position, {**event, "host": task_host.label}) for event in reply["tasks"]]
         try:
             cluster.adopt(events)
         except BaseException:
-            cluster.leave()
+            cluster.detach()
             raise
         return cluster, {**replies[0], "tasks": [event for _, event in events]}
 
     def end(self, cluster: str) -> None:
         """Stop the rest of the cluster; never raises."""
         for session in self._sessions:
-            with contextlib.suppress(TfdError):
-                session.client.request("close", 30.0, cluster=cluster)
+            AgentTaskHost(session.client, cluster).close(30.0)
         self.close()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit, Uns
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.multi_host import Tunnels
 from tfd_notebook.launchers.client.session import Channel, SocketChannel
-from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher, RemoteNode, join_agent
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher, RemoteTaskHost, join_agent
 from tfd_notebook.model.events import Notice
 from tfd_notebook.net.bounded_write import write_to_pipe
 
@@ -153,11 +153,11 @@ class SSH(RemoteLauncher):
         return {**super().surroundings(config), "directory": self._directory}
 
     def tunnels(
-        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
+        self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
     ) -> Tunnels:
         if self._by_tls:
-            return super().tunnels(nodes, config, on_event)
-        return _SSHTunnels(nodes, config.name, on_event)
+            return super().tunnels(task_hosts, config, on_event)
+        return _SSHTunnels(task_hosts, config.name, on_event)
 
 
 class _Client:
@@ -339,20 +339,22 @@ class _SSHHost(RemoteHost):
 class _SSHTunnels:
     """Tunnels from every host to the host of a port, through this host."""
 
-    def __init__(self, nodes: Sequence[RemoteNode], cluster: str, on_event: OnEvent) -> None:
-        self._nodes = nodes
-        self._hosts = [node.remote for node in nodes if isinstance(node.remote, _SSHHost)]
+    def __init__(
+        self, task_hosts: Sequence[RemoteTaskHost], cluster: str, on_event: OnEvent
+    ) -> None:
+        self._task_hosts = task_hosts
+        self._hosts = [known.remote for known in task_hosts if isinstance(known.remote, _SSHHost)]
         self._cluster = cluster
         self._on_event = on_event
-        for node, host in zip(nodes, self._hosts, strict=True):
-            host.on_reconnect = functools.partial(self._check_after_reconnect, node, host)
+        for task_host, host in zip(task_hosts, self._hosts, strict=True):
+            host.on_reconnect = functools.partial(self._check_after_reconnect, task_host, host)
 
-    def _check_after_reconnect(self, node: RemoteNode, host: _SSHHost) -> None:
+    def _check_after_reconnect(self, task_host: RemoteTaskHost, host: _SSHHost) -> None:
         """Close the tunnels that sshd opened to other hosts after a reconnect."""
         try:
             for port in _retry_until_reply(lambda: host.client.reopened(host.label)):
                 try:
-                    _retry_until_reply(functools.partial(_check_loopback, node, port))
+                    _retry_until_reply(functools.partial(_check_loopback, task_host, port))
                 except AgentLost:
                     return
                 except LaunchError as error:
@@ -374,12 +376,12 @@ class _SSHTunnels:
             # The tunnel to this host comes first: the others lead through it.
             if not target.greeting.is_here:
                 target.client.tunnel(target.label, "here", port)
-            for node, other in zip(self._nodes, self._hosts, strict=True):
+            for task_host, other in zip(self._task_hosts, self._hosts, strict=True):
                 assert other.greeting is not None
                 shares = other.greeting.identity == target.greeting.identity
                 if not shares and not other.greeting.is_here:
                     other.client.tunnel(other.label, "there", port)
-                    _check_loopback(node, port)
+                    _check_loopback(task_host, port)
         except BaseException:
             self.close(port)
             raise
@@ -402,13 +404,13 @@ def _retry_until_reply(request: Callable[[], T]) -> T:
             continue
 
 
-def _check_loopback(node: RemoteNode, port: int) -> None:
+def _check_loopback(task_host: RemoteTaskHost, port: int) -> None:
     """Raise LaunchError if sshd lets other hosts connect to a tunnel in spite of the request."""
-    listening = node.request("listeners", port=port)
+    listening = task_host.listening_addresses(port)
     exposed = [a for a in listening if not ipaddress.ip_address(a).is_loopback]
     if exposed:
         raise LaunchError(
-            f"{node.label}: sshd opens the tunnel at port {port} to other hosts (it listens at "
-            f"{', '.join(exposed)}), because GatewayPorts is set to yes",
+            f"{task_host.label}: sshd opens the tunnel at port {port} to other hosts (it listens "
+            f"at {', '.join(exposed)}), because GatewayPorts is set to yes",
             fix='set GatewayPorts no, or clientspecified, in its sshd_config, or use secure="tls"',
         )

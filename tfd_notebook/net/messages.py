@@ -255,7 +255,7 @@ REPLIES: dict[str, Check] = {
     "clusters": listing(_listed),
     "connect": text,
     "gpus": record(
-        {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "why": text, "hidden": boolean}
+        {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "reason": text, "hidden": boolean}
     ),
     "hold": mapping(task_name, address),
     "inspect": mapping(task_name, record({"stale": listing(text), "ops": listing(text)})),

@@ -28,7 +28,7 @@ from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.client import orphans
 from tfd_notebook.model.events import Notice
-from tfd_notebook.model.spec import ClusterConfig, TaskState
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
 from tfd_notebook.net import runtime_dir
 
 pytestmark = pytest.mark.integration
@@ -263,21 +263,13 @@ def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluste
         raise KeyError("provoked")
 
     before = {task.name: task.pid for task in cluster.tasks}
-    (node,) = local.Local().connect(ClusterConfig(name="raising"), raising)
+    (task_host,) = local.Local().connect(ClusterConfig(name="raising"), raising)
     try:
-        task = {
-            "role": "dispatcher",
-            "index": 0,
-            "host": "localhost",
-            "port": 0,
-            "settings": {},
-            "gpus": [],
-        }
-        node.request("hold", tasks=[task])
-        node.request("stop", tasks=["dispatcher:0"])
+        task_host.reserve_ports([TaskSpec(Role.DISPATCHER, 0)])
+        task_host.stop(["dispatcher:0"])
         until(lambda: any(isinstance(event, Notice) for event in heard))
     finally:
-        node.close()
+        task_host.close()
     assert "KeyError" in caplog.text
     assert {task.name: task.pid for task in cluster.tasks} == before
     assert cluster.kill("data_worker:0") == before["data_worker:0"]

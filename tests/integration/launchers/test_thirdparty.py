@@ -111,20 +111,20 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
     """An attach takes the specification from this host, not from the agent."""
     config, options = cluster.config, base.launcher("command", cluster.config.options).options
     cluster.detach(1.0)
-    (node,) = cluster._task_manager._node.nodes  # type: ignore[union-attr]
+    (task_host,) = cluster._task_manager.task_host.hosts  # type: ignore[attr-defined]
     (known,) = remote_detached_clusters()
     try:
         stored = known.about["config"]
         changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},
                    "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
-        node.request("describe", about={**known.about, "config": {**stored, **changed}})
+        task_host.describe({**known.about, "config": {**stored, **changed}})
         cluster.leave()
         attached = tfd.attach("elsewhere", connect=False)
         assert attached.config == config
         assert attached._task_manager._launcher.options == options
         assert attached.state == "ready"
-        (node,) = attached._task_manager._node.nodes
-        node.request("describe", about={"config": {"launcher": "x"}})
+        (task_host,) = attached._task_manager.task_host.hosts  # type: ignore[attr-defined]
+        task_host.describe({"config": {"launcher": "x"}})
         attached.leave()
         with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*about\.config"):
             tfd.attach("elsewhere", connect=False)

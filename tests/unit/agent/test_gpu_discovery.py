@@ -86,7 +86,7 @@ def test_environment_limits_the_usable_gpus(
     environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
     result = gpu_discovery.find(environment)
     assert numbers(result) == expected
-    assert result["why"] == ("" if expected else f"CUDA_VISIBLE_DEVICES={setting} hides 4 GPUs")
+    assert result["reason"] == ("" if expected else f"CUDA_VISIBLE_DEVICES={setting} hides 4 GPUs")
     assert nvml.users == 0
 
 
@@ -103,11 +103,11 @@ def test_missing_nvml_gives_no_gpus_and_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
-    assert "nvidia-ml-py" in gpu_discovery.find({})["why"]
+    assert "nvidia-ml-py" in gpu_discovery.find({})["reason"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
-    assert "Driver Not Loaded" in gpu_discovery.find({})["why"]
+    assert "Driver Not Loaded" in gpu_discovery.find({})["reason"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(count=0))  # type: ignore[arg-type]
-    assert gpu_discovery.find({}) == {"gpus": [], "why": "this host has no GPU", "hidden": False}
+    assert gpu_discovery.find({}) == {"gpus": [], "reason": "this host has no GPU", "hidden": False}
 
 
 def test_utilization_and_memory_are_sampled(nvml: FakeNVML) -> None:

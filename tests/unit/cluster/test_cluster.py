@@ -46,7 +46,7 @@ def test_repeated_call_returns_the_same_cluster(cluster, fake):
     assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
     cluster.scale(data_workers=3)
     assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
-    assert len(fake.nodes) == 1
+    assert len(fake.task_hosts) == 1
 
 
 def test_rebinding_a_variable_does_not_stop_the_cluster(fake):
@@ -70,7 +70,7 @@ def test_duplicate_name_is_refused_or_replaced(cluster, fake):
 def test_invalid_counts_are_refused(fake, count):
     with pytest.raises(errors.UsageError, match="data_workers"):
         tfd.Cluster(data_workers=count, launcher=fake)
-    assert not fake.nodes
+    assert not fake.task_hosts
     assert not tfd.clusters()
 
 
@@ -120,14 +120,15 @@ def test_training_tasks_start_without_a_dispatcher(fake):
 
 def test_failed_start_stops_the_dispatcher(fake, monkeypatch):
     cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
-    node = fake.nodes[0]
+    task_host = fake.task_hosts[0]
+    start = task_host.start
 
-    def refuse(do, *, timeout=30.0, **arguments):
-        if do == "start" and "data_worker:0" in arguments["tasks"]:
+    def refuse(tasks):
+        if "data_worker:0" in tasks:
             raise errors.LaunchError("no room")
-        return getattr(node, f"_do_{do}")(**arguments)
+        start(tasks)
 
-    monkeypatch.setattr(node, "request", refuse)
+    monkeypatch.setattr(task_host, "start", refuse)
     with pytest.raises(errors.LaunchError, match="no room"):
         cluster.scale(data_workers=1, workers=2)
     assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0"]
@@ -138,14 +139,14 @@ def test_failed_start_stops_the_dispatcher(fake, monkeypatch):
 
 def test_each_server_gets_its_cluster_spec(fake):
     cluster = tfd.Cluster(workers=2, ps=2, evaluator=True, launcher=fake)
-    node = fake.nodes[0]
+    task_host = fake.task_hosts[0]
     address = {task.name: task.address for task in cluster.tasks}
     training = {
         "worker": [address["worker:0"], address["worker:1"]],
         "ps": [address["ps:0"], address["ps:1"]],
     }
     assert cluster._task_manager.cluster_spec() == training
-    assert node.settings == {
+    assert task_host.settings == {
         "worker:0": {"cluster": training, "job": "worker", "index": 0},
         "worker:1": {"cluster": training, "job": "worker", "index": 1},
         "ps:0": {"cluster": training, "job": "ps", "index": 0},
@@ -159,10 +160,10 @@ def test_each_server_gets_its_cluster_spec(fake):
     cluster.scale(workers=3)
     grown = cluster._task_manager.cluster_spec()
     assert grown["worker"][:2] == training["worker"]
-    assert node.settings["worker:2"] == {"cluster": grown, "job": "worker", "index": 2}
+    assert task_host.settings["worker:2"] == {"cluster": grown, "job": "worker", "index": 2}
     cluster.scale(workers=1)
     assert cluster._task_manager.cluster_spec() == dict(training, worker=[address["worker:0"]])
-    node.tell("worker:0", TaskState.FAILED, "it died", pid=None)
+    task_host.set_state("worker:0", TaskState.FAILED, "it died", pid=None)
     assert cluster._task_manager.cluster_spec() == {"ps": training["ps"]}
     cluster.scale(workers=1)  # restarts the failed worker
     assert cluster.snapshot().task("worker:0").state is TaskState.READY
@@ -185,7 +186,7 @@ def test_launcher_refuses_unsupported_tasks(fake, monkeypatch):
     monkeypatch.setattr(Fake, "roles", frozenset((Role.DISPATCHER, Role.DATA_WORKER)))
     with pytest.raises(errors.Unsupported, match="'fake' cannot run a ps, only dispatcher, data_w"):
         tfd.Cluster(workers=1, ps=1, launcher=fake)
-    assert not fake.nodes
+    assert not fake.task_hosts
     cluster = tfd.Cluster(launcher=fake)
     with pytest.raises(errors.Unsupported, match="cannot run a worker"):
         cluster.scale(workers=1)
@@ -211,7 +212,9 @@ def test_notice_of_a_killed_task_states_the_consequence(fake, task, message):
 
 
 def test_planned_and_ready_counts_differ_while_a_task_is_down(cluster, fake):
-    fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "killed by signal 9 (SIGKILL)", pid=None)
+    fake.task_hosts[0].set_state(
+        "data_worker:1", TaskState.FAILED, "killed by signal 9 (SIGKILL)", pid=None
+    )
     snapshot = cluster.snapshot()
     assert snapshot.state == "degraded"
     assert (snapshot.planned[Role.DATA_WORKER], snapshot.observed[Role.DATA_WORKER]) == (2, 1)
@@ -220,8 +223,8 @@ def test_planned_and_ready_counts_differ_while_a_task_is_down(cluster, fake):
 
 def test_failure_is_reported_as_a_warning(cluster, fake, caplog):
     with caplog.at_level(logging.INFO, "tfd_notebook"):
-        fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "exit status 3", pid=None)
-        fake.nodes[0].tell("data_worker:0", TaskState.HUNG, "no reply for 30 s")
+        fake.task_hosts[0].set_state("data_worker:1", TaskState.FAILED, "exit status 3", pid=None)
+        fake.task_hosts[0].set_state("data_worker:0", TaskState.HUNG, "no reply for 30 s")
     assert "data_worker:1" in caplog.text
     assert "cluster.restart('data_worker:1')" in caplog.text
     assert "data_worker:0: hung" in caplog.text
@@ -268,7 +271,7 @@ def test_cluster_can_be_inspected_before_the_start(fake):
 
 
 def test_lost_agent_is_reported(cluster, fake):
-    fake.nodes[0]._on_event(TasksLost("it died"))
+    fake.task_hosts[0]._on_event(TasksLost("it died"))
     assert cluster.state == "lost"
     assert {task.state for task in cluster.tasks} == {TaskState.LOST}
 
@@ -293,20 +296,20 @@ def test_subscribers_are_notified_and_commands_performed(cluster):
 
 
 def test_measurements_become_rates(cluster, fake):
-    node = fake.nodes[0]
-    node.measure("data_worker:0", cpu_percent=50.0, rss_mb=10.0, bytes_sent=1000)
-    node.measure("data_worker:0", bytes_sent=3000)
+    task_host = fake.task_hosts[0]
+    task_host.measure("data_worker:0", cpu_percent=50.0, rss_mb=10.0, bytes_sent=1000)
+    task_host.measure("data_worker:0", bytes_sent=3000)
     row = cluster.snapshot().task("data_worker:0")
     assert (row.cpu_percent, row.rss_mb, row.bytes_sent) == (50.0, 10.0, 3000)
     assert row.bytes_per_s > 0
 
 
 def test_wall_clock_step_does_not_change_rates(cluster, fake, monkeypatch):
-    node = fake.nodes[0]
-    node.measure("data_worker:0", bytes_sent=1000)
+    task_host = fake.task_hosts[0]
+    task_host.measure("data_worker:0", bytes_sent=1000)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 3600)
-    node.measure("data_worker:0", bytes_sent=3000)
+    task_host.measure("data_worker:0", bytes_sent=3000)
     assert cluster.snapshot().task("data_worker:0").bytes_per_s > 0
 
 

@@ -244,7 +244,7 @@ def machine() -> Iterator[Fake]:
 
 def test_cluster_allocates_gpus(machine: Fake) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, data_workers=1, evaluator=True, launcher=machine)
-    assert machine.nodes[0].dealt == {
+    assert machine.task_hosts[0].assigned_gpus == {
         "dispatcher:0": [],
         "data_worker:0": [],
         "ps:0": [],
@@ -252,7 +252,7 @@ def test_cluster_allocates_gpus(machine: Fake) -> None:
         "worker:1": [2, 3],
         "evaluator:0": [],
     }
-    machine.nodes[0].use_gpus(
+    machine.task_hosts[0].use_gpus(
         "localhost", use_percent=[None, 0, 35, 100], used=[None, 0, 2_100_000_000, 80_000_000_000]
     )
     assert cluster.to_frame().set_index("task").gpu["worker:1"] == (
@@ -263,16 +263,21 @@ def test_cluster_allocates_gpus(machine: Fake) -> None:
     assert cluster.state == "ready"
     cluster.scale(workers=0)
     cluster.scale(workers=4)  # a new allocation, because no worker had GPUs
-    assert [machine.nodes[0].dealt[f"worker:{i}"] for i in range(4)] == [[0], [1], [2], [3]]
+    assert [machine.task_hosts[0].assigned_gpus[f"worker:{i}"] for i in range(4)] == [
+        [0],
+        [1],
+        [2],
+        [3],
+    ]
 
 
 def test_start_fails_with_too_few_gpus(machine: Fake) -> None:
     with pytest.raises(UsageError, match=r"4 GPUs cannot be divided among 5 workers[^$]*gpus=0"):
         tfd.Cluster(workers=5, ps=1, launcher=machine)
-    assert machine.nodes[0].dealt == {}
+    assert machine.task_hosts[0].assigned_gpus == {}
     assert not tfd.clusters()
     tfd.Cluster(workers=5, ps=1, launcher=machine, gpus=0)
-    assert not any(machine.nodes[1].dealt.values())
+    assert not any(machine.task_hosts[1].assigned_gpus.values())
 
 
 def test_workers_without_gpus_are_reported(machine: Fake) -> None:
@@ -292,10 +297,10 @@ def machines() -> Iterator[Fake]:
 def test_all_gpus_of_all_hosts_are_in_one_table(machines: Fake) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, launcher=machines, gpus={"worker": 2})
     assert [row.task for row in cluster.snapshot().gpus] == [""] * 6  # not reported yet
-    node = machines.nodes[0]
-    assert node.dealt["worker:0"] == node.dealt["worker:1"] == [0, 1]
-    node.use_gpus("ada@two", use_percent=[90, 80, 0, None], used=[40e9, 20e9, 0, 1e9])
-    node.use_gpus("ada@one", use_percent=[10, 0], used=[1e9, 2e9])
+    task_host = machines.task_hosts[0]
+    assert task_host.assigned_gpus["worker:0"] == task_host.assigned_gpus["worker:1"] == [0, 1]
+    task_host.use_gpus("ada@two", use_percent=[90, 80, 0, None], used=[40e9, 20e9, 0, 1e9])
+    task_host.use_gpus("ada@one", use_percent=[10, 0], used=[1e9, 2e9])
     frame = cluster.gpus().to_frame()
     assert tuple(frame.columns) == GPU_COLUMNS
     assert list(zip(frame.host, frame["index"], frame.task, strict=True)) == [

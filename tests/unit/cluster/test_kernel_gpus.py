@@ -43,7 +43,7 @@ def test_gpus_are_kept_without_local_workers_with_gpus(
 ) -> None:
     launcher = Fake(gpus=gpus)
     if options.pop("launcher", None):
-        monkeypatch.setattr("tfd_notebook.launchers.fake.FakeNode.is_local", False)
+        monkeypatch.setattr("tfd_notebook.launchers.fake.FakeTaskHost.is_local", False)
     tfd.Cluster(workers=2, ps=1, launcher=launcher, **options)
     assert device_calls == []
 

@@ -412,9 +412,9 @@ def test_policy_limit_that_is_near_is_found(
     (tmp_path / config_files.POLICY).chmod(0o644)
     launcher = Fake()
     cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="near")
-    launcher.nodes[0].measure("data_worker:0", rss_mb=500.0)
+    launcher.task_hosts[0].measure("data_worker:0", rss_mb=500.0)
     assert "TFD844" not in codes(cluster)
-    launcher.nodes[0].measure("data_worker:0", rss_mb=900.0)
+    launcher.task_hosts[0].measure("data_worker:0", rss_mb=900.0)
     (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD844")
     assert "line 1" in finding.what
 
@@ -468,7 +468,7 @@ from tfd_notebook.launchers import Fake
 def start(name, gpus):
     launcher = Fake(gpus=(0, 1))
     tfd.Cluster(workers=1, ps=1, launcher=launcher, name=name, gpus=gpus)
-    launcher.nodes[0].use_gpus("localhost", use_percent=(0, 0), used=(0, 0))
+    launcher.task_hosts[0].use_gpus("localhost", use_percent=(0, 0), used=(0, 0))
 
 start("one", [0])
 start("two", [1])
@@ -500,7 +500,7 @@ def test_late_environment_variables_are_found(
 
 def test_tasks_open_to_other_hosts_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "TFD852" not in codes(cluster)
-    fake.nodes[0].tell("data_worker:1", TaskState.READY, open_to="everyone")
+    fake.task_hosts[0].set_state("data_worker:1", TaskState.READY, open_to="everyone")
     (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD852")
     assert "data_worker:1 are open to everyone" in finding.what
 
@@ -513,15 +513,15 @@ def test_frequent_restarts_and_reconnects_are_found(cluster: tfd.Cluster, fake: 
     (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD853")
     assert "data_worker:0 was restarted 3 times" in finding.what
     for _ in range(3):
-        fake.nodes[0]._on_event(HostDisconnected("localhost", 600.0))
-        fake.nodes[0]._on_event(HostReconnected("localhost", 1.0))
+        fake.task_hosts[0]._on_event(HostDisconnected("localhost", 600.0))
+        fake.task_hosts[0]._on_event(HostReconnected("localhost", 1.0))
     received = [finding.what for finding in tfd.doctor(cluster) if finding.code == "TFD853"]
     assert any("localhost was lost and restored 3 times" in what for what in received)
 
 
 def test_failed_tasks_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "TFD854" not in codes(cluster)
-    fake.nodes[0].tell("data_worker:0", TaskState.FAILED, "killed by signal 9", pid=None)
+    fake.task_hosts[0].set_state("data_worker:0", TaskState.FAILED, "killed by signal 9", pid=None)
     (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD854")
     assert "data_worker:0 is failed: killed by signal 9" in finding.what
 

@@ -108,7 +108,7 @@ def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert run(capsys, "doctor", "--json") == (0, "[]\n")
     launcher = Fake()
     tfd.Cluster(data_workers=1, launcher=launcher, name="images")
-    launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
+    launcher.task_hosts[0].set_state("data_worker:0", TaskState.FAILED, "it fell")
     status, output = run(capsys, "doctor", "images", "--json")
     findings = {finding["code"]: finding for finding in json.loads(output)}
     assert status == 1
@@ -126,7 +126,7 @@ from tfd_notebook.launchers import Fake
 from tfd_notebook.model.spec import TaskState
 launcher = Fake()
 tfd.Cluster(data_workers=1, launcher=launcher, name="theirs", env={"API_TOKEN": sys.argv[1]})
-launcher.nodes[0].tell("data_worker:0", TaskState.HUNG, "it is silent")
+launcher.task_hosts[0].set_state("data_worker:0", TaskState.HUNG, "it is silent")
 print("up", flush=True)
 input()
 """
@@ -176,7 +176,7 @@ def test_archive_has_no_secrets(
         data_workers=1, launcher=launcher, name="images", env={"MY_PASSWORD": cluster}
     )
     reason = f"{environment} {cluster} Authorization: Bearer {log} {pem} password='{log}'"
-    launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, reason)
+    launcher.task_hosts[0].set_state("data_worker:0", TaskState.FAILED, reason)
     assert environment in running.snapshot().tasks[1].reason
     status, output = run(capsys, "support")
     (path,) = tmp_path.glob("tfd-support-*.tar.gz")
@@ -244,7 +244,7 @@ def test_magic_writes_an_archive() -> None:
         launcher = Fake()
         cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="images")
         shell.user_ns["mine"] = cluster
-        launcher.nodes[0].tell("data_worker:0", TaskState.FAILED, "it fell")
+        launcher.task_hosts[0].set_state("data_worker:0", TaskState.FAILED, "it fell")
         for words in ("doctor", "doctor images", "doctor mine"):
             assert "TFD854" in shell.run_line_magic("tfd_cluster", words).codes
         assert shell.run_line_magic("tfd_cluster", "doctor localhost:1").codes == ("TFD809",)

@@ -32,7 +32,8 @@ from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.launchers.client import tls_tunnels
-from tfd_notebook.launchers.client.agent_client import AgentClient, AgentNode
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import _message
 from tfd_notebook.launchers.client.session import AgentSession
@@ -105,7 +106,7 @@ REPLIES: dict[str, Any] = {
     "adopt": ADOPT,
     "clusters": [{"name": "c", "lease": None, "about": ABOUT, "tasks": ["ready"], "heard": True},
                  {"name": "d", "lease": 5.0, "about": {}, "tasks": ["ready"], "heard": True}],
-    "gpus": {"gpus": [{"index": 0, "name": "H100", "uuid": "u", "memory": 8}], "why": "",
+    "gpus": {"gpus": [{"index": 0, "name": "H100", "uuid": "u", "memory": 8}], "reason": "",
              "hidden": False},
     "hold": {"worker:0": "localhost:4000"},
     "journal": {JOURNAL: [0, "QUJD"]},
@@ -242,7 +243,7 @@ def use_description(about: dict[str, Any]) -> None:
     monitor = monitored(config)
     client = AgentClient("agent", HOST, lambda line: None)
     fleet = TaskManager(config, Fake(), monitor)
-    fleet.adopt(AgentNode(client, config.name, "/d"), about["fleet"], [TASK])
+    fleet.adopt(AgentTaskHost(client, config.name, "/d"), about["fleet"], [TASK])
     monitor.snapshot()
     json.dumps(fleet.about(), allow_nan=False)
     reply = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
@@ -580,12 +581,15 @@ def test_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
     signed = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     request = signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
-    class Node:
-        def request(self, do: str, **arguments: Any) -> Any:
-            return answer if do == "certify_tunnels" else {"request": request}
+    class TaskHost:
+        def open_tunnels(self, trust: Any, name: str) -> Any:
+            return {"request": request}
+
+        def certify_tunnels(self, trust: Any, name: str, certificate: str) -> Any:
+            return answer
 
     with pytest.raises(errors.InvalidMessage):
-        tls_tunnels.TLSTunnels([(Node(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
+        tls_tunnels.TLSTunnels([(TaskHost(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
 
 
 # The journal

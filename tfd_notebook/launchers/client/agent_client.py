@@ -15,12 +15,10 @@ from tfd_notebook._version import VERSION
 from tfd_notebook.errors import (
     AgentLost,
     InvalidMessage,
-    LaunchError,
     StateError,
-    TfdError,
     TimeLimit,
 )
-from tfd_notebook.launchers.base import Node, OnEvent
+from tfd_notebook.launchers.base import OnEvent
 from tfd_notebook.model.events import (
     ClusterEnded,
     Event,
@@ -29,7 +27,7 @@ from tfd_notebook.model.events import (
     TasksLost,
     from_json,
 )
-from tfd_notebook.model.spec import ClusterConfig, Endpoint
+from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import agent_protocol, messages, validation
 
 #: Seconds that a request waits for earlier requests to be sent.
@@ -205,7 +203,13 @@ class AgentClient:
             return tuple(self._listeners)
 
     def request(self, do: str, timeout: float, **arguments: Any) -> Any:
-        """Send a request and wait for its reply; see `Node.request`."""
+        """Send a request and return the value of its reply, as `submit` or with its error.
+
+        Raises
+        ------
+        TimeLimit
+            No reply arrived within `timeout` seconds.
+        """
         reply = self._submit(do, arguments, timeout)
         try:
             return reply.result(timeout)
@@ -418,81 +422,3 @@ def _notify(listener: OnEvent, event: Event) -> None:
         )
         with contextlib.suppress(Exception):
             listener(notice)
-
-
-class AgentNode(Node):
-    """The tasks of a cluster under one agent.
-
-    Parameters
-    ----------
-    client : AgentClient
-    cluster : str
-    directory : str
-        Directory of the cluster on the agent's host.
-
-    See Also
-    --------
-    AgentNode.open : Opens a new cluster with an agent.
-    """
-
-    def __init__(self, client: AgentClient, cluster: str, directory: str) -> None:
-        self.host = client.host
-        self.directory = directory
-        self._client = client
-        self._cluster = cluster
-
-    @classmethod
-    def open(
-        cls,
-        client: AgentClient,
-        config: ClusterConfig,
-        on_event: OnEvent,
-        surroundings: dict[str, Any],
-    ) -> AgentNode:
-        """Open a new cluster with an agent.
-
-        Parameters
-        ----------
-        client : AgentClient
-        config : ClusterConfig
-        on_event : callable
-        surroundings : dict
-            ``environment``, ``directory`` and ``path`` of the tasks.
-        """
-        client.listen(config.name, on_event)
-        try:
-            directory = client.request(
-                "open",
-                30.0,
-                cluster=config.name,
-                policy=vars(config.policy),
-                preload=list(config.preload),
-                allow=list(config.allow),
-                about={},
-                **surroundings,
-            )
-        except BaseException:
-            client.listen(config.name, None)
-            raise
-        return cls(client, config.name, directory)
-
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        return self._client.request(do, timeout, cluster=self._cluster, **arguments)
-
-    def close(self, timeout: float = 10.0) -> None:
-        self._end_session("close", timeout)
-
-    def leave(self) -> None:
-        self._end_session("leave", 5.0)
-
-    def _end_session(self, do: str, timeout: float) -> None:
-        if self._client.is_forked:
-            return  # the cluster belongs to the parent process
-        try:
-            if self._client.alive:
-                self._client.request(do, timeout, cluster=self._cluster)
-        except (TfdError, LaunchError):
-            # The channel ended in the meantime, and with it every task.
-            pass
-        finally:
-            self._client.listen(self._cluster, None)

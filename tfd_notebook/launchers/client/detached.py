@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from tfd_notebook.agent.sessions import SOCKET
 from tfd_notebook.errors import AgentLost, InvalidMessage, StateError
 from tfd_notebook.launchers import base
-from tfd_notebook.launchers.base import Node, OnEvent
-from tfd_notebook.launchers.client.agent_client import AgentNode
+from tfd_notebook.launchers.base import OnEvent, TaskHost
+from tfd_notebook.launchers.client import agent_host
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.session import AgentSession, SocketChannel
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net import clock, messages, runtime_dir
@@ -100,24 +101,6 @@ def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
     return tuple(sorted(clusters, key=lambda cluster: (cluster.name, cluster.pid or 0)))
 
 
-class LinkedNode(AgentNode):
-    """The tasks of a cluster under an agent, over a session used for this cluster only.
-
-    Parameters
-    ----------
-    session : AgentSession
-        The session, which is closed when this process detaches from the cluster.
-    """
-
-    def __init__(self, session: AgentSession, cluster: str, directory: str) -> None:
-        super().__init__(session.client, cluster, directory)
-        self._session = session
-
-    def _end_session(self, do: str, timeout: float) -> None:
-        super()._end_session(do, timeout)
-        self._session.close()
-
-
 class LocalAgent:
     """A session with an agent on this host."""
 
@@ -125,13 +108,14 @@ class LocalAgent:
         self._session = session
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        clusters: list[dict[str, Any]] = self._session.client.request("clusters", timeout)
-        return clusters
+        return agent_host.clusters(self._session.client, timeout)
 
-    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[LinkedNode, dict[str, Any]]:
-        self._session.client.listen(config.name, on_event)
-        reply = self._session.client.request("adopt", 30.0, cluster=config.name)
-        return LinkedNode(self._session, config.name, reply["directory"]), reply
+    def adopt(
+        self, config: ClusterConfig, on_event: OnEvent
+    ) -> tuple[AgentTaskHost, dict[str, Any]]:
+        client = self._session.client
+        reply = agent_host.adopt(client, config.name, on_event)
+        return AgentTaskHost(client, config.name, reply["directory"], self.close), reply
 
     def close(self) -> None:
         self._session.close()
@@ -149,8 +133,8 @@ class AgentConnection(Protocol):
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         """Return a summary of each cluster of the agents."""
 
-    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, dict[str, Any]]:
-        """Receive the events of a cluster; return its node and the reply of its agents."""
+    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, dict[str, Any]]:
+        """Receive the events of a cluster; return its host and the reply of its agents."""
 
     def close(self) -> None:
         """Close the connection; never raises."""

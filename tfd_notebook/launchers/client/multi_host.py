@@ -1,4 +1,4 @@
-"""Several hosts as one `Node`, which forwards each request to the host of its task."""
+"""Several hosts as one `TaskHost`, which forwards each call to the host of its task."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import concurrent.futures
 import ipaddress
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
-from tfd_notebook.launchers.base import Node
+from tfd_notebook.launchers.base import GpuReport, TaskHost
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
-from tfd_notebook.model.spec import Endpoint, Role
+from tfd_notebook.model.spec import Endpoint, Role, TaskSpec
 from tfd_notebook.net.host import reach
 
 _PORT_TRIES = 8
 _REACH_SECONDS = 8.0
-_GPUS_SECONDS = 30.0
 #: Seconds for which the tunnels of a killed process may still exist.
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class Tunnels(Protocol):
@@ -41,15 +44,15 @@ class Tunnels(Protocol):
         """Close this process's own resources when it detaches from the cluster."""
 
 
-class MultiHostNode(Node):
+class TaskHostGroup(TaskHost):
     """The hosts of one cluster.
 
     Parameters
     ----------
-    nodes : sequence of Node
+    hosts : sequence of AgentTaskHost
         The first one runs the dispatcher, unless `place` assigns it to another.
     place : callable
-        Takes role and index of a task and returns the position of its host in `nodes`.
+        Takes role and index of a task and returns the position of its host in `hosts`.
     tunnels : Tunnels, optional
         The tunnels through which tasks communicate.
     record : DetachedClusterRecord
@@ -58,36 +61,28 @@ class MultiHostNode(Node):
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        hosts: Sequence[AgentTaskHost],
         place: Callable[[str, int], int],
         tunnels: Tunnels | None,
         record: DetachedClusterRecord,
     ) -> None:
-        self.nodes = tuple(nodes)
-        self.host = nodes[0].host
-        self.is_local = all(node.is_local for node in nodes)
-        self.directory = nodes[place(Role.DISPATCHER, 0)].directory
+        self.hosts = tuple(hosts)
+        self.host = hosts[0].host
+        self.is_local = all(host.is_local for host in hosts)
+        self.directory = hosts[place(Role.DISPATCHER, 0)].directory
         self._place = place
         self._tunnels = tunnels
         self._positions: dict[str, int] = {}
         self._ports: dict[str, int] = {}
         self._record = record
 
-    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        handler = getattr(self, f"_do_{do}", None)
-        if handler is not None:
-            return handler(timeout=timeout, **arguments)
-        if "task" in arguments:
-            return self._node_of(arguments["task"]).request(do, timeout=timeout, **arguments)
-        return self._request_all(do, timeout, arguments)[0]
-
     def close(self, timeout: float = 10.0) -> None:
-        self._for_each_node(lambda node: node.close(timeout))
+        self._call_all(lambda host: host.close(timeout))
         self._end_tunnels()
         self._record.forget()
 
-    def leave(self) -> None:
-        self._for_each_node(lambda node: node.leave())
+    def detach(self) -> None:
+        self._call_all(lambda host: host.detach())
         self._end_tunnels()
         self._record.leave()
 
@@ -118,11 +113,9 @@ class MultiHostNode(Node):
                     ) from None
                 time.sleep(0.2)
 
-    def gpus(self) -> list[dict[str, Any]]:
-        by_position = self._request_nodes(
-            "gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))}
-        )
-        return [{"host": self.nodes[n].label, **gpus} for n, gpus in by_position.items()]
+    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
+        reports = self._call_all(lambda host: host.gpus(timeout=timeout))
+        return [report for of_host in reports for report in of_host]
 
     def place_of(self, role: str, index: int) -> int:
         return self._place(role, index)
@@ -130,8 +123,8 @@ class MultiHostNode(Node):
     def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
         known = {name: self._positions[name] for name in tasks if name in self._positions}
         requests = {
-            position: {"addresses": remote_tasks}
-            for position in range(len(self.nodes))
+            position: remote_tasks
+            for position in range(len(self.hosts))
             if (remote_tasks := {name: tasks[name] for name in known if known[name] != position})
         }
         results = {}
@@ -139,10 +132,10 @@ class MultiHostNode(Node):
         with concurrent.futures.ThreadPoolExecutor(len(requests) + 1, "tfd-hosts") as pool:
             kernel_result = None if self.is_local else pool.submit(reach, tasks)
             replies = {
-                self.nodes[position].label: pool.submit(
-                    self.nodes[position].request, "reach", timeout=_REACH_SECONDS, **arguments
+                self.hosts[position].label: pool.submit(
+                    self.hosts[position].check_reachability, addresses, timeout=_REACH_SECONDS
                 )
-                for position, arguments in requests.items()
+                for position, addresses in requests.items()
             }
             if kernel_result is not None:
                 results["this kernel"] = kernel_result.result()
@@ -154,7 +147,7 @@ class MultiHostNode(Node):
         sentences: dict[tuple[str, str], str] = {}
         for peer, causes in results.items():
             for name, (cause, source) in causes.items():
-                target = self.nodes[known[name]]
+                target = self.hosts[known[name]]
                 if cause and (peer, target.label) not in sentences:
                     sentences[peer, target.label] = (
                         f"{peer} cannot reach {target.label} ({name} at {tasks[name]}: {cause})"
@@ -164,7 +157,7 @@ class MultiHostNode(Node):
             sentences.setdefault(("this kernel", peer), cause)
         return list(sentences.values())
 
-    def _explanation(self, target: Node, source: str) -> str:
+    def _explanation(self, target: TaskHost, source: str) -> str:
         if self._tunnels is not None:
             return ": the tunnel between them is broken"
         allowed = [
@@ -177,114 +170,124 @@ class MultiHostNode(Node):
             f"not {source}; set allow={source!r}"
         )
 
-    # Requests about several tasks
-
-    def _do_lease(self, seconds: float, renew: bool, timeout: float) -> float:
-        arguments = {"seconds": seconds, "renew": renew}
-        left: float = min(self._request_all("lease", timeout, arguments).values())
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
+        left = min(self._call_all(lambda host: host.lease(seconds, renew, timeout=timeout)))
         self._record.keep(left)
         return left
 
-    def _do_describe(self, about: dict[str, Any], timeout: float) -> None:
-        self._record.describe(about)
-        self._request_all("describe", timeout, {"about": about})
+    def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        self._record.describe(description)
+        self._call_all(lambda host: host.describe(description, timeout=timeout))
 
-    def _do_hold(self, tasks: list[dict[str, Any]], timeout: float) -> dict[str, str]:
-        held: dict[str, str] = {}
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        addresses: dict[str, str] = {}
         try:
-            for packed in tasks:
-                name = f"{packed['role']}:{packed['index']}"
-                position = self._place(packed["role"], packed["index"])
-                self._positions[name] = position
-                held[name] = self._hold(name, packed, position, timeout)
+            for task in tasks:
+                self._positions[task.name] = self._place(task.role, task.index)
+                addresses[task.name] = self._reserve_port(task, timeout)
         except BaseException:
-            if held:
-                self._do_stop(list(held), timeout)
+            if addresses:
+                self.stop(list(addresses), timeout=timeout)
             raise
-        return held
+        return addresses
 
-    def _hold(self, name: str, packed: dict[str, Any], position: int, timeout: float) -> str:
+    def _reserve_port(self, task: TaskSpec, timeout: float) -> str:
         """Reserve a port for one task. With tunnels, it must be free on every host."""
-        node = self.nodes[position]
+        position = self._positions[task.name]
+        host = self.hosts[position]
         for attempt in range(_PORT_TRIES):
-            addresses: dict[str, str] = node.request("hold", tasks=[packed], timeout=timeout)
-            address = addresses[name]
-            if self._tunnels is None or name in self._ports:
+            address = host.reserve_ports([task], timeout=timeout)[task.name]
+            if self._tunnels is None or task.name in self._ports:
                 return address
             port = Endpoint.parse(address).port
             try:
                 self._tunnels.open(port, position)
             except PortInUse:
-                node.request("release", tasks=[name], timeout=timeout)
-                if packed["port"] or attempt + 1 == _PORT_TRIES:
+                host.release_ports([task.name], timeout=timeout)
+                if task.port or attempt + 1 == _PORT_TRIES:
                     raise
             else:
-                self._ports[name] = port
+                self._ports[task.name] = port
                 return address
         raise AssertionError("unreachable")
 
-    def _do_start(self, tasks: dict[str, dict[str, Any]], timeout: float) -> None:
-        parts: dict[int, dict[str, Any]] = {}
-        for name, settings in tasks.items():
-            part = parts.setdefault(self._positions[name], {"tasks": {}})
-            part["tasks"][name] = settings
-        self._request_nodes("start", timeout, parts)
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
+        self._call(
+            self._by_host(tasks),
+            lambda host, names: host.start({n: tasks[n] for n in names}, timeout=timeout),
+        )
 
-    def _do_stop(self, tasks: list[str], timeout: float) -> None:
-        self._request_nodes("stop", timeout, self._by_host(tasks))
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        self._call(self._by_host(tasks), lambda host, names: host.stop(names, timeout=timeout))
 
-    def _do_bury(self, tasks: list[str], timeout: float) -> None:
-        self._request_nodes("bury", timeout, self._by_host(tasks))
+    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        self._call(
+            self._by_host(tasks), lambda host, names: host.serve_errors(names, timeout=timeout)
+        )
 
-    def _do_journal(self, have: dict[str, int], timeout: float) -> Any:
-        return self._node_of(_DISPATCHER).request("journal", timeout=timeout, have=have)
+    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        self._host_of(task).restart(task, settings, timeout=timeout)
 
-    def _do_room(self, timeout: float) -> Any:
-        return self._node_of(_DISPATCHER).request("room", timeout=timeout)
+    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
+        return self._host_of(task).kill(task, timeout=timeout)
 
-    def _do_inspect(self, timeout: float) -> dict[str, Any]:
-        by_position = self._request_all("inspect", timeout, {})
-        return {name: ops for part in by_position.values() for name, ops in part.items()}
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        return self._host_of(task).logs(task, size, offset, timeout=timeout)
 
-    # Distribution of requests
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        self._call_all(lambda host: host.install(functions, tokens, removed, timeout=timeout))
 
-    def _node_of(self, task: str) -> Node:
-        # The first host rejects requests about unknown tasks.
-        return self.nodes[self._positions.get(task, 0)]
+    def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
+        replies = self._call_all(lambda host: host.inspect(timeout=timeout))
+        return {name: task for reply in replies for name, task in reply.items()}
 
-    def _by_host(self, tasks: Iterable[str]) -> dict[int, dict[str, Any]]:
-        parts: dict[int, dict[str, Any]] = {}
+    def journal(
+        self, sizes: Mapping[str, int], *, timeout: float = 30.0
+    ) -> dict[str, tuple[int, str]]:
+        return self._host_of(_DISPATCHER).journal(sizes, timeout=timeout)
+
+    def free_disk_space(self, *, timeout: float = 30.0) -> int:
+        return self._host_of(_DISPATCHER).free_disk_space(timeout=timeout)
+
+    # Distribution of calls
+
+    def _host_of(self, task: str) -> AgentTaskHost:
+        # The first host rejects calls about unknown tasks.
+        return self.hosts[self._positions.get(task, 0)]
+
+    def _by_host(self, tasks: Iterable[str]) -> dict[int, list[str]]:
+        names: dict[int, list[str]] = {}
         for name in tasks:
-            parts.setdefault(self._positions.get(name, 0), {"tasks": []})["tasks"].append(name)
-        return parts
+            names.setdefault(self._positions.get(name, 0), []).append(name)
+        return names
 
-    def _request_all(self, do: str, timeout: float, arguments: Mapping[str, Any]) -> dict[int, Any]:
-        return self._request_nodes(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))
+    def _call_all(self, method: Callable[[AgentTaskHost], T]) -> list[T]:
+        positions = dict.fromkeys(range(len(self.hosts)))
+        return self._call(positions, lambda host, _: method(host))
 
-    def _request_nodes(
-        self, do: str, timeout: float, parts: Mapping[int, Mapping[str, Any]]
-    ) -> dict[int, Any]:
-        """Send requests to several hosts concurrently; raise the first error after all replies."""
-        if not parts:
-            return {}
-        with concurrent.futures.ThreadPoolExecutor(len(parts), "tfd-hosts") as pool:
-            requests = {
-                position: pool.submit(
-                    self.nodes[position].request, do, timeout=timeout, **arguments
-                )
-                for position, arguments in parts.items()
+    def _call(self, arguments: Mapping[int, A], method: Callable[[AgentTaskHost, A], T]) -> list[T]:
+        """Call several hosts concurrently; raise the first error after all have returned."""
+        if not arguments:
+            return []
+        with concurrent.futures.ThreadPoolExecutor(len(arguments), "tfd-hosts") as pool:
+            calls = {
+                position: pool.submit(method, self.hosts[position], argument)
+                for position, argument in arguments.items()
             }
-        for position, reply in requests.items():
-            error = reply.exception()
+        for position, call in calls.items():
+            error = call.exception()
+            if isinstance(error, TfdError):
+                raise error
             if error is not None:
-                raise self._as_tfd_error(error, position)
-        return {position: reply.result() for position, reply in requests.items()}
-
-    def _as_tfd_error(self, error: BaseException, position: int) -> BaseException:
-        if isinstance(error, TfdError):
-            return error
-        return LaunchError(f"{self.nodes[position].label}: {type(error).__name__}: {error}")
-
-    def _for_each_node(self, work: Callable[[Node], None]) -> None:
-        with concurrent.futures.ThreadPoolExecutor(len(self.nodes), "tfd-hosts") as pool:
-            list(pool.map(work, self.nodes))
+                label = self.hosts[position].label
+                raise LaunchError(f"{label}: {type(error).__name__}: {error}")
+        return [call.result() for call in calls.values()]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tfd_notebook.errors import TfdError
-from tfd_notebook.launchers.base import Node
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.certificates import CertificateAuthority
 from tfd_notebook.net import validation
 
@@ -18,7 +17,7 @@ from tfd_notebook.net import validation
 class TunnelHost:
     """A tunnel endpoint: hosts that share their ports are one."""
 
-    node: Node
+    task_host: AgentTaskHost
     name: str
     #: Address and port for its peers; empty for a host that no peer connects to.
     at: str
@@ -32,10 +31,10 @@ class TLSTunnels:
 
     Parameters
     ----------
-    hosts : sequence of (Node, str, str)
-        For each host of the cluster its node, an identity that is equal for nodes that share ports,
+    hosts : sequence of (AgentTaskHost, str, str)
+        For each host of the cluster an identity that is equal for hosts that share ports,
         and the address for its peers.
-    local_agent : Node, optional
+    local_agent : AgentTaskHost, optional
         The agent of this process, if none of the hosts is this one. `end` closes it.
 
     Raises
@@ -46,16 +45,18 @@ class TLSTunnels:
         The package cryptography is missing.
     """
 
-    def __init__(self, hosts: Sequence[tuple[Node, str, str]], local_agent: Node | None) -> None:
+    def __init__(
+        self, hosts: Sequence[tuple[AgentTaskHost, str, str]], local_agent: AgentTaskHost | None
+    ) -> None:
         self._local_agent = local_agent
         self._ends: list[TunnelHost] = []
         self._end_of_host: list[TunnelHost] = []
         authority = CertificateAuthority()
         by_identity: dict[str, TunnelHost] = {}
         trust = [authority.certificate]
-        for node, identity, address in hosts:
+        for task_host, identity, address in hosts:
             if identity not in by_identity:
-                end, others = _open_endpoint(node, authority, [authority.certificate], address)
+                end, others = _open_endpoint(task_host, authority, [authority.certificate], address)
                 by_identity[identity] = end
                 trust += others
             self._end_of_host.append(by_identity[identity])
@@ -66,10 +67,10 @@ class TLSTunnels:
     def open(self, port: int, host: int) -> None:
         target = self._end_of_host[host]
         try:
-            target.node.request("serve_tunnel", port=port)
+            target.task_host.serve_tunnel(port)
             for end in self._ends:
                 if end is not target:
-                    end.node.request("lead_tunnel", port=port, to=target.at, host=target.name)
+                    end.task_host.forward_tunnel(port, target.at, target.name)
         except BaseException:
             self.close(port)
             raise
@@ -77,7 +78,7 @@ class TLSTunnels:
     def close(self, port: int) -> None:
         for end in self._ends:
             with contextlib.suppress(TfdError):
-                end.node.request("close_tunnel", port=port)
+                end.task_host.close_tunnel(port)
 
     def end(self) -> None:
         if self._local_agent is not None:
@@ -85,21 +86,19 @@ class TLSTunnels:
 
 
 def _open_endpoint(
-    node: Node, authority: CertificateAuthority, trust: Sequence[str], address: str
+    task_host: AgentTaskHost, authority: CertificateAuthority, trust: Sequence[str], address: str
 ) -> tuple[TunnelHost, list[str]]:
     """Open a host's endpoint; return it and the authorities it trusts in addition to `trust`."""
     name = f"{uuid.uuid4().hex[:12]}.tfd"
-    reply: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
+    reply = task_host.open_tunnels(trust, name)
     # An endpoint that runs already keeps its name and certificate. A new one creates a key.
     issued = "request" in reply
     if issued:
         certificate = authority.sign(reply["request"], name)
-        reply = node.request(
-            "certify_tunnels", trust=list(trust), name=name, certificate=certificate
-        )
+        reply = task_host.certify_tunnels(trust, name, certificate)
     bracketed = f"[{address}]" if ":" in address else address
     others = [ca for ca in reply["trust"] if ca not in trust]
     used_name, port = reply["name"], validation.port(reply["port"], "port")
     if validation.tunnel_name(used_name, "name") != name and issued:
         raise validation.invalid("name", used_name, name)
-    return TunnelHost(node, used_name, f"{bracketed}:{port}"), others
+    return TunnelHost(task_host, used_name, f"{bracketed}:{port}"), others

@@ -1,0 +1,244 @@
+"""Typed requests to an agent. All requests are encoded here."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from tfd_notebook.errors import StartTimeout, TfdError
+from tfd_notebook.launchers.base import GpuReport, OnEvent, TaskHost
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.model.spec import ClusterConfig, TaskSpec
+
+
+def submit_preload(
+    client: AgentClient, environment: Mapping[str, str], path: Sequence[str] | None = None
+) -> concurrent.futures.Future[list[str]]:
+    """Import TensorFlow for the tasks of an agent; `await_preload` waits for the reply."""
+    return client.submit("preload", environment=environment, path=path)
+
+
+def await_preload(
+    reply: concurrent.futures.Future[list[str]], host: str, timeout: float
+) -> list[str]:
+    """Return the variables that have changed since an earlier import on `host`."""
+    try:
+        return reply.result(timeout)
+    except concurrent.futures.TimeoutError:
+        if reply.done():  # an error of the agent
+            raise
+        raise StartTimeout(
+            f"{host} did not import TensorFlow within {timeout:g} s",
+            fix="allow more time with tfd.Policy(start_timeout=...)",
+        ) from None
+
+
+def open_cluster(
+    client: AgentClient,
+    config: ClusterConfig,
+    on_event: OnEvent,
+    environment: Mapping[str, Any],
+    allow: Sequence[str] = (),
+) -> str:
+    """Open a new cluster with an agent and return its directory on the agent's host.
+
+    Parameters
+    ----------
+    client : AgentClient
+    config : ClusterConfig
+    on_event : callable
+    environment : mapping
+        ``environment``, ``directory`` and ``path`` of the tasks.
+    allow : sequence of str
+        Networks that may connect to the tasks, in addition to those of `config`.
+    """
+    client.listen(config.name, on_event)
+    try:
+        directory: str = client.request(
+            "open",
+            30.0,
+            cluster=config.name,
+            policy=vars(config.policy),
+            preload=list(config.preload),
+            allow=[*config.allow, *allow],
+            about={},
+            **environment,
+        )
+    except BaseException:
+        client.listen(config.name, None)
+        raise
+    return directory
+
+
+def adopt(client: AgentClient, cluster: str, on_event: OnEvent) -> dict[str, Any]:
+    """Receive the events of a running cluster; return the agent's reply about it."""
+    client.listen(cluster, on_event)
+    reply: dict[str, Any] = client.request("adopt", 30.0, cluster=cluster)
+    return reply
+
+
+def clusters(client: AgentClient, timeout: float) -> list[dict[str, Any]]:
+    """Return a summary of each cluster of an agent."""
+    summaries: list[dict[str, Any]] = client.request("clusters", timeout)
+    return summaries
+
+
+class AgentTaskHost(TaskHost):
+    """The tasks of a cluster under one agent.
+
+    Parameters
+    ----------
+    client : AgentClient
+    cluster : str
+    directory : str
+        Directory of the cluster on the agent's host.
+    on_end : callable, optional
+        Called when this process has closed the cluster, or has detached from it.
+    """
+
+    def __init__(
+        self,
+        client: AgentClient,
+        cluster: str,
+        directory: str = "",
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.host = client.host
+        self.directory = directory
+        self._client = client
+        self._cluster = cluster
+        self._on_end = on_end
+
+    def _request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        return self._client.request(method, timeout, cluster=self._cluster, **arguments)
+
+    def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
+        addresses: dict[str, str] = self._request(
+            "hold", timeout, tasks=[vars(task) for task in tasks]
+        )
+        return addresses
+
+    def release_ports(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Release the ports of tasks that have not started, and remove the tasks."""
+        self._request("release", timeout, tasks=tasks)
+
+    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
+        self._request("start", timeout, tasks=tasks)
+
+    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        self._request("stop", timeout, tasks=tasks)
+
+    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        self._request("restart", timeout, task=task, settings=settings)
+
+    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
+        pid: int | None = self._request("kill", timeout, task=task)
+        return pid
+
+    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        self._request("bury", timeout, tasks=tasks)
+
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        blob = base64.b64encode(functions).decode()
+        self._request("install", timeout, blob=blob, tokens=tokens, gone=removed)
+
+    def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
+        tasks: dict[str, dict[str, list[str]]] = self._request("inspect", timeout)
+        return tasks
+
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        text, end = self._request("logs", timeout, task=task, size=size, offset=offset)
+        return text, end
+
+    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
+        gpus = {"host": self.label or "localhost", **self._request("gpus", timeout)}
+        return [cast(GpuReport, gpus)]
+
+    def journal(
+        self, sizes: Mapping[str, int], *, timeout: float = 30.0
+    ) -> dict[str, tuple[int, str]]:
+        data: dict[str, tuple[int, str]] = self._request("journal", timeout, have=sizes)
+        return data
+
+    def free_disk_space(self, *, timeout: float = 30.0) -> int:
+        free: int = self._request("room", timeout)
+        return free
+
+    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
+        left: float = self._request("lease", timeout, seconds=seconds, renew=renew)
+        return left
+
+    def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
+        self._request("describe", timeout, about=description)
+
+    def check_reachability(
+        self, addresses: Mapping[str, str], *, timeout: float = 30.0
+    ) -> dict[str, tuple[str, str]]:
+        """Return for each task why this host cannot reach it, and the host's source address.
+
+        The reason is empty for a reachable task. The source address is empty if it is unknown.
+        """
+        results: dict[str, tuple[str, str]] = self._request("reach", timeout, addresses=addresses)
+        return results
+
+    def listening_addresses(self, port: int, *, timeout: float = 30.0) -> list[str]:
+        """Return the addresses on which this host listens at `port`."""
+        addresses: list[str] = self._request("listeners", timeout, port=port)
+        return addresses
+
+    def open_tunnels(
+        self, trust: Sequence[str], name: str, *, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """Extend the trust of this host's tunnel endpoint, or return a request to sign its key."""
+        reply: dict[str, Any] = self._request("open_tunnels", timeout, trust=trust, name=name)
+        return reply
+
+    def certify_tunnels(
+        self, trust: Sequence[str], name: str, certificate: str, *, timeout: float = 30.0
+    ) -> dict[str, Any]:
+        """Open this host's tunnel endpoint with a signed certificate."""
+        reply: dict[str, Any] = self._request(
+            "certify_tunnels", timeout, trust=trust, name=name, certificate=certificate
+        )
+        return reply
+
+    def serve_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
+        """Accept tunnels to `port` of this host."""
+        self._request("serve_tunnel", timeout, port=port)
+
+    def forward_tunnel(self, port: int, address: str, name: str, *, timeout: float = 30.0) -> None:
+        """Forward `port` of this host to the endpoint `name` at `address`."""
+        self._request("lead_tunnel", timeout, port=port, to=address, host=name)
+
+    def close_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
+        """Close the tunnel at `port` of this host."""
+        self._request("close_tunnel", timeout, port=port)
+
+    def close(self, timeout: float = 10.0) -> None:
+        self._end("close", timeout)
+
+    def detach(self) -> None:
+        self._end("leave", 5.0)
+
+    def _end(self, method: str, timeout: float) -> None:
+        if not self._client.is_forked:  # else the cluster belongs to the parent process
+            try:
+                if self._client.alive:
+                    self._client.request(method, timeout, cluster=self._cluster)
+            except TfdError:
+                # The channel ended in the meantime, and with it every task.
+                pass
+            finally:
+                self._client.listen(self._cluster, None)
+        self._on_end()
