@@ -1,4 +1,7 @@
-"""TensorFlow's tests of fault tolerance, with its coordinator and with the package's."""
+"""TensorFlow's tests of fault tolerance on the package's coordinator.
+
+A test that fails here may fail on TensorFlow's coordinator, too.
+"""
 
 from __future__ import annotations
 
@@ -78,30 +81,26 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    logs = tmp_path_factory.mktemp("fault-tolerance")
-    # Concurrently, because the tests mostly wait.
-    started = {which: Run(which, logs / f"{which}.log") for which in ("tensorflow", "ours")}
-    yield started
-    for run in started.values():
-        run.end()
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    run = Run("ours", tmp_path_factory.mktemp("fault-tolerance") / "ours.log")
+    yield run
+    run.end()
 
 
-@pytest.mark.timeout(235)
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("test", NAMES)
-def test_tensorflows_tests_pass_on_both_coordinators(
-    runs: dict[str, Run], test: str, tmp_path: Path
+def test_tensorflows_test_passes_where_it_does_upstream(
+    ours: Run, test: str, tmp_path: Path
 ) -> None:
-    if runs["tensorflow"].verdict(test) != "OK" or runs["ours"].verdict(test) == "OK":
+    if ours.verdict(test) == "OK":
         return
-    # A busy machine exceeds the timeouts of TensorFlow's tests, with either coordinator.
-    again = Run("ours", tmp_path / "again.log", [test])
+    upstream = Run("tensorflow", tmp_path / "upstream.log", [test])
     try:
-        assert again.verdict(test) == "OK", again.log.read_text()[-4_000:]
+        assert upstream.verdict(test) != "OK", ours.log.read_text()[-4_000:]
     finally:
-        again.end()
+        upstream.end()
 
 
-def test_enough_tests_pass_on_tensorflows_coordinator(runs: dict[str, Run]) -> None:
-    passed = [test for test in NAMES if runs["tensorflow"].verdict(test) == "OK"]
-    assert len(passed) >= FEWEST, runs["tensorflow"].log.read_text()[-4_000:]
+def test_enough_of_tensorflows_tests_pass(ours: Run) -> None:
+    passed = [test for test in NAMES if ours.verdict(test) == "OK"]
+    assert len(passed) >= FEWEST, ours.log.read_text()[-4_000:]
