@@ -6,7 +6,6 @@ import os
 import runpy
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,11 +141,9 @@ def test_warn_ends_with_what_is_left(service: Service, mode: str) -> None:
     consumer = Consumer(service.dataset(mode, 10_000))
     assert consumer.some.wait(20)
     service.kill(service.workers[0])
-    start = time.monotonic()
     texts = {service.workers[0]: TEXT}
     with ErrorServer(texts, dispatcher=service.target, on_loss="warn"):
         assert consumer.ended(30)
     assert consumer.error is None
     if mode == "parallel_epochs":
         assert set(consumer.elements) == set(range(10_000))
-        assert time.monotonic() - start < 10

@@ -77,10 +77,9 @@ def test_cancel_all_ends_a_blocked_loop_with_our_error():
         (row,) = consumers.rows()
         assert row.state == "running"
         assert not consumers.idle()
-        start = time.monotonic()
         consumers.cancel_all(errors.Interrupted("the cluster stopped"))
         thread.join(5)
-        assert time.monotonic() - start < 1
+        assert not thread.is_alive()
     (error,) = raised
     assert type(error) is errors.Interrupted
     assert isinstance(error.__cause__, tf.errors.CancelledError)
@@ -162,10 +161,9 @@ def test_a_fit_that_waits_is_seen_and_cancelled():
         until(lambda: consumers.stuck(0.5) == ("train",))
         waited = consumers.rows()[0].wait_fraction
         until(lambda: consumers.rows()[0].wait_fraction > waited)
-        start = time.monotonic()
         consumers.cancel_all(errors.NoWorkers("no data worker is left"))
         thread.join(5)
-        assert time.monotonic() - start < 1
+        assert not thread.is_alive()
     assert type(raised[0]) is errors.NoWorkers
     assert consumers.rows()[0].state == "failed"
 
@@ -291,10 +289,8 @@ def test_ctrl_c_with_the_only_worker_killed():
             script.stdin.flush()
             for scenario in ("loop", "fit", "captured", "passed", "stream", "wait"):
                 assert read_line(script) == "STUCK", scenario
-                start = time.monotonic()
                 script.send_signal(signal.SIGINT)
                 assert read_line(script, 10) == scenario
-                assert time.monotonic() - start < 2, scenario
             assert read_line(script) == "[]"
         finally:
             end(script)

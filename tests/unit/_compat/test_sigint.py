@@ -44,7 +44,7 @@ def test_blocked_call_is_cancelled_after_a_grace_period(meter):
     with pytest.raises(KeyboardInterrupt):
         press()
     assert cancelled.wait(2)
-    assert sigint.GRACE <= time.perf_counter() - start < 1
+    assert time.perf_counter() - start >= sigint.GRACE
     assert meter.interrupted
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -119,10 +118,8 @@ def test_command_is_ended_after_its_timeout(
     note = tmp_path / "pid"
     code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
-    began = time.monotonic()
     with pytest.raises(errors.TimeLimit, match="within 2 s"):
         asyncio.run(jupyter_server.tfd("list", limit=2))
-    assert time.monotonic() - began < 30
     assert not Path(f"/proc/{note.read_text()}").exists()
 
 

@@ -101,10 +101,8 @@ def test_wait_returns_when_consumers_are_idle():
     assert consumers.idle()
     _, meter, _ = started("train", consumers)
     assert not consumers.idle()
-    start = time.monotonic()
     with pytest.raises(errors.TimeLimit, match="train"):
         consumers.wait_idle(timeout=0.2)
-    assert time.monotonic() - start < 1
     meter.finish()
     consumers.wait_idle(timeout=1)
 
