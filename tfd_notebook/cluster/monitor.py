@@ -16,8 +16,10 @@ from typing import Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service.usage import workers_of
 from tfd_notebook.model.events import (
     ClusterEnded,
+    ConsumerMeasured,
     Event,
     EventLog,
     ExpiryChanged,
@@ -110,6 +112,7 @@ class Monitor:
         self._over = ""
         self._why_lost = ""
         self._thread: threading.Thread | None = None
+        consumers.connect(self.apply, lambda: workers_of(self.tasks()))
 
     # Updates
 
@@ -148,6 +151,10 @@ class Monitor:
                 self._task_changed(event)
             case TaskMeasured():
                 self._measured(event)
+            case ConsumerMeasured():
+                self._consumers.apply(event)
+                with self._changed:
+                    self._touch()
             case GpusMeasured():
                 self.set_gpus(event.host or "localhost", event.gpus)
             case Notice():

@@ -133,6 +133,8 @@ class ClusterReports:
 
     def worker_limit(self, task: str) -> Limit:
         """Return the bottleneck of one data worker."""
+        from tfd_notebook.data.consume import sampler
+        from tfd_notebook.data.explain.classification import is_busy
         from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
         from tfd_notebook.data.service.usage import workers_of
 
@@ -140,7 +142,7 @@ class ClusterReports:
         return limit_of_worker(
             task,
             workers_of(self._monitor.snapshot().tasks),
-            self._data_service.service_on_this_host and self._consumers.machine_is_busy(),
+            self._data_service.service_on_this_host and is_busy(sampler.busy_cores(), processors()),
             None if latest is None else latest.live.delivery,
         )
 

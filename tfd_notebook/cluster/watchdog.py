@@ -10,11 +10,9 @@ from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
-from tfd_notebook.data.service.usage import workers_of
 from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
 
 _JOURNAL_EVERY_SECONDS = 5.0
-_LIMITS_EVERY_SECONDS = 1.0
 _JOURNAL_WARN_BYTES = 1_000_000_000
 
 
@@ -46,7 +44,6 @@ class Watchdog:
         self._hang_seconds = hang_seconds
         self._end = end
         self._journal_due = 0.0
-        self._limits_due = 0.0
         self._stuck: set[str] = set()
 
     def __call__(self) -> None:
@@ -61,9 +58,6 @@ class Watchdog:
             self._end_in_thread("stopped")
         self._check_journal()
         self._report_stuck_consumers()
-        if time.monotonic() >= self._limits_due:
-            self._limits_due = time.monotonic() + _LIMITS_EVERY_SECONDS
-            self._consumers.look(workers_of(self._monitor.tasks()))
 
     def _end_in_thread(self, state: str) -> None:
         """End the cluster in a new thread, because ending joins the monitor's thread."""

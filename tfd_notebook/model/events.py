@@ -106,6 +106,19 @@ class TaskMeasured(Event):
 
 
 @dataclass(frozen=True)
+class ConsumerMeasured(Event):
+    """Totals of a consumer, `seconds` after its creation. ``waited`` is in seconds, too."""
+
+    name = "consumer"
+
+    consumer: str
+    seconds: float
+    elements: int
+    bytes: int
+    waited: float
+
+
+@dataclass(frozen=True)
 class Notice(Event):
     """A message to the user.
 

@@ -2,53 +2,70 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections import deque
+import math
+
+#: Measurements that are closer than this are merged, so that their number bounds the time.
+_MIN_INTERVAL = 0.9
 
 
 class RateWindow:
-    """Rates of a total over a window of time.
+    """Rates of a total over a window of time. One thread may add while others read.
 
     Parameters
     ----------
     seconds : float
         Length of the window.
     keep : int
-        Maximum number of measurements. Default 60.
+        Maximum number of measurements, about one a second. Default 60.
     """
 
     def __init__(self, seconds: float, keep: int = 60) -> None:
         self._seconds = seconds
-        self._entries: deque[tuple[float, float]] = deque(maxlen=keep)
+        self._keep = keep
+        self._entries: tuple[tuple[float, float], ...] = ()
 
     def add(self, at: float, total: float) -> bool:
         """Add a measurement. Return False if the total has restarted from a smaller value."""
-        grows = not self._entries or total >= self._entries[-1][1]
+        entries = self._entries
+        grows = not entries or total >= entries[-1][1]
         if not grows:
-            self._entries.clear()
-        self._entries.append((at, total))
+            entries = ()
+        elif len(entries) > 1 and at - entries[-2][0] < _MIN_INTERVAL:
+            entries = entries[:-1]
+        self._entries = (*entries, (at, total))[-self._keep :]
         return grows
 
     @property
     def rate(self) -> float | None:
         """The mean rate per second over the window, or None with fewer than two measurements."""
-        recent = self._recent()
-        if len(recent) < 2:
-            return None
-        (began, first), (ended, last) = recent[0], recent[-1]
-        return (last - first) / (ended - began) if ended > began else None
+        return self.rate_until(*self._entries[-1]) if self._entries else None
+
+    def rate_until(self, at: float, total: float) -> float | None:
+        """Return the mean rate per second over a window that ends with `total` at the time `at`."""
+        began, first = self._since(at - self._seconds)[0]
+        return (total - first) / (at - began) if at > began else None
 
     @property
     def rates(self) -> tuple[float, ...]:
         """The rate between each two consecutive measurements of the window."""
+        recent = self._since(self._entries[-1][0] - self._seconds) if self._entries else ()
         return tuple(
             (last - first) / (ended - began)
-            for (began, first), (ended, last) in itertools.pairwise(self._recent())
+            for (began, first), (ended, last) in itertools.pairwise(recent)
             if ended > began
         )
 
-    def _recent(self) -> list[tuple[float, float]]:
-        if not self._entries:
-            return []
-        start = self._entries[-1][0] - self._seconds
-        return [entry for entry in self._entries if entry[0] >= start]
+    def by_second(self, count: int = 3600) -> list[tuple[int, float]]:
+        """Return the last `count` whole seconds with their totals, which are interpolated."""
+        return [
+            (second, first + (last - first) * (second - began) / (ended - began))
+            for (began, first), (ended, last) in itertools.pairwise(self._entries[-count - 1 :])
+            for second in range(math.ceil(began), math.ceil(ended))
+        ][-count:]
+
+    def _since(self, start: float) -> tuple[tuple[float, float], ...]:
+        """Return the measurements since `start`, at least the latest."""
+        entries = self._entries
+        return entries[min(bisect.bisect_left(entries, (start,)), len(entries) - 1) :]

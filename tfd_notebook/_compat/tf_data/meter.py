@@ -54,6 +54,8 @@ class IteratorMetrics:
         Whether the end of the data was reached. After a ``tf.function``, only `finished` is set.
     use : object
         Delivery of the dataset that is iterated. None without a service.
+    on_end : callable
+        Called at the end, also by the garbage collector. It must acquire no lock.
     error : TfdError or None
         Set by `cancel`. Every further use raises it.
     failure : str or None
@@ -64,7 +66,6 @@ class IteratorMetrics:
     __slots__ = (
         "__weakref__",
         "_progress",
-        "_settled",
         "blocked",
         "bytes",
         "clock",
@@ -76,6 +77,7 @@ class IteratorMetrics:
         "finished",
         "interrupted",
         "iterator",
+        "on_end",
         "use",
         "waited",
     )
@@ -87,6 +89,7 @@ class IteratorMetrics:
         self.blocked: dict[int, Blocked] = {}
         self.clock: GraphClock | None = None
         self.iterator: Callable[[], Any] = lambda: None
+        self.on_end: Callable[[], object] = lambda: None
         self.use: Any = None
         self.error: TfdError | None = None
         self.failure: str | None = None
@@ -94,25 +97,25 @@ class IteratorMetrics:
         self.finished = False
         self.complete = False
         self.ended: float | None = None
-        self._settled: MetricTotals | None = None
         self._progress = (0, time.perf_counter())
 
     def read(self) -> MetricTotals:
         """Return the totals up to now, including the present wait."""
-        if self._settled is not None:
-            return self._settled
         reading = MetricTotals(self.elements, self.bytes, self.waited)
-        clock = self.clock
-        if clock is not None:
+        if (clock := self.clock) is not None:
             reading = reading.plus(clock.read())
-        if self.ended is not None:
-            self._settled, self.clock = reading, None
-            if clock is not None:
-                clock.close()
-            return reading
-        since = self._waiting_since(reading.elements)
-        if since is not None:
+        if self.ended is None and (since := self._waiting_since(reading.elements)) is not None:
             reading = reading._replace(waited=reading.waited + time.perf_counter() - since)
+        return reading
+
+    def sample(self) -> MetricTotals:
+        """Return `read`, and record the progress. Release the clock of an ended iterator."""
+        ended, reading, clock = self.ended, self.read(), self.clock
+        if reading.elements != self._progress[0]:
+            self._progress = (reading.elements, time.perf_counter())
+        if ended is not None and clock is not None:
+            self.clock, (self.elements, self.bytes, self.waited) = None, reading
+            clock.close()
         return reading
 
     def waiting_since(self) -> float | None:
@@ -121,8 +124,6 @@ class IteratorMetrics:
         return self._waiting_since(self.elements + (clock.read().elements if clock else 0))
 
     def _waiting_since(self, elements: int) -> float | None:
-        if elements != self._progress[0]:
-            self._progress = (elements, time.perf_counter())
         calls = list(self.blocked.values())
         if not calls:
             return None
@@ -133,7 +134,8 @@ class IteratorMetrics:
         clock = self.clock
         if clock is None or not clock.starved():
             return None
-        return max(since, self._progress[1])
+        known, at = self._progress
+        return max(since, at if elements == known else time.perf_counter())
 
     def finish(self) -> None:
         """Record the end of the data."""
@@ -146,6 +148,7 @@ class IteratorMetrics:
         """Record that no more elements follow."""
         if self.ended is None:
             self.ended = time.perf_counter()
+            self.on_end()
 
     def cancel(self, error: TfdError) -> None:
         """Cancel the calls in progress. They and all later calls raise `error`."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
-from tfd_notebook.data.explain.classification import is_busy
+from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.explain.live_limit import LiveLimit, ProcessSampler
-from tfd_notebook.data.service.usage import WorkerUtilization, processors
+from tfd_notebook.data.service.usage import WorkerUtilization
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
+from tfd_notebook.model.events import ConsumerMeasured, Event, Notice
+from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import StreamRow
 
 #: Length of the window for rates and the share of waiting, in seconds.
@@ -24,6 +26,9 @@ _IDLE_SECONDS = 2.0
 
 #: Number of consumers that are still listed after their end.
 _ENDED_LISTED = 20
+
+
+_Workers = Callable[[], Sequence[WorkerUtilization]]
 
 
 class RateSample(NamedTuple):
@@ -38,7 +43,7 @@ class RateSample(NamedTuple):
 
 
 class Series:
-    """Rates and a history by the second, from readings at arbitrary times.
+    """Rates and history of one consumer. Only samples change them.
 
     Parameters
     ----------
@@ -47,65 +52,49 @@ class Series:
     """
 
     def __init__(self, keep: int = 60) -> None:
-        self._start = time.perf_counter()
-        self._recent: deque[tuple[float, MetricTotals]] = deque([(self._start, MetricTotals())])
-        self._last_second = (self._start, MetricTotals())
-        self._seconds: deque[RateSample] = deque(maxlen=keep)
-        self._keep = keep
-        self._lock = threading.Lock()
+        self.start = self._moved = time.perf_counter()
+        #: Elements per second in the last 60 seconds, latest last.
+        self.recent: tuple[float, ...] = ()
+        self._latest = MetricTotals()
+        self._windows = [RateWindow(WINDOW, keep + 1) for _ in self._latest]
+        for window in self._windows:
+            window.add(0.0, 0)
 
-    def add(self, reading: MetricTotals, now: float) -> None:
-        """Add the totals `reading` at the time `now` (`time.perf_counter`)."""
-        with self._lock:
-            self._add(reading, now)
+    def add(self, event: ConsumerMeasured) -> None:
+        """Add a sample."""
+        totals = (event.elements, event.bytes, event.waited)
+        # TensorFlow's clocks are estimates, which may decrease.
+        latest = MetricTotals._make(map(max, self._latest, totals))
+        if latest.elements > self._latest.elements:
+            self._moved = self.start + event.seconds
+        self._latest = latest
+        for window, total in zip(self._windows, latest, strict=True):
+            window.add(event.seconds, total)
+        seconds = self._windows[0].by_second(61)
+        self.recent = tuple(new - old for (_, old), (_, new) in itertools.pairwise(seconds))
 
-    def _add(self, reading: MetricTotals, now: float) -> None:
-        self._recent.append((now, reading))
-        while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
-            self._recent.popleft()
-        began, before = self._last_second
-        if now - began >= 1.0:
-            self._close_seconds(began, before, reading, now)
-
-    def _close_seconds(
-        self, began: float, before: MetricTotals, reading: MetricTotals, now: float
-    ) -> None:
-        """Distribute the elements since `began` evenly over the seconds that passed."""
-        count = int(now - began)
-        share = 1.0 / (now - began)
-        rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
-        for step in range(max(1, count - self._keep + 1), count + 1):
-            self._seconds.append(
-                RateSample(
-                    second=round(began + step - self._start),
-                    elements=round(before.elements + rates[0] * step),
-                    bytes=round(before.bytes + rates[1] * step),
-                    elements_per_s=rates[0],
-                    bytes_per_s=rates[1],
-                    wait_fraction=min(1.0, rates[2]),
-                )
-            )
-        ahead = [old + rate * count for old, rate in zip(before, rates, strict=True)]
-        self._last_second = (
-            began + count,
-            MetricTotals(round(ahead[0]), round(ahead[1]), ahead[2]),
-        )
-
-    def rates(self) -> tuple[float, float, float | None]:
-        """Return elements/s, bytes/s and the share of waiting over the last seconds."""
-        with self._lock:
-            (begin, first), (end, last) = self._recent[0], self._recent[-1]
-        if end <= begin:
-            return 0.0, 0.0, None
+    def rates(self, reading: MetricTotals, ended: float | None) -> tuple[float, float, float]:
+        """Return elements/s, bytes/s and the share of waiting over the seconds up to `reading`."""
+        at = (ended or time.perf_counter()) - self.start
         elements, size, waited = (
-            (new - old) / (end - begin) for new, old in zip(last, first, strict=True)
+            max(0.0, window.rate_until(at, total) or 0.0)
+            for window, total in zip(self._windows, reading, strict=True)
         )
-        return elements, size, min(1.0, max(0.0, waited))
+        return elements, size, min(1.0, waited)
 
-    def history(self) -> tuple[RateSample, ...]:
-        """Return the samples of all whole seconds, latest last."""
-        with self._lock:
-            return tuple(self._seconds)
+    def moved(self, reading: MetricTotals, now: float) -> float:
+        """Return the time of the latest element: that of a sample, or `now` if it is newer."""
+        return now if reading.elements > self._latest.elements else self._moved
+
+    def history(self) -> list[RateSample]:
+        """Return the metrics of all whole seconds, latest last."""
+        seconds = zip(*(window.by_second() for window in self._windows), strict=False)
+        return [
+            RateSample(second, round(n), round(size), n - n0, size - size0, min(1.0, wait - wait0))
+            for ((_, n0), (_, size0), (_, wait0)), ((second, n), (_, size), (_, wait)) in (
+                itertools.pairwise(seconds)
+            )
+        ]
 
 
 class Consumer(Protocol):
@@ -139,6 +128,9 @@ class Consumer(Protocol):
 
     def reading(self) -> MetricTotals: ...
 
+    def sample(self) -> MetricTotals:
+        """Return `reading`, and record the state of its iterators. Only the sampler calls it."""
+
     def waiting_since(self) -> float | None: ...
 
     def cancel(self, error: TfdError) -> None: ...
@@ -164,23 +156,25 @@ class DatasetConsumer:
 
     def add(self, meter: IteratorMetrics) -> None:
         """Add the metrics of another iterator."""
-        self.reading()  # merges ended iterators, so that their number does not grow
+        meter.on_end = sampler.wake
         with self._lock:
             self._meters.append(meter)
             self._latest = meter
 
     def reading(self) -> MetricTotals:
         with self._lock:
-            total, running = self._finished, []
-            for meter in self._meters:
-                ended = meter.ended is not None
-                total = total.plus(reading := meter.read())
-                if ended:
+            return functools.reduce(
+                MetricTotals.plus, (meter.read() for meter in self._meters), self._finished
+            )
+
+    def sample(self) -> MetricTotals:
+        with self._lock:
+            for meter in tuple(self._meters):
+                ended, reading = meter.ended is not None, meter.sample()
+                if ended:  # merged, so that the number of meters does not grow
                     self._finished = self._finished.plus(reading)
-                else:
-                    running.append(meter)
-            self._meters = running
-            return total
+                    self._meters.remove(meter)
+        return self.reading()
 
     @property
     def state(self) -> str:
@@ -208,7 +202,7 @@ class DatasetConsumer:
     @property
     def ended(self) -> float | None:
         latest = self._latest
-        return latest.ended if latest is not None else None
+        return None if latest is None or self.state == "running" else latest.ended
 
     def waiting_since(self) -> float | None:
         with self._lock:
@@ -222,14 +216,6 @@ class DatasetConsumer:
             meter.cancel(error)
 
 
-@dataclass
-class _Entry:
-    source: Consumer
-    elements: int = 0
-    moved: float = field(default_factory=time.perf_counter)
-    final: StreamRow | None = None
-
-
 class Consumers:
     """Thread-safe registry of consumers.
 
@@ -241,141 +227,156 @@ class Consumers:
 
     def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
         self.task_of = task_of or (lambda address: None)
-        self._entries: dict[str, _Entry] = {}
+        self._sources: dict[str, Consumer] = {}
+        #: The rows of the consumers that were sampled after their end.
+        self._final: dict[str, StreamRow] = {}
         self._lock = threading.RLock()
-        self._sampler = ProcessSampler()
+        self._publish: Callable[[Event], None] | None = None
+        self._workers: _Workers = lambda: ()
+
+    def connect(self, publish: Callable[[Event], None], workers: _Workers) -> None:
+        """Send events to the monitor of a cluster, which passes measurements to `apply`."""
+        self._publish, self._workers = publish, workers
 
     def add(self, source: Consumer, name: str) -> str:
         """Register `source`. Return its name, unique among the consumers that have not ended."""
         with self._lock:
-            for known, entry in self._entries.items():
-                if entry.source is source:
-                    return known
-            unique, number = name, 1
-            while unique in self._entries and not _has_ended(self._entries[unique].source.state):
-                number += 1
-                unique = f"{name}-{number}"
-            self._entries.pop(unique, None)
-            self._entries[unique] = _Entry(source)
-            self._discard_oldest()
-            return unique
+            unique = next((known for known, each in self._sources.items() if each is source), "")
+            if not unique:
+                unique, number = name, 1
+                while unique in self._sources and not _has_ended(self._sources[unique].state):
+                    number += 1
+                    unique = f"{name}-{number}"
+                self._sources.pop(unique, None)
+                self._sources[unique] = source
+                self._discard_oldest()
+            self._final.pop(unique, None)  # of the previous epoch
+        if source.state == "running":
+            self.activate(unique)
+        return unique
+
+    def activate(self, name: str) -> None:
+        """Take the first sample of a consumer that now runs, and start the sampler if needed."""
+        self._measure(name, self._sources[name])
+        sampler.watch(self)
+
+    @property
+    def active(self) -> bool:
+        """True if a consumer has started and has not ended."""
+        return any(source.state != "new" for _, source in self._running())
+
+    def sample(self, process: ProcessSampler | None) -> None:
+        """Measure every active consumer and its bottleneck.
+
+        Without `process`, measure only the consumers that have ended since the last sample.
+        """
+        with self._lock:
+            sources = [item for item in self._sources.items() if item[0] not in self._final]
+        for name, source in sources:
+            state = source.state
+            if _has_ended(state) or (process is not None and state != "new"):
+                self._measure(name, source)
+            if process is not None and state == "running" and not source.live.disabled:
+                iterator = source.meter.iterator() if source.meter is not None else None
+                reading, workers = source.reading(), self._workers()
+                try:
+                    source.live.look(iterator, reading, process, workers, source.used)
+                except Exception as error:  # the pipeline cannot be read
+                    source.live.disabled = True
+                    if self._publish is not None:
+                        self._publish(Notice("error", f"{type(error).__name__}: {error}"))
+
+    def apply(self, event: ConsumerMeasured) -> None:
+        """Record a sample. Only this changes what the queries return."""
+        with self._lock:
+            source = self._sources.get(event.consumer)
+            if source is not None:
+                source.series.add(event)
+                if _has_ended(source.state):
+                    self._final[event.consumer] = self._row(event.consumer, source)
 
     def rows(self) -> tuple[StreamRow, ...]:
         """Return a row for each consumer in the order of their start."""
         with self._lock:
-            now = time.perf_counter()
-            return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
-
-    def look(self, workers: Sequence[WorkerUtilization] = ()) -> None:
-        """Update the bottleneck of each consumer. Call it about once per second.
-
-        Raises
-        ------
-        Exception
-            A pipeline cannot be read. The consumer is then excluded from later updates.
-        """
-        running = [
-            entry.source
-            for _, entry in self._running()
-            if entry.source.state == "running" and not entry.source.live.disabled
-        ]
-        if not running:
-            return
-        self._sampler.sample()
-        for source in running:
-            iterator = source.meter.iterator() if source.meter is not None else None
-            try:
-                source.live.look(iterator, source.reading(), self._sampler, workers, source.used)
-            except Exception:
-                source.live.disabled = True
-                raise
-
-    def machine_is_busy(self) -> bool:
-        """Return True if the cores of this machine were busy in the last second."""
-        return is_busy(self._sampler.machine, processors())
+            return tuple(
+                self._final.get(name) or self._row(name, source)
+                for name, source in self._sources.items()
+            )
 
     def latest(self) -> Consumer | None:
         """Return the consumer that received an element last, of those that have not ended."""
-        self.rows()
-        with self._lock:
-            running = [entry for entry in self._entries.values() if entry.final is None]
-        entry = max(running, key=lambda entry: entry.moved, default=None)
-        return entry.source if entry is not None else None
+        now = time.perf_counter()
+        return max(
+            (source for _, source in self._running()),
+            key=lambda source: source.series.moved(source.reading(), now),
+            default=None,
+        )
 
     def named(self, name: str) -> Consumer:
         """Return the consumer with this name, or raise UnknownName."""
         with self._lock:
-            if name in self._entries:
-                return self._entries[name].source
-            known = ", ".join(self._entries) or "none, nothing was read yet"
+            if name in self._sources:
+                return self._sources[name]
+            known = ", ".join(self._sources) or "none, nothing was read yet"
         raise UnknownName(f"unknown consumer {name!r}", fix=f"known consumers: {known}")
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration. Blocked consumers, and later calls, raise `error`."""
-        for _, entry in self._running():
-            entry.source.cancel(error)
+        for _, source in self._running():
+            source.cancel(error)
 
     def stuck(self, seconds: float) -> tuple[str, ...]:
         """Return the names of consumers that have waited for one element at least `seconds`."""
         now = time.perf_counter()
         return tuple(
             name
-            for name, entry in self._running()
-            if (since := entry.source.waiting_since()) is not None and now - since >= seconds
+            for name, source in self._running()
+            if (since := source.waiting_since()) is not None and now - since >= seconds
         )
 
     def idle(self) -> bool:
         """Return True if no stream runs and no dataset is being read."""
-        self.rows()
         now = time.perf_counter()
         return not any(
-            entry.source.kind == "stream"
-            or now - entry.moved < _IDLE_SECONDS
-            or entry.source.waiting_since() is not None
-            for _, entry in self._running()
-            if entry.source.state == "running"
+            source.kind == "stream"
+            or now - source.series.moved(source.reading(), now) < _IDLE_SECONDS
+            or source.waiting_since() is not None
+            for _, source in self._running()
+            if source.state == "running"
         )
 
     def reading(self) -> bool:
         """Return True if a consumer has not finished its data, even if it reads slowly."""
-        return any(entry.source.state == "running" for _, entry in self._running())
+        return any(source.state == "running" for _, source in self._running())
 
     def wait_idle(self, timeout: float | None = None) -> None:
         """Wait until `idle`, or raise TimeLimit after `timeout` seconds. Ctrl-C interrupts it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.idle():
             if deadline is not None and time.monotonic() >= deadline:
-                names = ", ".join(name for name, entry in self._running() if entry.final is None)
+                names = ", ".join(name for name, _ in self._running())
                 raise TimeLimit(
                     f"consumers still read after {timeout:g} s: {names}",
                     fix="wait longer, or stop them",
                 )
             time.sleep(0.05)
 
-    def _running(self) -> list[tuple[str, _Entry]]:
+    def _running(self) -> list[tuple[str, Consumer]]:
         with self._lock:
-            return [
-                (name, entry)
-                for name, entry in self._entries.items()
-                if not _has_ended(entry.source.state)
-            ]
+            return [item for item in self._sources.items() if not _has_ended(item[1].state)]
 
-    def _row(self, name: str, entry: _Entry, now: float) -> StreamRow:
-        source = entry.source
-        state = source.state
-        reading = source.reading()
-        final = entry.final
-        if final is not None and (final.state, final.elements) == (state, reading.elements):
-            return final
-        entry.final = None  # another epoch of a dataset can follow
-        if reading.elements != entry.elements:
-            entry.elements, entry.moved = reading.elements, now
-        over = _has_ended(state)
-        source.series.add(reading, min(now, source.ended or now) if over else now)
-        elements, size, waiting = source.series.rates()
+    def _measure(self, name: str, source: Consumer) -> None:
+        reading = source.sample()
+        seconds = (source.ended or time.perf_counter()) - source.series.start
+        (self._publish or self.apply)(ConsumerMeasured(name, seconds, *reading))
+
+    def _row(self, name: str, source: Consumer) -> StreamRow:
+        state, reading = source.state, source.reading()
+        elements, size, waiting = source.series.rates(reading, source.ended)
         error, meter = source.error, source.meter
         use = meter.use if meter is not None else None
-        row = StreamRow(
+        bottleneck = source.live.history and not _has_ended(state)
+        return StreamRow(
             name=name,
             kind=source.kind,
             state=state,
@@ -384,20 +385,18 @@ class Consumers:
             elements_per_s=elements,
             bytes_per_s=size,
             wait_fraction=waiting,
-            history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
+            history=source.series.recent,
             error=str(error) if error is not None else "",
-            limit="" if over or not source.live.history else source.live.limit.sentence(),
+            limit=source.live.limit.sentence() if bottleneck else "",
             epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
             job=(use.job_name or "") if use else "",
         )
-        if over:
-            entry.final = row
-        return row
 
     def _discard_oldest(self) -> None:
-        over = [name for name, entry in self._entries.items() if _has_ended(entry.source.state)]
+        over = [name for name, source in self._sources.items() if _has_ended(source.state)]
         for name in over[:-_ENDED_LISTED]:
-            del self._entries[name]
+            del self._sources[name]
+            self._final.pop(name, None)
 
 
 def _has_ended(state: str) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals, again
 from tfd_notebook.data.consume import checkpoint as consume_checkpoint
+from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
 from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.data.explain.live_limit import LiveLimit
@@ -109,6 +110,7 @@ class Stream:
         self._iterator, self._meter = open_iterator(dataset, consumers)
         self.series = Series(keep=3600)
         self.live = LiveLimit()
+        self._consumers = consumers
         self.name = consumers.add(self, name or "stream")
 
     @property
@@ -134,8 +136,7 @@ class Stream:
     @property
     def wait_fraction(self) -> float | None:
         """Share of the last seconds that the stream waited for data, 0 to 1. None if unknown."""
-        self._sample()
-        return self.series.rates()[2]
+        return self.series.rates(self.reading(), self.ended)[2]
 
     @property
     def ended(self) -> float | None:
@@ -169,6 +170,7 @@ class Stream:
                     target=self._run, name=f"tfd-stream-{self.name}", daemon=True
                 )
                 _running.add(self)
+                self._consumers.activate(self.name)
                 self._thread.start()
         return self
 
@@ -349,8 +351,7 @@ class Stream:
 
     def throughput(self) -> float:
         """Return elements per second over the last seconds."""
-        self._sample()
-        return self.series.rates()[0]
+        return self.series.rates(self.reading(), self.ended)[0]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per second, for the last hour at most.
@@ -360,11 +361,12 @@ class Stream:
         """
         import pandas as pd
 
-        self._sample()
         return pd.DataFrame.from_records(self.series.history(), columns=list(RateSample._fields))
 
     def reading(self) -> MetricTotals:
         return self._meter.read()
+
+    sample = reading
 
     def waiting_since(self) -> float | None:
         return self._meter.waiting_since()
@@ -390,7 +392,6 @@ class Stream:
 
     def _run(self) -> None:
         error: BaseException | None = None
-        sampled = time.perf_counter()
         try:
             for element in self._iterator:
                 for sink in self._sinks:
@@ -400,9 +401,6 @@ class Stream:
                     self._offer(element)
                 if self._handled >= self._attention:
                     self._handle_requests()
-                if (now := time.perf_counter()) - sampled > 1.0:
-                    sampled = now
-                    self._sample()
         except BaseException as raised:
             error = raised
         with self._changed:
@@ -447,14 +445,13 @@ class Stream:
         """Record how the stream ended. The caller holds the lock."""
         if (cancelled := self._cancelled) is not None:
             error = None if isinstance(cancelled, Interrupted) else cancelled
-            self._state = "stopped" if error is None else "failed"
             self._take_buffer()
-        else:
-            self._state = "finished" if error is None else "failed"
-        self._error = error
-        self._buffer.put(_END)
+        self._error = error  # before the state, which other threads read first
+        good = "finished" if cancelled is None else "stopped"
         self._meter.end()
-        self._sample()
+        self._state = good if error is None else "failed"
+        self._buffer.put(_END)
+        sampler.wake()
         self._iterator = None
         _running.discard(self)
         self._changed.notify_all()
@@ -471,9 +468,6 @@ class Stream:
             raise StateError(
                 f"{verb}() failed: stream {self.name} is {self.state}, expected {state}"
             )
-
-    def _sample(self) -> None:
-        self.series.add(self._meter.read(), self._meter.ended or time.perf_counter())
 
     def _timeout_text(self, elements: int | None, timeout: float | None) -> str:
         total = "" if elements is None else f" of {elements}"

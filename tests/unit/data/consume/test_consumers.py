@@ -1,12 +1,15 @@
 """The registry of consumers: names, rates, histories and end."""
 
+import threading
 import time
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer, Series
+from tfd_notebook.model.events import ConsumerMeasured, from_json
 
 
 def started(name, consumers):
@@ -23,6 +26,7 @@ def test_running_consumers_have_unique_names():
     first.finish()
     assert started("train", consumers)[2] == "train"
     assert [row.name for row in consumers.rows()] == ["train-2", "train"]
+    consumers.cancel_all(errors.Interrupted("stopped"))
 
 
 def test_epochs_share_one_row():
@@ -37,6 +41,7 @@ def test_epochs_share_one_row():
     again.elements = 5
     (row,) = consumers.rows()
     assert (row.state, row.elements, row.bytes) == ("running", 15, 80)
+    again.end()
 
 
 def test_last_20_ended_consumers_are_kept():
@@ -92,7 +97,7 @@ def test_function_waits_only_for_an_empty_buffer():
     assert meter.read().waited > 0.5
     meter.blocked.clear()
     meter.end()
-    assert meter.read() == meter.read() == MetricTotals(3, 24, 0.5)
+    assert meter.sample() == meter.sample() == meter.read() == MetricTotals(3, 24, 0.5)
     assert closed == [True]
 
 
@@ -107,32 +112,75 @@ def test_wait_returns_when_consumers_are_idle():
     consumers.wait_idle(timeout=1)
 
 
+def sample(series, seconds, elements, waited=0.0):
+    series.add(ConsumerMeasured("train", seconds, elements, elements * 8, waited))
+
+
 def test_rates_cover_the_last_seconds():
     series = Series()
-    start = time.perf_counter()
-    for step in range(1, 101):
-        elements = 10 * min(step, 50) + max(0, step - 50)
-        series.add(MetricTotals(elements, elements * 8, 0.05 * step), start + step / 10)
-    elements, size, waiting = series.rates()
-    assert elements == pytest.approx(
-        10, rel=0.2
-    )  # one or two readings are at the edge of the window
-    assert size == pytest.approx(80, rel=0.2)
-    assert waiting == pytest.approx(0.5, rel=0.05)
+    for step in range(1, 11):
+        elements = 100 * min(step, 5) + 10 * max(0, step - 5)
+        sample(series, step, elements, 0.5 * step)
+    elements, size, waiting = series.rates(MetricTotals(560, 4480, 5.5), series.start + 11)
+    assert elements == pytest.approx(10)
+    assert size == pytest.approx(80)
+    assert waiting == pytest.approx(0.5)
+    assert [round(rate) for rate in series.recent] == [100] * 5 + [10] * 4
     history = series.history()
-    assert [second.second for second in history] == list(range(1, 11))
-    assert [round(second.elements_per_s) for second in history] == [100] * 5 + [10] * 5
-    assert history[-1].elements == pytest.approx(550, abs=2)
+    assert [second.second for second in history] == list(range(1, 10))
+    assert [round(second.elements_per_s) for second in history] == [100] * 5 + [10] * 4
+    assert history[-1].elements == 540
 
 
-def test_a_gap_between_readings_is_spread_over_its_seconds():
-    series = Series(keep=60)
-    now = time.perf_counter()
-    series.add(MetricTotals(1000, 0, 0.0), now + 100)
-    history = series.history()
-    assert len(history) == 60
-    assert {round(second.elements_per_s) for second in history} == {10}
-    assert history[-1].second == 100
+def test_first_rate_needs_no_second_sample():
+    series = Series()
+    assert series.rates(MetricTotals(50, 400, 0.1), series.start + 0.5) == (100.0, 800.0, 0.2)
+
+
+def test_a_gap_between_samples_is_spread_over_its_seconds():
+    series = Series()
+    sample(series, 100.5, 1005)
+    assert len(series.recent) == 60
+    assert {round(rate) for rate in series.recent} == {10}
+    assert series.history()[-1].second == 100
+
+
+def test_many_short_epochs_do_not_shorten_the_history():
+    series = Series()
+    for step in range(1, 1000):
+        sample(series, step / 20, step)
+    assert len(series.recent) == pytest.approx(50, abs=5)
+    assert {round(rate) for rate in series.recent} == {20}
+
+
+def test_consumer_is_sampled_once_a_second_and_at_its_end():
+    consumers, events = Consumers(), []
+    consumers.connect(lambda event: (events.append(event), consumers.apply(event)), lambda: ())
+    source, meter, _ = started("train", consumers)
+    meter.elements = 10
+    until(lambda: len(events) >= 3)
+    meter.elements = 20
+    meter.finish()
+    until(lambda: events[-1].elements == 20)
+    assert [event.consumer for event in events] == ["train"] * len(events)
+    assert from_json(events[-1].to_json()) == events[-1]
+    assert events[-1].seconds == pytest.approx(meter.ended - source.series.start)
+    until(lambda: all(thread.name != "tfd-sampler" for thread in threading.enumerate()))
+
+
+def test_queries_change_nothing(monkeypatch):
+    consumers = Consumers()
+    source, meter, _ = started("train", consumers)
+    monkeypatch.setattr(source.series, "add", None)
+    before = dict(vars(source.series))
+    meter.elements = 10
+    for _ in range(2):
+        assert consumers.rows()[0].elements == 10
+        assert consumers.latest() is source
+        assert not consumers.idle()
+    assert vars(source.series) == before
+    monkeypatch.undo()
+    meter.end()
 
 
 def test_reading_rows_is_cheap():
@@ -143,3 +191,4 @@ def test_reading_rows_is_cheap():
     for _ in range(100):
         consumers.rows()
     assert (time.perf_counter() - start) / 100 < 0.005
+    consumers.cancel_all(errors.Interrupted("stopped"))

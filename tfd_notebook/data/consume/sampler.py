@@ -1,0 +1,73 @@
+"""The thread that samples the consumers of this process once a second, while one is active."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tfd_notebook.data.explain.live_limit import ProcessSampler
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.consume.consumers import Consumers
+
+_lock = threading.Lock()
+_registries: set[Consumers] = set()
+# Iterators also end in the garbage collector, where a thread may put into no other queue.
+_wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+_process: ProcessSampler | None = None
+
+
+def watch(registry: Consumers) -> None:
+    """Sample the consumers of `registry` until none of them is active."""
+    global _process
+    with _lock:
+        starts = not _registries
+        _registries.add(registry)
+        if starts:
+            _process = _process or ProcessSampler()
+            thread = threading.Thread(
+                target=_run, args=(_process,), name="tfd-sampler", daemon=True
+            )
+            thread.start()
+
+
+def wake() -> None:
+    """Take the last sample of the consumers that have just ended."""
+    _wakeups.put(None)
+
+
+def busy_cores() -> float:
+    """Return the number of busy cores of this machine in the last second, or 0 if unknown."""
+    return _process.machine if _process is not None else 0.0
+
+
+def _run(process: ProcessSampler) -> None:
+    due = 0
+    while True:
+        due = due or math.floor(time.perf_counter()) + 1
+        with contextlib.suppress(queue.Empty):
+            _wakeups.get(timeout=max(0.0, due - time.perf_counter()))
+        is_due = time.perf_counter() >= due
+        if is_due:
+            process.sample()
+            due = 0
+        for registry in tuple(_registries):
+            registry.sample(process if is_due else None)
+        with _lock:
+            _registries.intersection_update([each for each in _registries if each.active])
+            if not _registries:
+                return
+
+
+def _after_fork() -> None:
+    global _lock, _wakeups
+    _lock, _wakeups = threading.Lock(), queue.SimpleQueue()
+    _registries.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
