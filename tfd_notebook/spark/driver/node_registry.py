@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook.errors import InvalidMessage, TfdError
+from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import NodeRow
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
@@ -48,7 +49,7 @@ class Node:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
     unfinished_line: str = ""
-    rates: deque[tuple[float, int]] = field(default_factory=deque)
+    rows: RateWindow = field(default_factory=lambda: RateWindow(_RATE_SECONDS))
     channel: AuthenticatedChannel | None = None
     last_message_at: float = 0.0
     #: Number of its last message. The node repeats messages that are not acknowledged.
@@ -64,10 +65,7 @@ class Node:
     @property
     def rows_per_s(self) -> float:
         """Rows per second that its function consumed, over the last 3 s."""
-        if len(self.rates) < 2:
-            return 0.0
-        (began, first), (ended, last) = self.rates[0], self.rates[-1]
-        return (last - first) / (ended - began) if ended > began else 0.0
+        return self.rows.rate or 0.0
 
     def update_state(self, state: Mapping[str, Any]) -> None:
         """Apply the state that its supervisor reports."""
@@ -81,10 +79,7 @@ class Node:
     def update_counters(self, numbers: Mapping[str, Any]) -> None:
         """Apply the counters of its inbox."""
         self.numbers = numbers
-        now = time.monotonic()
-        self.rates.append((now, numbers.get("rows", 0)))
-        while now - self.rates[0][0] > _RATE_SECONDS and len(self.rates) > 2:
-            self.rates.popleft()
+        self.rows.add(time.monotonic(), numbers.get("rows", 0))
 
     def append_log(self, text: str) -> None:
         """Append to its log."""
