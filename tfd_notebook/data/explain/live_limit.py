@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections import deque
@@ -33,7 +32,7 @@ class ProcessSampler:
     """Samples the CPU use of this process and of the machine, and the contention for the GIL."""
 
     def __init__(self) -> None:
-        self._at, self._cpu = time.perf_counter(), _cpu()
+        self._at, self._cpu = time.perf_counter(), time.process_time()
         self._machine = Machine()
         self.cpu = 0.0
         #: Busy cores of this machine, including all processes.
@@ -42,7 +41,7 @@ class ProcessSampler:
 
     def sample(self) -> None:
         """Measure since the previous call. Sleeps a few milliseconds to detect GIL contention."""
-        now, cpu = time.perf_counter(), _cpu()
+        now, cpu = time.perf_counter(), time.process_time()
         if now > self._at:
             self.cpu = (cpu - self._cpu) / (now - self._at)
         self._at, self._cpu = now, cpu
@@ -236,8 +235,3 @@ def worker_limit(
         advice = more_workers(len(workers), delivery, saturated)
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)
     return Limit("none", task, None, figures)
-
-
-def _cpu() -> float:
-    times = os.times()
-    return times.user + times.system

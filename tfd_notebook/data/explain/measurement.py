@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -82,7 +81,7 @@ class _Run:
         warm = begin + warm_up
         end = self._end = warm + seconds
         elements = size = 0
-        waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
+        waited, first, started, cpu = 0.0, 0.0, begin, time.process_time()
         sampler = threading.Thread(target=self._sample, name="tfd-explain", daemon=True)
         sampler.start()
         try:
@@ -111,7 +110,7 @@ class _Run:
                             self._end = end
                         if not self._counting and now >= warm:
                             # The warm-up is over: restart the counts.
-                            self._counting, started, cpu = True, now, _cpu()
+                            self._counting, started, cpu = True, now, time.process_time()
                             with self._lock:
                                 self._costs = Costs(self._last)
                                 self._read = now
@@ -125,7 +124,7 @@ class _Run:
                     elements += reading.elements - base[0]
                     size += reading.bytes - base[1]
                     waited += reading.waited - base[2]
-                used = _cpu() - cpu
+                used = time.process_time() - cpu
                 over = now >= end or self._over.is_set() or not any_came
                 if over and self._ended is not None:
                     self._ended()
@@ -176,8 +175,3 @@ class _Run:
             if model is not None:
                 self._costs.add(model, now - self._read)
             self._read = now
-
-
-def _cpu() -> float:
-    times = os.times()
-    return times.user + times.system
