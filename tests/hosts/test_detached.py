@@ -73,7 +73,7 @@ def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
     for host in hosts:
         for pid in pids_on(host, processes[host]):
             os.kill(pid, signal.SIGTERM)
-    for path in runtime_dir.runtime_dir().glob("away-*"):
+    for path in runtime_dir.runtime_dir().glob("detached-*"):
         path.unlink()
 
 
@@ -108,7 +108,7 @@ def cli(*arguments: str) -> str:
 
 
 def files() -> list[Path]:
-    return list(runtime_dir.runtime_dir().glob("away-*"))
+    return list(runtime_dir.runtime_dir().glob("detached-*"))
 
 
 @pytest.mark.parametrize("secure", [True, "tls", False], ids=["ssh", "tls", "open"])

@@ -126,7 +126,7 @@ class TestJupyter(Conformance):
             owner.communicate()
         orphans.sweep()  # removes the files of the killed process
         assert [item["name"] for item in attach.everywhere() if item["lease"]] == ["orphan"]
-        (file,) = runtime_dir.runtime_dir().glob("away-*.json")
+        (file,) = runtime_dir.runtime_dir().glob("detached-*.json")
         assert not any(server.token in file.read_text() for server in jupyter)
         with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*profile"):
             tfd.attach("orphan")

@@ -32,7 +32,7 @@ class Bomb:
 
 def junk(bomb: Path) -> list[bytes]:
     """Return invalid messages: a pickle that creates `bomb`, requests and random bytes."""
-    header = json.dumps({"do": "end", "end": True, "agent": "x", "how": "start"}).encode()
+    header = json.dumps({"method": "end", "close": True, "agent": "x", "mode": "start"}).encode()
     return [
         pickle.dumps(Bomb(bomb)) * 3,
         b"GET / HTTP/1.1\r\n\r\n",

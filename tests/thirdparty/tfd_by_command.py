@@ -96,7 +96,7 @@ class CommandHost(RemoteHost):
                 raise LaunchError(f"starting {self.label!r} failed: {error}") from None
         channel = SocketChannel(own_end)
         try:
-            self.greet(channel, again=not start)
+            self.read_handshake(channel, reconnect=not start)
         except BaseException:
             channel.close()
             self.close()

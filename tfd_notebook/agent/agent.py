@@ -63,7 +63,7 @@ class Agent(AgentHandlers):
         self._sessions: dict[str, Session] = {}
         self.owned: dict[str, Session] = {}
         self.listener = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
-        self._stays = owner is None
+        self._outlives_owner = owner is None
         self._sampled: dict[int, psutil.Process] = {}
         self._gpu_monitor = GpuMonitor(self.publish)
         self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
@@ -78,7 +78,7 @@ class Agent(AgentHandlers):
             signal.SIGHUP, lambda: asyncio.ensure_future(self._owner_left(), loop=loop)
         )
         self.write_state()
-        if self._stays:
+        if self._outlives_owner:
             await self.listener.open()
         futures = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
         if self.owner is not None:
@@ -110,7 +110,7 @@ class Agent(AgentHandlers):
             await self._owner_left()
         if not self._done.is_set():
             # An owner that closed only its end of the pipes waits for the end of these.
-            body = {"event": "stays"}
+            body = {"event": "agent_detached"}
             writer.write(agent_protocol.encode(agent_protocol.Frame(self.host, self.id, 0, body)))
             writer.close()
 
@@ -123,7 +123,7 @@ class Agent(AgentHandlers):
         if not has_lease:
             self._done.set()
             return
-        self._stays = True
+        self._outlives_owner = True
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
         await self._end_owned(session, "its kernel ended")
@@ -150,17 +150,19 @@ class Agent(AgentHandlers):
 
     async def _answer(self, session: Session, body: dict[str, Any]) -> None:
         try:
-            handler = getattr(self, f"do_{body['do']}")
+            handler = getattr(self, f"handle_{body['method']}")
             arguments = body.get("arguments", {})
-            if body["do"] in BY_SESSION:
+            if body["method"] in BY_SESSION:
                 arguments = {"session": session, **arguments}
             value = await handler(**arguments)
-            repeatable = body["do"] in REPEATABLE
-            session.send({"re": body["id"], "ok": True, "value": value}, repeatable)
+            repeatable = body["method"] in REPEATABLE
+            session.send({"reply_to": body["id"], "ok": True, "value": value}, repeatable)
         except Exception as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
-            session.send({"re": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
+            session.send(
+                {"reply_to": body["id"], "ok": False, "error": agent_protocol.pack_error(error)}
+            )
 
     def publish(self, cluster: str, event: Event, except_for: Session | None = None) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
@@ -243,12 +245,14 @@ class Agent(AgentHandlers):
                 await self._end_if_expired(cluster)
         for key, session in list(self._sessions.items()):
             session.drop_silent(_SILENT_SECONDS)
-            if session.is_over:
+            if session.has_expired:
                 del self._sessions[key]
                 self._idle_since = min(self._idle_since, time.monotonic())
                 await self._end_owned(session, f"no reconnection within {session.grace:g} s")
-        if self._stays and not self.clusters:
-            connected = any(session.away_since is None for session in self._sessions.values())
+        if self._outlives_owner and not self.clusters:
+            connected = any(
+                session.disconnected_since is None for session in self._sessions.values()
+            )
             if not connected and time.monotonic() > self._idle_since:
                 self._done.set()
 

@@ -33,7 +33,7 @@ class AgentCluster:
     name : str
     opened : mapping
         The arguments of the request ``open``: ``policy``, ``environment``, ``directory``, ``path``,
-        ``preload``, ``allow``, and ``about``, the metadata for processes that attach.
+        ``preload``, ``allow``, and ``description``, for processes that attach.
     """
 
     def __init__(self, agent: AgentHandlers, name: str, opened: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class AgentCluster:
         self.path: list[str] = opened["path"]
         self.preload: list[str] = opened["preload"]
         self.allow: list[str] = opened["allow"]
-        self.about: dict[str, Any] = opened["about"]
+        self.description: dict[str, Any] = opened["description"]
         self.functions = Functions()
         self.tasks: dict[str, TaskSupervisor] = {}
         self.removed: dict[str, TaskSupervisor] = {}
@@ -174,7 +174,7 @@ class AgentCluster:
         else:
             self._failures.pop(key, None)
 
-    def hold(self, seconds: float) -> None:
+    def set_lease(self, seconds: float) -> None:
         """Extend the lease to `seconds` from now, and write it to the state files."""
         self.lease = Deadline(seconds)
         self._agent.publish(self.name, LeaseChanged(seconds))

@@ -1,4 +1,4 @@
-"""Request handlers of an agent; see `tfd_notebook.launchers.base.Node.request`."""
+"""Request handlers of an agent; see `tfd_notebook.launchers.client.agent_host`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfd_notebook.errors import NameTaken, StateError, no_lease
 from tfd_notebook.model.events import Event
 from tfd_notebook.model.spec import Role, TaskSpec
 from tfd_notebook.net import clock, ports, runtime_dir, validation
-from tfd_notebook.net.host import reach
+from tfd_notebook.net.host import check_reachability
 
 if TYPE_CHECKING:
     from tfd_notebook.agent.sessions import AgentListener, Session
@@ -32,7 +32,7 @@ _AGENT_VARIABLES = (
     runtime_dir.AGENT_VARIABLE,
 )
 #: Requests whose meaning depends on the session.
-BY_SESSION = ("open", "adopt", "leave", "close")
+BY_SESSION = ("open", "adopt", "detach", "close")
 #: Read-only requests with large replies. If a reply is lost, the request is executed again.
 REPEATABLE = ("journal", "logs")
 
@@ -41,7 +41,7 @@ _JOURNAL_BYTES = 4_000_000
 
 
 class AgentHandlers(ABC):
-    """The handlers of an agent's requests, as methods ``do_<name>``."""
+    """The handlers of an agent's requests, as methods ``handle_<method>``."""
 
     id: str
     directory: Path
@@ -66,12 +66,12 @@ class AgentHandlers(ABC):
     async def end(self, cluster: AgentCluster, reason: str) -> None:
         """End a cluster, and send the reason to its listeners."""
 
-    async def do_preload(
+    async def handle_preload(
         self, environment: dict[str, str], path: list[str] | None = None
     ) -> list[str]:
         return await self.processes.preload(*_check_environment(environment, path))
 
-    async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
+    async def handle_open(self, session: Session, cluster: str, **opened: Any) -> str:
         if cluster in self.clusters:
             raise NameTaken(
                 f"a detached cluster {cluster!r} of this kernel is running",
@@ -94,45 +94,49 @@ class AgentHandlers(ABC):
             )
         return str(agent_cluster.directory)
 
-    async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
-        self._cluster(cluster).about.update(about)
+    async def handle_describe(self, cluster: str, description: dict[str, Any]) -> None:
+        self._cluster(cluster).description.update(description)
 
-    async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
+    async def handle_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
         agent_cluster = self._cluster(cluster)
         if renew and agent_cluster.lease is None:
             raise no_lease(cluster)
         await self.listener.open()
-        agent_cluster.hold(seconds)
+        agent_cluster.set_lease(seconds)
         return seconds
 
-    async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
+    async def handle_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
         agent_cluster = self._cluster(cluster)
         session.subscriptions.add(cluster)
-        limit, since = agent_cluster.policy.time_limit, agent_cluster.ready_since
+        limit, start = agent_cluster.policy.time_limit, agent_cluster.ready_since
         return {
-            "about": agent_cluster.about,
+            "description": agent_cluster.description,
             "directory": str(agent_cluster.directory),
             "lease": agent_cluster.lease and agent_cluster.lease.left,
-            "left": None if limit is None or since is None else limit + since - clock.now(),
             "tasks": agent_cluster.task_events(),
+            "time_limit_left": None
+            if limit is None or start is None
+            else start + limit - clock.now(),
         }
 
-    async def do_leave(self, session: Session, cluster: str) -> None:
+    async def handle_detach(self, session: Session, cluster: str) -> None:
         session.subscriptions.discard(cluster)
 
-    async def do_clusters(self) -> list[dict[str, Any]]:
+    async def handle_clusters(self) -> list[dict[str, Any]]:
         return [
             {
                 "name": cluster.name,
                 "lease": cluster.lease and cluster.lease.left,
-                "about": cluster.about,
+                "description": cluster.description,
                 "tasks": [task["state"] for task in cluster.task_events()],
-                "heard": self.has_listeners(cluster.name),
+                "has_listeners": self.has_listeners(cluster.name),
             }
             for cluster in self.clusters.values()
         ]
 
-    async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
+    async def handle_reserve_ports(
+        self, cluster: str, tasks: list[dict[str, Any]]
+    ) -> dict[str, str]:
         agent_cluster = self._cluster(cluster)
         supervisors: list[TaskSupervisor] = []
         try:
@@ -154,76 +158,82 @@ class AgentHandlers(ABC):
         agent_cluster.tasks.update({task.spec.name: task for task in supervisors})
         return {task.spec.name: task.address for task in supervisors}
 
-    async def do_release(self, cluster: str, tasks: list[str]) -> None:
+    async def handle_release_ports(self, cluster: str, tasks: list[str]) -> None:
         agent_cluster = self._cluster(cluster)
         for name in tasks:
             agent_cluster.tasks.pop(name).release()
 
-    async def do_open_tunnels(self, cluster: str, trust: list[str], name: str) -> dict[str, Any]:
+    async def handle_open_tunnels(
+        self, cluster: str, trust: list[str], name: str
+    ) -> dict[str, Any]:
         return await self._cluster(cluster).open_tunnels(trust, name)
 
-    async def do_certify_tunnels(
+    async def handle_certify_tunnels(
         self, cluster: str, trust: list[str], name: str, certificate: str
     ) -> dict[str, Any]:
         return await self._cluster(cluster).certify_tunnels(trust, name, certificate)
 
-    async def do_serve_tunnel(self, cluster: str, port: int) -> None:
+    async def handle_serve_tunnel(self, cluster: str, port: int) -> None:
         self._cluster(cluster).tunnels.serve(port)
 
-    async def do_lead_tunnel(self, cluster: str, port: int, to: str, host: str) -> None:
-        self._cluster(cluster).tunnels.forward(port, to, host)
+    async def handle_forward_tunnel(self, cluster: str, port: int, address: str, name: str) -> None:
+        self._cluster(cluster).tunnels.forward(port, address, name)
 
-    async def do_close_tunnel(self, cluster: str, port: int) -> None:
+    async def handle_close_tunnel(self, cluster: str, port: int) -> None:
         self._cluster(cluster).tunnels.close_port(port)
 
-    async def do_listeners(self, cluster: str, port: int) -> list[str]:
+    async def handle_listening_addresses(self, cluster: str, port: int) -> list[str]:
         """Return the addresses on which this host listens at `port`."""
         self._cluster(cluster)
         return await asyncio.to_thread(ports.listening_addresses, port)
 
-    async def do_reach(self, cluster: str, addresses: dict[str, str]) -> dict[str, tuple[str, str]]:
-        return await asyncio.to_thread(reach, addresses)
+    async def handle_check_reachability(
+        self, cluster: str, addresses: dict[str, str]
+    ) -> dict[str, tuple[str, str]]:
+        return await asyncio.to_thread(check_reachability, addresses)
 
-    async def do_gpus(self, cluster: str) -> dict[str, Any]:
+    async def handle_gpus(self, cluster: str) -> dict[str, Any]:
         agent_cluster = self._cluster(cluster)
         gpus = await asyncio.to_thread(gpu_discovery.find, agent_cluster.environment)
         agent_cluster.gpus, agent_cluster.reported_holders = gpus["gpus"], None
         return gpus
 
-    async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
+    async def handle_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
         agent_cluster = self._cluster(cluster)
         for name, settings in tasks.items():
             agent_cluster.task(name).start(settings)
 
-    async def do_stop(self, cluster: str, tasks: list[str]) -> None:
+    async def handle_stop(self, cluster: str, tasks: list[str]) -> None:
         agent_cluster = self._cluster(cluster)
         for task in [agent_cluster.task(name) for name in tasks]:
             agent_cluster.removed[task.spec.name] = agent_cluster.tasks.pop(task.spec.name)
         await asyncio.gather(*(agent_cluster.removed[name].remove() for name in tasks))
 
-    async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
+    async def handle_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
         await self._cluster(cluster).task(task).restart(settings)
 
-    async def do_kill(self, cluster: str, task: str) -> int | None:
+    async def handle_kill(self, cluster: str, task: str) -> int | None:
         return self._cluster(cluster).task(task).kill()
 
-    async def do_bury(self, cluster: str, tasks: list[str]) -> None:
+    async def handle_serve_errors(self, cluster: str, tasks: list[str]) -> None:
         for name in tasks:
             self._cluster(cluster).task(name).serve_error()
 
-    async def do_install(self, cluster: str, blob: str, tokens: list[str], gone: list[str]) -> None:
+    async def handle_install(
+        self, cluster: str, functions: str, tokens: list[str], removed: list[str]
+    ) -> None:
         agent_cluster = self._cluster(cluster)
-        functions = base64.b64decode(blob)
-        agent_cluster.functions.forget(gone)
-        agent_cluster.functions.add(tokens, functions)
+        blob = base64.b64decode(functions)
+        agent_cluster.functions.forget(removed)
+        agent_cluster.functions.add(tokens, blob)
         workers = [t for t in agent_cluster.tasks.values() if t.spec.role is Role.DATA_WORKER]
         try:
-            await asyncio.gather(*(task.install(functions, gone) for task in workers))
+            await asyncio.gather(*(task.install(blob, removed) for task in workers))
         except BaseException:
             agent_cluster.functions.remove(tokens)
             raise
 
-    async def do_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:
+    async def handle_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:
         """Return the stale modules and loaded ops of each task that responds, by name."""
         tasks = tuple(self._cluster(cluster).tasks.values())
         replies = await asyncio.gather(*(task.inspect() for task in tasks))
@@ -233,14 +243,14 @@ class AgentHandlers(ABC):
             if reply is not None
         }
 
-    async def do_logs(
+    async def handle_logs(
         self, cluster: str, task: str, size: int, offset: int | None = None
     ) -> list[Any]:
         path = self._cluster(cluster).task(task).log
         data, end = await asyncio.to_thread(read_log, path, size, offset)
         return [data.decode(errors="replace"), end]
 
-    async def do_close(self, session: Session, cluster: str) -> None:
+    async def handle_close(self, session: Session, cluster: str) -> None:
         agent_cluster = self._cluster(cluster)
         agent_cluster.ended_by = session
         await self.end(agent_cluster, "it was stopped from another process")
@@ -250,11 +260,13 @@ class AgentHandlers(ABC):
             raise StateError(f"this agent has no cluster {name!r}")
         return self.clusters[name]
 
-    async def do_room(self, cluster: str) -> int:
+    async def handle_free_disk_space(self, cluster: str) -> int:
         work_dir = self._cluster(cluster).task("dispatcher:0").settings["work_dir"]
         return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
 
-    async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, tuple[int, str]]:
+    async def handle_journal(
+        self, cluster: str, sizes: dict[str, int]
+    ) -> dict[str, tuple[int, str]]:
         """Return the data of the dispatcher's journal that a reader on another host lacks.
 
         The reader sends the size in bytes of its copy of each file. The reply has that size, and
@@ -264,18 +276,18 @@ class AgentHandlers(ABC):
         return (
             {}
             if work_dir is None
-            else await asyncio.to_thread(_journal_chunks, Path(work_dir), have)
+            else await asyncio.to_thread(_journal_chunks, Path(work_dir), sizes)
         )
 
 
-def _journal_chunks(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]:
+def _journal_chunks(directory: Path, sizes: dict[str, int]) -> dict[str, tuple[int, str]]:
     chunks, budget = {}, _JOURNAL_BYTES
     for path in sorted(directory.glob("*/*")):
         name = str(path.relative_to(directory))
         # The directory also contains the registered datasets, which no reader needs.
         if budget <= 0 or not validation.is_journal_file(name):
             continue
-        offset = have.get(name, 0)
+        offset = sizes.get(name, 0)
         if path.stat().st_size > offset:
             with path.open("rb") as file:
                 file.seek(offset)

@@ -58,7 +58,7 @@ class Process:
             if "failed" in message:
                 self.failed = agent_protocol.unpack_error(message["failed"])
                 break
-            reply = self._replies.pop(message["re"], None)
+            reply = self._replies.pop(message["reply_to"], None)
             if reply is None or reply.done():
                 continue
             if message["ok"]:
@@ -70,20 +70,20 @@ class Process:
                 reply.set_exception(self.failed or LaunchError("the process ended"))
         self._replies.clear()
 
-    async def request(self, do: str, timeout: float, **arguments: Any) -> Any:
+    async def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         """Send a request to the task; raise the error of its reply, or TimeLimit."""
         while self._writer is None and not self._reading.done():
             await asyncio.sleep(0)
         if self.failed is not None or self._writer is None or self._reading.done():
             raise self.failed or LaunchError("the process ended")
         self._last_id += 1
-        message = {"id": self._last_id, "do": do, "arguments": arguments}
+        message = {"id": self._last_id, "method": method, "arguments": arguments}
         reply = self._replies[self._last_id] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps(message).encode() + b"\n")
         try:
             return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
-            raise TimeLimit(f"no reply to {do!r} within {timeout:g} s") from None
+            raise TimeLimit(f"no reply to {method!r} within {timeout:g} s") from None
 
     @property
     def has_pending_requests(self) -> bool:

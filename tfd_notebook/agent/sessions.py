@@ -67,7 +67,7 @@ class Session:
     def __init__(self, host: str, agent: str, grace: float) -> None:
         self.grace = grace
         self.subscriptions: set[str] = set()
-        self.away_since: float | None = None
+        self.disconnected_since: float | None = None
         self._last_received = time.monotonic()
         self._origin = host, agent
         self._seq = 0
@@ -78,9 +78,9 @@ class Session:
         self._writer: asyncio.StreamWriter | None = None
 
     @property
-    def is_over(self) -> bool:
+    def has_expired(self) -> bool:
         """True if the session had no connection during its whole grace time."""
-        since = self.away_since
+        since = self.disconnected_since
         return since is not None and time.monotonic() - since >= self.grace
 
     def drop_silent(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Session:
         seq = 0 if measure else self._seq + 1
         line = agent_protocol.encode(agent_protocol.Frame(*self._origin, seq, body))
         self._seq = seq or self._seq
-        request = body.get("re")
+        request = body.get("reply_to")
         if request is not None:
             self._executing.discard(request)
         if self.grace and not measure:
@@ -135,21 +135,21 @@ class Session:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_request: OnRequest,
-        since: int = 0,
+        last_seq: int = 0,
     ) -> None:
         """Serve a connection until it ends or is replaced; never raises.
 
         Parameters
         ----------
-        since : int
+        last_seq : int
             Number of the last frame received over the previous connection.
         """
         if self._writer is not None:
             self._writer.close()
-        self._writer, self.away_since = writer, None
+        self._writer, self.disconnected_since = writer, None
         self._last_received = time.monotonic()
         try:
-            self._resume(writer, since)
+            self._resume(writer, last_seq)
             await self._read_requests(reader, writer, on_request)
         except OSError:
             pass
@@ -160,13 +160,13 @@ class Session:
                 reason = f"{type(error).__name__}: {error}"
                 writer.write(_unnumbered(*self._origin, {"event": "failed", "reason": reason}))
         if self._writer is writer:
-            self._writer, self.away_since = None, time.monotonic()
+            self._writer, self.disconnected_since = None, time.monotonic()
 
-    def _resume(self, writer: asyncio.StreamWriter, since: int) -> None:
-        """Send the handshake and the frames that the client has missed."""
-        self._acknowledge(since)
-        complete = since == self._seq or bool(self._kept and self._kept[0].seq == since + 1)
-        writer.write(_hello(*self._origin, complete))
+    def _resume(self, writer: asyncio.StreamWriter, last_seq: int) -> None:
+        """Send the event ``hello`` and the frames that the client has missed."""
+        self._acknowledge(last_seq)
+        full = last_seq == self._seq or bool(self._kept and self._kept[0].seq == last_seq + 1)
+        writer.write(_hello(*self._origin, full))
         for frame in self._kept:
             if frame.line is not None:
                 writer.write(frame.line)
@@ -183,12 +183,12 @@ class Session:
             frame = agent_protocol.decode(line)
             if frame is None:
                 continue
-            number, do = frame.body.get("id"), frame.body.get("do")
-            if do == "bye":
-                # The client waits until this end closes the connection, which confirms the "bye".
+            number, method = frame.body.get("id"), frame.body.get("method")
+            if method == "close_session":
+                # The client waits until this end closes the connection, which confirms the request.
                 self.grace = 0.0
                 return
-            if do == "ping":
+            if method == "ping":
                 self._acknowledge(int(frame.body["arguments"].get("seq", 0)))
             elif isinstance(number, int) and number > 0 and self._must_execute(number):
                 self._last_request = max(number, self._last_request)
@@ -211,7 +211,7 @@ class Session:
             "available",
             fix="check the cluster's state, then decide whether to repeat it",
         )
-        self.send({"re": number, "ok": False, "error": agent_protocol.pack_error(error)})
+        self.send({"reply_to": number, "ok": False, "error": agent_protocol.pack_error(error)})
         return False
 
     def _refuse(self, line: bytes) -> None:
@@ -220,7 +220,7 @@ class Session:
         if start is not None and start[0] > self._last_request:
             self._last_request, size = start
             error = agent_protocol.pack_error(agent_protocol.too_large(size))
-            self.send({"re": self._last_request, "ok": False, "error": error})
+            self.send({"reply_to": self._last_request, "ok": False, "error": error})
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
@@ -285,28 +285,28 @@ class AgentListener:
                 return
             line = await asyncio.wait_for(reader.readline(), _HELLO_SECONDS)
             frame = agent_protocol.decode(line)
-            if frame is None or frame.body.get("do") != "hello":
+            if frame is None or frame.body.get("method") != "open_session":
                 return
             arguments = frame.body["arguments"]
             session = self._sessions.get(arguments["session"])
-            since = arguments["since"]
+            last_seq = arguments["last_seq"]
             if session is None:
                 session = Session(*self._origin, float(arguments["grace"]))
                 self._sessions[arguments["session"]] = session
-            await session.serve(reader, writer, self._on_request, since)
+            await session.serve(reader, writer, self._on_request, last_seq)
         except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):
             pass  # drop connections that violate the protocol
         finally:
             writer.close()
 
 
-def _hello(host: str, agent: str, whole: bool) -> bytes:
+def _hello(host: str, agent: str, full: bool) -> bytes:
     body = {
         "event": "hello",
         "version": agent_protocol.VERSION,
         "package": VERSION,
         "pid": os.getpid(),
-        "whole": whole,
+        "full": full,
     }
     return _unnumbered(host, agent, body)
 

@@ -51,12 +51,16 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
     for line in control.makefile("r"):
         message = json.loads(line)
         try:
-            value = getattr(task, message["do"])(**message.get("arguments", {}))
-            send_reply(replies, {"re": message["id"], "ok": True, "value": value})
+            value = getattr(task, message["method"])(**message.get("arguments", {}))
+            send_reply(replies, {"reply_to": message["id"], "ok": True, "value": value})
         except BaseException as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
-            reply = {"re": message["id"], "ok": False, "error": agent_protocol.pack_error(error)}
+            reply = {
+                "reply_to": message["id"],
+                "ok": False,
+                "error": agent_protocol.pack_error(error),
+            }
             send_reply(replies, reply)
 
 
@@ -88,12 +92,12 @@ class TaskProcess:
         self._modules: dict[str, float] = {}
         self._record_modules()
 
-    def install(self, blob: str, gone: list[str]) -> list[str]:
+    def install(self, blob: str, removed: list[str]) -> list[str]:
         """Install Python functions and remove some; return the user's modules that are stale."""
         from tfd_notebook._compat.tf_data import py_functions
 
         changed = stale(self._modules)
-        py_functions.forget(gone)
+        py_functions.forget(removed)
         py_functions.install(base64.b64decode(blob))
         self._record_modules()
         return changed

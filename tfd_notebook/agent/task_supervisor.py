@@ -158,14 +158,14 @@ class TaskSupervisor:
                 f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} has failed"
             )
 
-    async def install(self, blob: bytes, gone: list[str]) -> None:
+    async def install(self, blob: bytes, removed: list[str]) -> None:
         """Send Python functions to the running process, and the tokens of functions to remove.
 
         Later processes get the functions in use at their start.
         """
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
             stale = await self.process.request(
-                "install", 30.0, blob=base64.b64encode(blob).decode(), gone=gone
+                "install", 30.0, blob=base64.b64encode(blob).decode(), removed=removed
             )
             if stale:
                 self._cluster.notice(
@@ -323,7 +323,7 @@ class TaskSupervisor:
         self._wake.clear()
         for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
             await self.process.request(
-                "install", 60.0, blob=base64.b64encode(blob).decode(), gone=[]
+                "install", 60.0, blob=base64.b64encode(blob).decode(), removed=[]
             )
         started = await self.process.request(
             "start",

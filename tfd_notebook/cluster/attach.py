@@ -79,9 +79,9 @@ def everywhere() -> list[dict[str, Any]]:
         # A cluster that is ending, or does not respond, must not hide the others.
         with contextlib.suppress(errors.TfdError):
             for summary in _summaries(cluster):
-                # `heard` is False once the agent has lost its kernel. After a kernel is killed, the
-                # agent notices it later than the control socket. Remote agents are not queried.
-                if not (summary.pop("heard", True) and summary["name"] in held):
+                # `has_listeners` is False once the agent has lost its kernel. The agent notices a
+                # killed kernel later than the control socket. Remote agents are not queried.
+                if not (summary.pop("has_listeners", True) and summary["name"] in held):
                     summaries.append(summary)
     return summaries
 
@@ -133,26 +133,28 @@ def attach(
     if existing is not None and existing.detached and agent is None:
         return existing
     location = find(name, agent)
-    agents = location.reach()
+    agents = location.connect()
     try:
         reports = agents.clusters()
-        about = next((report["about"] for report in reports if report["name"] == name), None)
-        if not about:
+        description = next(
+            (report["description"] for report in reports if report["name"] == name), None
+        )
+        if not description:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
         if isinstance(location, RemoteDetachedCluster):
             # A compromised host must not choose what runs or is opened on this one.
-            about = location.about
-            if not about:
+            description = location.description
+            if not description:
                 raise errors.StateError(
                     f"attach to cluster {name!r} failed: {location.path} does not describe it",
                     fix="detach it again in the process that holds it",
                 )
-        config = spec.unpack(about["config"])
+        config = spec.unpack(description["config"])
 
         def adopt(cluster: Cluster) -> tuple[base.TaskHost, Mapping[str, Any]]:
             task_host, report = agents.adopt(config, cluster._monitor.apply)
             if isinstance(location, RemoteDetachedCluster):
-                report = {**report, "about": about}
+                report = {**report, "description": description}
             return task_host, report
 
         cluster = _from_running_tasks(config, base.launcher(config.launcher, config.options), adopt)
@@ -183,18 +185,17 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, dict[str, Any]]:
         task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply)
         roles = [event.task.partition(":")[0] for event in task_host.first]
-        fleet: dict[str, Any] = {
+        task_manager: dict[str, Any] = {
             "counts": {role: roles.count(role) for role in roles},
-            "deal": GpuAllocation().pack(),
-            "static": [],
-            "removed": [],
+            "gpu_allocation": GpuAllocation().pack(),
+            "static_addresses": [],
+            "removed_addresses": [],
             "work_dir": None,
         }
-        about = {"fleet": fleet, "used": True}
         return task_host, {
-            "about": about,
+            "description": {"task_manager": task_manager, "used": True},
             "lease": None,
-            "left": None,
+            "time_limit_left": None,
             "tasks": [task.to_json() for task in task_host.first],
         }
 
@@ -323,10 +324,10 @@ def _summaries(location: detached.Detached | RemoteDetachedCluster) -> list[dict
                 "agent": None,
             }
         ]
-    agents = location.reach()
+    agents = location.connect()
     try:
         return [
-            {**_summary(report, location.pid), "heard": report["heard"]}
+            {**_summary(report, location.pid), "has_listeners": report["has_listeners"]}
             for report in agents.clusters(5.0)
             if report["name"] == location.name
         ]
@@ -335,13 +336,15 @@ def _summaries(location: detached.Detached | RemoteDetachedCluster) -> list[dict
 
 
 def _summary(report: Mapping[str, Any], agent: int) -> dict[str, Any]:
-    about = report["about"]
-    planned = sum(about["fleet"]["counts"].values()) if about else len(report["tasks"])
+    description = report["description"]
+    planned = (
+        sum(description["task_manager"]["counts"].values()) if description else len(report["tasks"])
+    )
     observed = report["tasks"].count("ready")
     return {
         "name": report["name"],
         "state": "ready" if observed >= planned else "degraded",
-        "launcher": about["config"]["launcher"] if about else "",
+        "launcher": description["config"]["launcher"] if description else "",
         "planned": planned,
         "observed": observed,
         "reading": 0,

@@ -169,7 +169,7 @@ class ClusterDataService:
         return self._task_manager.on_this_host
 
     @property
-    def surroundings(self) -> TaskEnvironment | None:
+    def task_environment(self) -> TaskEnvironment | None:
         """The environment of this process when it started the tasks, or None if it did not."""
         return self.environment
 

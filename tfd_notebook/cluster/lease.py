@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -133,14 +132,12 @@ class Lease:
             return
         # Serialized, so that an older description cannot replace a newer one.
         with self._description_lock:
-            about = {
+            description = {
                 # The values of env may be secrets, and attaching does not need them.
                 "config": pack(without_values(self._context.config)),
-                "fleet": self._task_manager.about(),
+                "task_manager": self._task_manager.description(),
                 "used": self._used(),
-                "pid": os.getpid(),
-                "since": time.time(),
             }
             # The loss of an agent is reported by its own event.
             with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
-                self._task_manager.task_host.describe(about)
+                self._task_manager.task_host.describe(description)

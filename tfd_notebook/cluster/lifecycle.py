@@ -279,13 +279,13 @@ class Lifecycle:
 
     def _adopt_tasks(self, task_host: base.TaskHost, report: Mapping[str, Any]) -> None:
         """Set the state of the cluster from an agent's report; see `agent_host.adopt`."""
-        about = report["about"]
-        self._task_manager.adopt(task_host, about["fleet"], report["tasks"])
+        description = report["description"]
+        self._task_manager.adopt(task_host, description["task_manager"], report["tasks"])
         # The servers may still hold variables of an earlier coordinator.
-        self._training.used = bool(about["used"])
+        self._training.used = bool(description["used"])
         self._monitor.apply(LeaseChanged(report["lease"]))
-        if report["left"] is not None:
-            self._monitor.apply(ExpiryChanged(report["left"]))
+        if report["time_limit_left"] is not None:
+            self._monitor.apply(ExpiryChanged(report["time_limit_left"]))
 
     def _end(self, state: str) -> None:
         with registry.locked():

@@ -173,7 +173,9 @@ class Monitor:
                     self._log(event)
             case ExpiryChanged():
                 with self._changed:
-                    self._expires = None if event.left is None else Deadline(event.left)
+                    self._expires = (
+                        None if event.seconds_left is None else Deadline(event.seconds_left)
+                    )
                     self._log(event)
             case JournalMeasured():
                 with self._changed:
@@ -181,7 +183,9 @@ class Monitor:
                     self._touch()
             case LeaseChanged():
                 with self._changed:
-                    self._lease = None if event.left is None else Deadline(event.left)
+                    self._lease = (
+                        None if event.seconds_left is None else Deadline(event.seconds_left)
+                    )
                     self._log(event)
             case ClusterEnded():
                 self._over = event.reason

@@ -161,36 +161,36 @@ class TaskManager:
         if self._task_host is not None:
             self._task_host.detach()
 
-    def about(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """Return the state that `adopt` needs in addition to the tasks, as JSON values."""
         return {
             "counts": {str(role): count for role, count in self._monitor.planned.items()},
-            "deal": self._gpu_allocation.pack(),
-            "static": list(self._static_addresses),
-            "removed": sorted(self._removed_addresses),
+            "gpu_allocation": self._gpu_allocation.pack(),
+            "static_addresses": list(self._static_addresses),
+            "removed_addresses": sorted(self._removed_addresses),
             "work_dir": self.work_dir,
         }
 
     def adopt(
-        self, task_host: base.TaskHost, about: Mapping[str, Any], tasks: list[dict[str, Any]]
+        self, task_host: base.TaskHost, description: Mapping[str, Any], tasks: list[dict[str, Any]]
     ) -> None:
         """Connect to tasks that are running already.
 
         Parameters
         ----------
         task_host : TaskHost
-        about : mapping
-            The result of `about` in the process that started them.
+        description : mapping
+            The result of `description` in the process that started them.
         tasks : list of dict
             An event for each task, with its current state.
         """
         self._task_host = task_host
         self._copy_journal()
-        self._gpu_allocation = gpu_allocation.GpuAllocation.unpack(about["deal"])
-        self._static_addresses = tuple(about["static"])
-        self._removed_addresses = set(about["removed"])
-        self.work_dir = about["work_dir"]
-        for role, count in about["counts"].items():
+        self._gpu_allocation = gpu_allocation.GpuAllocation.unpack(description["gpu_allocation"])
+        self._static_addresses = tuple(description["static_addresses"])
+        self._removed_addresses = set(description["removed_addresses"])
+        self.work_dir = description["work_dir"]
+        for role, count in description["counts"].items():
             self._monitor.apply(PlanChanged(Role(role), planned=count, requested=count))
         for event in tasks:
             self._monitor.apply(from_json(event))

@@ -323,15 +323,15 @@ def small_elements(path: InspectedDataset) -> Iterator[Finding]:
 def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
     """Detect names of files that only this process can find."""
     host = path.host
-    if host is None or host.service_in_process or host.surroundings is None:
+    if host is None or host.service_in_process or host.task_environment is None:
         return
     here = os.getcwd()
-    if host.service_on_this_host and host.surroundings.directory == here:
+    if host.service_on_this_host and host.task_environment.directory == here:
         return
     names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
     if names:
         local = host.service_on_this_host
-        there = f"in {host.surroundings.directory}" if local else "on another host"
+        there = f"in {host.task_environment.directory}" if local else "on another host"
         yield RELATIVE.found(
             f"{listed(names)} are relative to {here}, but the data workers run {there}",
             "use absolute paths that are valid on all hosts",
@@ -349,7 +349,7 @@ def _is_relative(name: str) -> bool:
 def missing_library(path: InspectedDataset) -> Iterator[Finding]:
     """Detect ops of a library that a data worker has not loaded."""
     host = path.host
-    if host is None or host.service_in_process or host.surroundings is None:
+    if host is None or host.service_in_process or host.task_environment is None:
         return
     used = graph.loaded_ops() & graph.ops_of(path.definition)
     if not used:

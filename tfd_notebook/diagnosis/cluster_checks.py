@@ -173,7 +173,7 @@ def _has_model(keras: Any) -> bool:
 @check("cluster")
 def late_environment(cluster: Cluster) -> Iterator[Finding]:
     """Report variables that were set, changed or removed after the cluster had started."""
-    initial = data_service.of(cluster).surroundings
+    initial = data_service.of(cluster).task_environment
     if initial is None or data_service.of(cluster).service_in_process:
         return
     names = sorted(
@@ -194,7 +194,10 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
 @check("cluster")
 def stale_modules(cluster: Cluster) -> Iterator[Finding]:
     """Report modules of the user that were edited after a task had imported them."""
-    if data_service.of(cluster).surroundings is None or data_service.of(cluster).service_in_process:
+    if (
+        data_service.of(cluster).task_environment is None
+        or data_service.of(cluster).service_in_process
+    ):
         return
     tasks: dict[str, list[str]] = {}
     for task, report in sorted(data_service.of(cluster).inspect_tasks().items()):

@@ -39,7 +39,7 @@ MEMORY = kind(
     "memory limit is near",
     "a task that allocates more is killed and restarts with empty caches and buffers",
 )
-LEFTOVERS = kind(
+ORPHANS = kind(
     "TFD845",
     "warning",
     "leftovers of dead kernels",
@@ -124,7 +124,7 @@ def leftovers(_: None) -> Iterator[Finding]:
     orphans = sweep(dry_run=True)
     if orphans:
         processes = sum(orphan.pid is not None for orphan in orphans)
-        yield LEFTOVERS.found(
+        yield ORPHANS.found(
             f"{processes} processes and {len(orphans) - processes} directories or sockets belong "
             "to kernels that have ended",
             "run tfd sweep to end and remove them",

@@ -182,9 +182,9 @@ class JupyterHost(RemoteHost):
         watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()
         try:
-            code = stdio.bootstrap("kernel", agent, "start" if start else "again", here)
-            self.greeting = read_handshake(self.label, channel.execute(code), again=not start)
-            channel.join(self._server.farewell(kernel))
+            code = stdio.bootstrap("kernel", agent, "start" if start else "reconnect", here)
+            self.handshake = read_handshake(self.label, channel.execute(code), reconnect=not start)
+            channel.join(self._server.end_request(kernel))
         except BaseException:
             channel.close()
             self._end(kernel)
@@ -194,20 +194,20 @@ class JupyterHost(RemoteHost):
         return channel
 
     def warnings(self, grace: float) -> list[str]:
-        assert self.greeting is not None
+        assert self.handshake is not None
         warnings = [
             f"the connection to {self.label} is unencrypted (http): others on the network can read "
             "its token and all data between this kernel and its agent. Start the server with a "
             "certificate to use https://"
             for _ in range(self._server.is_open)
         ]
-        if self.greeting.culls is None:
+        if self.handshake.cull_seconds is None:
             return warnings
         return [
             *warnings,
-            f"{self.label} ends kernels that are idle for {self.greeting.culls:g} s. This cluster "
-            "keeps its kernel active. After a longer disconnection a new kernel replaces it; until "
-            f"then the tasks keep running, for up to {grace:g} s",
+            f"{self.label} ends kernels that are idle for {self.handshake.cull_seconds:g} s. This "
+            "cluster keeps its kernel active. After a longer disconnection a new kernel replaces "
+            f"it; until then the tasks keep running, for up to {grace:g} s",
         ]
 
     def _end(self, kernel: str) -> None:
@@ -250,11 +250,11 @@ class KernelChannel:
                 return  # unlike the reply, this status arrives after all output
         raise OSError("its kernel ended before it answered")
 
-    def join(self, farewell: dict[str, Any]) -> None:
+    def join(self, end_request: dict[str, Any]) -> None:
         """Start the data phase: send the kernel the request with which it can end itself."""
         if not self._comm:
             raise OSError("its kernel opened no comm")
-        self._send_comm({"farewell": farewell})
+        self._send_comm({"end_request": end_request})
 
     def send(self, data: bytes) -> None:
         text = data.decode()
@@ -283,7 +283,7 @@ class KernelChannel:
         self._unread += size
         if self._unread > bridges_kernel.WINDOW_BYTES // 4:
             with contextlib.suppress(OSError):  # the reader of `lines` notices a broken connection
-                self._send_comm({"read": self._unread})
+                self._send_comm({"acknowledged": self._unread})
             self._unread = 0
 
     def _send_comm(self, data: dict[str, Any]) -> None:

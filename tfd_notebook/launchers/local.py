@@ -179,7 +179,7 @@ class _LocalAgent:
                 answered = self.client.ready.is_set() and not self._closed
                 if answered and not self._ready.done():
                     self._ready.set_result(None)
-        if self.client.stays:
+        if self.client.agent_detached:
             # The agent supervises detached clusters and outlives this process, which therefore
             # never waits for it.
             process.returncode = 0
@@ -247,7 +247,7 @@ class _LocalAgent:
         if not self._ready.done():
             self._process.kill()
         self._thread.join(timeout)
-        if self._thread.is_alive() and not self.client.stays:
+        if self._thread.is_alive() and not self.client.agent_detached:
             self._process.kill()
             self._thread.join(timeout)
         self._process.stdout.close()

@@ -45,7 +45,7 @@ def join_agent(agent: str, start: bool) -> list[str]:
     start : bool
         True to start the agent, False to reconnect to it.
     """
-    return ["-u", "-c", stdio.bootstrap("stdio"), agent, "start" if start else "again"]
+    return ["-u", "-c", stdio.bootstrap("stdio"), agent, "start" if start else "reconnect"]
 
 
 class RemoteHost:
@@ -57,12 +57,12 @@ class RemoteHost:
         Name of the host in messages to users.
     """
 
-    #: True if tasks there can outlive the process that started them.
-    lasts: ClassVar[bool] = True
+    #: True if the tasks there can outlive the process that started them.
+    can_detach: ClassVar[bool] = True
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.greeting: HostHandshake | None = None
+        self.handshake: HostHandshake | None = None
 
     @abstractmethod
     def connect(self, agent: str, start: bool) -> Channel:
@@ -76,7 +76,7 @@ class RemoteHost:
             The host can never be reached.
         """
 
-    def greet(self, channel: Channel, again: bool = False) -> None:
+    def read_handshake(self, channel: Channel, reconnect: bool = False) -> None:
         """Read the handshake of the host, the first data on a channel; see `join_agent`.
 
         Raises
@@ -84,9 +84,9 @@ class RemoteHost:
         LaunchError
             The host cannot run an agent.
         OSError
-            It sent a handshake before, according to `again`, and the connection broke at once.
+            It sent a handshake before, according to `reconnect`, and the connection broke at once.
         """
-        self.greeting = read_handshake(self.label, channel.lines(), again)
+        self.handshake = read_handshake(self.label, channel.lines(), reconnect)
 
     def warnings(self, grace: float) -> list[str]:
         """Return warnings about the connection as sentences; `grace` as for the launcher."""
@@ -159,7 +159,7 @@ class RemoteLauncher(Launcher):
                 local_agent.close()
             raise
 
-    def surroundings(self, config: ClusterConfig) -> dict[str, Any]:
+    def task_environment(self, config: ClusterConfig) -> dict[str, Any]:
         """Return the environment of tasks on a host, in addition to that of a login session."""
         return {"environment": dict(config.env), "directory": None, "path": None}
 
@@ -242,7 +242,7 @@ class RemoteLauncher(Launcher):
                 session.client,
                 config,
                 _from_host(host, on_event),
-                self.surroundings(config),
+                self.task_environment(config),
                 allowed_networks,
             )
             allow = (*config.allow, *allowed_networks)
@@ -262,7 +262,7 @@ class RemoteLauncher(Launcher):
             except TfdError as error:
                 raise _with_host(error, host) from None
 
-    def rejoin(
+    def adopt(
         self,
         hosts: Sequence[RemoteHost],
         sessions: Sequence[AgentSession],
@@ -300,9 +300,9 @@ class RemoteLauncher(Launcher):
 
     def address_of(self, host: RemoteHost) -> str:
         """Return the address under which other hosts reach a host."""
-        assert host.greeting is not None
+        assert host.handshake is not None
         # The host's end of the connection from here.
-        connection = host.greeting.way.split()
+        connection = host.handshake.connection.split()
         return connection[2] if connection else host.label.rpartition("@")[2]
 
     def _addresses_to_allow(
@@ -317,8 +317,8 @@ class RemoteLauncher(Launcher):
         """
         addresses_to_allow = set()
         for host, address in zip(hosts, addresses, strict=True):
-            assert host.greeting is not None
-            from_here = host.greeting.way.split()[:1]
+            assert host.handshake is not None
+            from_here = host.handshake.connection.split()[:1]
             for candidate in (address, *from_here):
                 # A host name is skipped: the packet filter takes addresses only.
                 with contextlib.suppress(InvalidMessage):
@@ -386,11 +386,11 @@ class RemoteTaskHost(AgentTaskHost):
     ) -> None:
         super().__init__(session.client, cluster, directory, self._close_connection)
         self.label = host.label
-        assert host.greeting is not None
-        self.is_local = host.greeting.is_here
+        assert host.handshake is not None
+        self.is_local = host.handshake.is_local
         self._session = session
         self.remote = host
-        self.identity = host.greeting.identity
+        self.identity = host.handshake.identity
         self.agent = session.client.id
         #: Networks that may connect to the tasks.
         self.allowed_networks = allowed_networks
@@ -406,7 +406,7 @@ class RemoteTaskHost(AgentTaskHost):
         return super().reserve_ports(specs, timeout=timeout)
 
     def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
-        if not self.remote.lasts:
+        if not self.remote.can_detach:
             raise Unsupported(
                 f"{self.label}: tasks there end with their Spark application at the latest"
             )
@@ -446,10 +446,10 @@ class RemoteAgents:
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[TaskHostGroup, dict[str, Any]]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster, replies = self._launcher.rejoin(self._hosts, self._sessions, config, on_event)
+        cluster, replies = self._launcher.adopt(self._hosts, self._sessions, config, on_event)
         events = []
         for position, (task_host, reply) in enumerate(zip(cluster.hosts, replies, strict=True)):
-            if not reply["about"]:
+            if not reply["description"]:
                 raise StateError(
                     f"the description of cluster {config.name!r} on {task_host.label} is "
                     "incomplete",

@@ -220,10 +220,10 @@ class ExecutorRendezvous:
         hosts: dict[tuple[str, int], _SparkHost] = {}
         for number, executor in enumerate(executors):
             label = f"{executor['host']}/{executor['executor']}"
-            greeting = read_handshake(label, iter([executor["line"].encode()]))
+            handshake = read_handshake(label, iter([executor["line"].encode()]))
             if most is None or number < most:
-                host = hosts[greeting.identity, executor["jvm"]] = _SparkHost(label, self)
-                host.greeting = greeting
+                host = hosts[handshake.identity, executor["jvm"]] = _SparkHost(label, self)
+                host.handshake = handshake
         with self._changed:
             self._hosts, self._open = hosts, len(hosts)
             self._changed.notify_all()
@@ -252,13 +252,13 @@ class ExecutorRendezvous:
             hosts = self._hosts or {}
         host = hosts.get((str(header.get("host")), header.get("executor", 0)))
         if host is None or not host.offer(channel):
-            channel.send({"end": True})
+            channel.send({"close": True})
 
 
 class _SparkHost(RemoteHost):
     """An executor as a host."""
 
-    lasts: ClassVar[bool] = False
+    can_detach: ClassVar[bool] = False
 
     def __init__(self, label: str, rendezvous: ExecutorRendezvous) -> None:
         super().__init__(label)
@@ -292,7 +292,7 @@ class _SparkHost(RemoteHost):
                     break
                 try:
                     header, _ = channel.receive(0.0)
-                    self._loss_reason = str(header.get("gone", ""))
+                    self._loss_reason = str(header.get("ended", ""))
                 except TimeoutError:
                     pass
                 except (OSError, EOFError):
@@ -321,13 +321,13 @@ class _SparkHost(RemoteHost):
         if channel is None:
             raise OSError(f"its executor did not connect within {_CONNECT_SECONDS:g} s")
         try:
-            channel.send({"agent": agent, "how": "start" if start else "again"})
+            channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
             header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
-            if "gone" in header:
-                self._loss_reason = str(header["gone"])
+            if "ended" in header:
+                self._loss_reason = str(header["ended"])
                 raise self._lost()
-            line = stdio.GREETING + json.dumps(header.get("said"))
-            self.greeting = read_handshake(self.label, iter([line.encode()]), again=not start)
+            line = stdio.HANDSHAKE + json.dumps(header.get("handshake"))
+            self.handshake = read_handshake(self.label, iter([line.encode()]), reconnect=not start)
         except EOFError as error:
             channel.close()
             raise OSError(str(error)) from None
@@ -348,7 +348,7 @@ class _SparkHost(RemoteHost):
             channel, self._idle = self._idle, None
         if channel is not None:
             with contextlib.suppress(OSError):
-                channel.send({"end": True})
+                channel.send({"close": True})
             channel.close()
         self._rendezvous.release()
 

@@ -149,8 +149,8 @@ class SSH(RemoteLauncher):
         python = python if isinstance(python, str) else python.get(label, "python3")
         return ["env", *(f"{name}={value}" for name, value in self._variables.items()), python]
 
-    def surroundings(self, config: Any) -> dict[str, Any]:
-        return {**super().surroundings(config), "directory": self._directory}
+    def task_environment(self, config: Any) -> dict[str, Any]:
+        return {**super().task_environment(config), "directory": self._directory}
 
     def tunnels(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
@@ -191,7 +191,7 @@ class _Client:
             request = self._requests.submit(
                 "connect",
                 label=label,
-                where=arguments,
+                options=arguments,
                 command=command,
                 tunnels=sorted(self._tunnels.get(label, ())),
             )
@@ -210,23 +210,29 @@ class _Client:
             raise
         return local
 
-    def tunnel(self, label: str, kind: str, port: int) -> None:
+    def open_tunnel(self, label: str, direction: str, port: int) -> None:
         """Open a tunnel to a host, now and after each reconnect."""
         with self._lock:
-            self._tunnels.setdefault(label, set()).add((kind, port))
-        self._requests.request("tunnel", CONNECT_SECONDS, label=label, kind=kind, port=port)
+            self._tunnels.setdefault(label, set()).add((direction, port))
+        self._requests.request(
+            "open_tunnel", CONNECT_SECONDS, label=label, direction=direction, port=port
+        )
 
-    def reopened(self, label: str) -> list[int]:
+    def await_tunnels(self, label: str) -> list[int]:
         """Return the ports of the host's tunnels, after a reconnect has opened them."""
-        self._requests.request("reopened", CONNECT_SECONDS, label=label)
+        self._requests.request("await_tunnels", CONNECT_SECONDS, label=label)
         with self._lock:
-            return sorted(port for kind, port in self._tunnels.get(label, ()) if kind == "there")
+            return sorted(
+                port for direction, port in self._tunnels.get(label, ()) if direction == "from_host"
+            )
 
     def close_tunnels(self, label: str, port: int) -> None:
         """Close the tunnels to a host at `port`."""
         with self._lock:
-            self._tunnels.get(label, set()).difference_update({("here", port), ("there", port)})
-        self._requests.request("let_go", CONNECT_SECONDS, label=label, port=port)
+            self._tunnels.get(label, set()).difference_update(
+                {("to_host", port), ("from_host", port)}
+            )
+        self._requests.request("close_tunnels", CONNECT_SECONDS, label=label, port=port)
 
     def close(self) -> None:
         """Release one use of the process. The last release ends all connections."""
@@ -319,7 +325,7 @@ class _SSHHost(RemoteHost):
         watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()
         try:
-            self.greet(channel, again=not start)
+            self.read_handshake(channel, reconnect=not start)
         except BaseException:
             channel.close()
             raise
@@ -352,7 +358,7 @@ class _SSHTunnels:
     def _check_after_reconnect(self, task_host: RemoteTaskHost, host: _SSHHost) -> None:
         """Close the tunnels that sshd opened to other hosts after a reconnect."""
         try:
-            for port in _retry_until_reply(lambda: host.client.reopened(host.label)):
+            for port in _retry_until_reply(lambda: host.client.await_tunnels(host.label)):
                 try:
                     _retry_until_reply(functools.partial(_check_loopback, task_host, port))
                 except AgentLost:
@@ -371,16 +377,16 @@ class _SSHTunnels:
 
     def open(self, port: int, host: int) -> None:
         target = self._hosts[host]
-        assert target.greeting is not None
+        assert target.handshake is not None
         try:
             # The tunnel to this host comes first: the others lead through it.
-            if not target.greeting.is_here:
-                target.client.tunnel(target.label, "here", port)
+            if not target.handshake.is_local:
+                target.client.open_tunnel(target.label, "to_host", port)
             for task_host, other in zip(self._task_hosts, self._hosts, strict=True):
-                assert other.greeting is not None
-                shares = other.greeting.identity == target.greeting.identity
-                if not shares and not other.greeting.is_here:
-                    other.client.tunnel(other.label, "there", port)
+                assert other.handshake is not None
+                shares = other.handshake.identity == target.handshake.identity
+                if not shares and not other.handshake.is_local:
+                    other.client.open_tunnel(other.label, "from_host", port)
                     _check_loopback(task_host, port)
         except BaseException:
             self.close(port)

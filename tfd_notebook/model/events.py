@@ -183,7 +183,7 @@ class PlanChanged(Event):
 class ExpiryChanged(Event):
     """A new time limit: remaining seconds, or None without one."""
 
-    left: float | None
+    seconds_left: float | None
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ class JournalMeasured(Event):
 
 @dataclass(frozen=True)
 class LeaseChanged(Event):
-    """A new lease of the cluster. `left` is its remaining seconds, or None without a lease."""
+    """A new lease of the cluster. `seconds_left` is None without a lease."""
 
     name = "lease"
 
-    left: float | None
+    seconds_left: float | None
 
 
 @dataclass(frozen=True)

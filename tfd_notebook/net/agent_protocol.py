@@ -5,8 +5,8 @@ A frame is one line::
     TFD1 <host> <agent> <sequence number> <length> <JSON of this length>
 
 Lines without this prefix (a banner, a stray print) are not frames and are ignored. Bodies are
-requests ``{"id", "do", ...}``, replies ``{"re", "ok", "value" | "error"}`` and events
-``{"event", "cluster", ...}``.
+requests ``{"id", "method", "arguments"}``, replies ``{"reply_to", "ok", "value" | "error"}`` and
+events ``{"event", "cluster", ...}``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tfd_notebook.net import validation
 
 #: Protocol version. Increment it when message bodies change. The frame format is fixed, so that
 #: mismatched versions can detect each other.
-VERSION = 3
+VERSION = 4
 #: Limit of a frame, in bytes.
 LARGEST = validation.MAX_MESSAGE_BYTES
 _MAGIC = b"TFD1 "

@@ -39,7 +39,9 @@ def tensorflow_version() -> str | None:
     return "unknown"
 
 
-def reach(addresses: Mapping[str, str], timeout: float = 5.0) -> dict[str, tuple[str, str]]:
+def check_reachability(
+    addresses: Mapping[str, str], timeout: float = 5.0
+) -> dict[str, tuple[str, str]]:
     """Probe tasks, and return which of them this host can reach.
 
     Parameters

@@ -95,13 +95,15 @@ EVENTS: dict[str, Check] = {
             "fix": optional(text),
         }
     ),
-    "lease": record({"event": one_of("lease"), "cluster": cluster_name, "left": optional(number)}),
+    "lease": record(
+        {"event": one_of("lease"), "cluster": cluster_name, "seconds_left": optional(number)}
+    ),
     "ended": record({"event": one_of("ended"), "cluster": cluster_name, "reason": text}),
     "hello": record(
-        {"event": one_of("hello"), "version": integer(), "whole": boolean}, package=text, pid=pid
+        {"event": one_of("hello"), "version": integer(), "full": boolean}, package=text, pid=pid
     ),
     "failed": record({"event": one_of("failed"), "reason": text}),
-    "stays": record({"event": one_of("stays")}),
+    "agent_detached": record({"event": one_of("agent_detached")}),
 }
 
 # The description of a detached cluster, which an agent stores for the next attach
@@ -164,10 +166,10 @@ _task_address = either(one_of(""), address)
 _description = record(
     {
         "config": _config,
-        "fleet": record(
+        "task_manager": record(
             {
                 "counts": _role_counts,
-                "deal": record(
+                "gpu_allocation": record(
                     {
                         "each": integer(0, 1024),
                         "shares": listing(
@@ -182,31 +184,29 @@ _description = record(
                         ),
                     }
                 ),
-                "static": listing(_task_address),
-                "removed": listing(_task_address),
+                "static_addresses": listing(_task_address),
+                "removed_addresses": listing(_task_address),
                 "work_dir": optional(text),
             }
         ),
         "used": boolean,
-        "pid": pid,
-        "since": number,
     }
 )
 
 
 def description(value: Any, path: str) -> dict[str, Any]:
     """Return the description of a detached cluster; it is empty before the cluster is detached."""
-    about: dict[str, Any] = {} if value == {} else _description(value, path)
-    return about
+    fields: dict[str, Any] = {} if value == {} else _description(value, path)
+    return fields
 
 
 _listed_fields = record(
     {
         "name": cluster_name,
         "lease": optional(number),
-        "about": description,
+        "description": description,
         "tasks": listing(one_of(*(str(state) for state in TaskState))),
-        "heard": boolean,
+        "has_listeners": boolean,
     }
 )
 
@@ -214,8 +214,9 @@ _listed_fields = record(
 def _listed(value: Any, path: str) -> dict[str, Any]:
     """Return a cluster as an agent lists it."""
     summary: dict[str, Any] = _listed_fields(value, path)
-    if summary["about"]:
-        one_of(summary["name"])(summary["about"]["config"]["name"], f"{path}.about.config.name")
+    if summary["description"]:
+        name = summary["description"]["config"]["name"]
+        one_of(summary["name"])(name, f"{path}.description.config.name")
     return summary
 
 
@@ -224,72 +225,72 @@ _tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 1
 REPLIES: dict[str, Check] = {
     **dict.fromkeys(
         (
-            "bury",
+            "await_tunnels",
             "close",
             "close_tunnel",
+            "close_tunnels",
             "describe",
+            "detach",
+            "forward_tunnel",
             "install",
-            "lead_tunnel",
-            "leave",
-            "let_go",
-            "release",
-            "reopened",
+            "open_tunnel",
+            "release_ports",
             "restart",
+            "serve_errors",
             "serve_tunnel",
             "start",
             "stop",
-            "tunnel",
         ),
         nothing,
     ),
     "adopt": record(
         {
-            "about": description,
+            "description": description,
             "directory": file_path,
             "lease": optional(number),
-            "left": optional(number),
             "tasks": listing(EVENTS["task"]),
+            "time_limit_left": optional(number),
         }
     ),
     "certify_tunnels": _tunnels,
+    "check_reachability": mapping(task_name, pair(text, either(one_of(""), ip_address))),
     "clusters": listing(_listed),
     "connect": text,
+    "free_disk_space": integer(),
     "gpus": record(
         {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "reason": text, "hidden": boolean}
     ),
-    "hold": mapping(task_name, address),
     "inspect": mapping(task_name, record({"stale": listing(text), "ops": listing(text)})),
     "journal": mapping(journal_file, pair(integer(), output)),
     "kill": optional(pid),
     "lease": number,
-    "listeners": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),
+    "listening_addresses": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),
     "logs": pair(output, integer()),
     "open": file_path,
     "open_tunnels": either(record({"request": output}), _tunnels),
     "preload": listing(text),
-    "reach": mapping(task_name, pair(text, either(one_of(""), ip_address))),
-    "room": integer(),
+    "reserve_ports": mapping(task_name, address),
 }
 
 #: The handshake of a host; see `tfd_notebook.agent.bridges.stdio`.
-_greeting = record(
+_handshake = record(
     {"package": optional(text), "python": text, "executable": text},
     tensorflow=optional(text),
     identity=text,
-    way=lambda value, path: _connection(value, path),
-    culls=optional(number),
-    missing=text,
+    connection=lambda value, path: _connection(value, path),
+    cull_seconds=optional(number),
+    import_error=text,
     error=error,
 )
 
 
-def greeting(handshake: Any) -> dict[str, Any]:
+def handshake(message: Any) -> dict[str, Any]:
     """Return the handshake of a host, or raise InvalidMessage."""
-    fields: dict[str, Any] = _greeting(handshake, "greeting")
-    if "missing" not in fields and "error" not in fields:
-        for name in ("package", "tensorflow", "identity", "way"):
+    fields: dict[str, Any] = _handshake(message, "handshake")
+    if "import_error" not in fields and "error" not in fields:
+        for name in ("package", "tensorflow", "identity", "connection"):
             if name not in fields or (fields[name] is None and name != "tensorflow"):
-                raise invalid(f"greeting.{name}", None, "a value")
+                raise invalid(f"handshake.{name}", None, "a value")
     return fields
 
 

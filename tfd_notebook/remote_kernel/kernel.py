@@ -381,9 +381,9 @@ class RemoteKernel:
                 log.warning("updating the clusters of %s failed: %r", self.label, error)
         elif kind == "comm_open" and content["target_name"] == bridges_kernel.LEASE:
             self._lease = content["comm_id"]
-            farewell = self._server.farewell(self._kernel)
+            end_request = self._server.end_request(self._kernel)
             with contextlib.suppress(OSError):
-                self._send_comm(self._lease, {"farewell": farewell})
+                self._send_comm(self._lease, {"end_request": end_request})
         else:
             answers = self._runs.get(message["parent_header"].get("msg_id", ""))
             if answers is not None:

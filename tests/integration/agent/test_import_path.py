@@ -53,10 +53,10 @@ RELAY = (
     """
 command = [sys.executable, *remote.join_agent("0123456789ab", start=True)]
 relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-greeting = json.loads(relay.stdout.readline().removeprefix("TFDHELLO "))
-assert "error" not in greeting and "missing" not in greeting, greeting
-request = {"id": 1, "do": "clusters", "arguments": {}}
-print("greeted")
+handshake = json.loads(relay.stdout.readline().removeprefix("TFDHELLO "))
+assert "error" not in handshake and "import_error" not in handshake, handshake
+request = {"id": 1, "method": "clusters", "arguments": {}}
+print("connected")
 relay.communicate(timeout=60)
 """,
 )
@@ -153,7 +153,7 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
     [
         pytest.param(CLUSTER, "fork", "[1, 2, 3]", id="agent-forkserver-task"),
         pytest.param(CLUSTER, "spawn", "[1, 2, 3]", id="agent-spawned-task"),
-        pytest.param(RELAY, "fork", "greeted", id="relay"),
+        pytest.param(RELAY, "fork", "connected", id="relay"),
         pytest.param(SPARK_END, "fork", "TFDHELLO", id="relay-of-an-executor"),
         pytest.param(SSH, "fork", "None", id="ssh-client"),
         pytest.param(TUNNEL, "fork", "stunnel runs", id="tunnel", marks=pytest.mark.root),
@@ -172,7 +172,7 @@ def test_nothing_runs_from_the_working_or_the_temporary_directory(
     ("program", "printed"),
     [
         pytest.param(CLUSTER, "[1, 2, 3]", id="agent-task"),
-        pytest.param(RELAY, "greeted", id="relay"),
+        pytest.param(RELAY, "connected", id="relay"),
         pytest.param(SPARK_END, "TFDHELLO", id="relay-of-an-executor"),
     ],
 )

@@ -282,7 +282,7 @@ def test_strangers_at_the_socket_get_nothing(stays: tfd.Cluster) -> None:
     from tfd_notebook.net import unix_socket
 
     (where,) = detached.detached()
-    for sent in (b"\x80\x04garbage\n", b"TFD1 h a 1 2 {}\n", b'{"do": "close"}\n', b"\n" * 10):
+    for sent in (b"\x80\x04garbage\n", b"TFD1 h a 1 2 {}\n", b'{"method": "close"}\n', b"\n" * 10):
         with unix_socket.connect(where.directory / SOCKET, 10.0) as peer:
             peer.sendall(sent)
             peer.shutdown(1)

@@ -359,7 +359,7 @@ def test_environment_directory_and_path_are_those_of_the_start(tmp_path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("TFD_X", "kernel")
     with tfd.Cluster(
-        data_workers=1, name="surroundings", env={"TFD_Y": "extra"}, preload="tfd_probe_module"
+        data_workers=1, name="environment", env={"TFD_Y": "extra"}, preload="tfd_probe_module"
     ) as cluster:
         said = f"PROBE kernel extra {tmp_path}"
         assert said in cluster.logs("data_worker:0")

@@ -114,10 +114,10 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
     (task_host,) = cluster._task_manager.task_host.hosts  # type: ignore[attr-defined]
     (known,) = remote_detached_clusters()
     try:
-        stored = known.about["config"]
+        stored = known.description["config"]
         changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},
                    "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
-        task_host.describe({**known.about, "config": {**stored, **changed}})
+        task_host.describe({**known.description, "config": {**stored, **changed}})
         cluster.leave()
         attached = tfd.attach("elsewhere", connect=False)
         assert attached.config == config
@@ -126,8 +126,8 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
         (task_host,) = attached._task_manager.task_host.hosts  # type: ignore[attr-defined]
         task_host.describe({"config": {"launcher": "x"}})
         attached.leave()
-        with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*about\.config"):
+        with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*description\.config"):
             tfd.attach("elsewhere", connect=False)
     finally:
-        known.reach().end("elsewhere")  # type: ignore[attr-defined]
+        known.connect().end("elsewhere")  # type: ignore[attr-defined]
         known.path.unlink(missing_ok=True)

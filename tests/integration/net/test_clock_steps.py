@@ -174,7 +174,7 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
             assert bridge.stdout
             bridge.stdin.write(json.dumps(given).encode() + b"\n")
             bridge.stdin.flush()
-            assert bridge.stdout.readline().startswith(stdio.GREETING.encode())
+            assert bridge.stdout.readline().startswith(stdio.HANDSHAKE.encode())
             assert hellos.get(timeout=60)["executor"] == java.pid
             clock.step(HOUR)
             before = switches(bridge.pid)

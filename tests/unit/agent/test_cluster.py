@@ -17,8 +17,10 @@ def test_unkillable_task_leaves_no_directory(capfd):
         agent = Agent("abcdefabcdef", directory, None)
         session = Session("host", agent.id, 0.0)
         opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        opened_at = await agent.do_open(session, "stuck", preload=[], allow=[], about={}, **opened)
-        await agent.do_hold(
+        opened_at = await agent.handle_open(
+            session, "stuck", preload=[], allow=[], description={}, **opened
+        )
+        await agent.handle_reserve_ports(
             "stuck",
             [
                 {"role": "worker", "index": index, "host": "localhost"}
@@ -28,7 +30,7 @@ def test_unkillable_task_leaves_no_directory(capfd):
         )
         cluster = agent.clusters["stuck"]
         os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
-        await agent.do_close(session, "stuck")
+        await agent.handle_close(session, "stuck")
         assert not agent.clusters
         runtime_dir.remove(agent.directory)
         lock.close()
@@ -46,9 +48,9 @@ def test_error_server_starts_after_a_failed_attempt(capfd):
         agent = Agent("abcdefabcdef", directory, None)
         session = Session("host", agent.id, 0.0)
         opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        await agent.do_open(session, "lost", preload=[], allow=many, about={}, **opened)
+        await agent.handle_open(session, "lost", preload=[], allow=many, description={}, **opened)
         packed = {"role": "ps", "index": 0, "host": "127.0.0.1"}
-        await agent.do_hold("lost", [packed | {"port": 0, "settings": {}, "gpus": []}])
+        await agent.handle_reserve_ports("lost", [packed | {"port": 0, "settings": {}, "gpus": []}])
         cluster = agent.clusters["lost"]
         task = cluster.tasks["ps:0"]
         task.state = TaskState.FAILED
@@ -57,7 +59,7 @@ def test_error_server_starts_after_a_failed_attempt(capfd):
             cluster.allow = allow
             task.serve_error()
             results.append(await asyncio.to_thread(probe, task.address))
-        await agent.do_close(session, "lost")
+        await agent.handle_close(session, "lost")
         runtime_dir.remove(agent.directory)
         lock.close()
         return results

@@ -55,11 +55,11 @@ def loop():
 
 
 async def echo(session, body):
-    session.send({"re": body["id"], "ok": True, "value": body["do"]})
+    session.send({"reply_to": body["id"], "ok": True, "value": body["method"]})
 
 
 def request(number, **arguments):
-    body = {"id": number, "do": f"request {number}", "arguments": arguments}
+    body = {"id": number, "method": f"request {number}", "arguments": arguments}
     return agent_protocol.encode(agent_protocol.Frame("host", "agent", number, body))
 
 
@@ -88,7 +88,7 @@ def served(loop, lines, limit, replies):
         loop.call(end())
         assert not file.read()
     assert hello["event"] == "hello"
-    return {body["re"]: body for body in bodies}
+    return {body["reply_to"]: body for body in bodies}
 
 
 @pytest.mark.parametrize("size", [5000, 500, 100_000])
@@ -151,7 +151,7 @@ def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
     monkeypatch.setattr(client_session, "_PING_SECONDS", 0.05)
 
     async def megabyte(session, body):
-        session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})
+        session.send({"reply_to": body["id"], "ok": True, "value": "x" * MEGABYTE})
 
     with linked(loop, directory, megabyte) as (client, _):
         tracemalloc.start()
@@ -167,7 +167,7 @@ def test_unacknowledged_replies_are_limited_in_size(loop, directory, monkeypatch
     monkeypatch.setattr(client_session, "_PING_SECONDS", 3600.0)
 
     async def megabyte(session, body):
-        session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})
+        session.send({"reply_to": body["id"], "ok": True, "value": "x" * MEGABYTE})
 
     with linked(loop, directory, megabyte) as (client, _):
         tracemalloc.start()
@@ -185,11 +185,11 @@ def test_lost_reply_is_resent_over_the_next_connection(loop, directory, repeatab
     executed = []
 
     async def answer(session, body):
-        executed.append(body["do"])
-        if executed.count("cut") == 1 and body["do"] == "cut":
+        executed.append(body["method"])
+        if executed.count("cut") == 1 and body["method"] == "cut":
             channels[-1]._socket.shutdown(2)
             await asyncio.sleep(0)
-        session.send({"re": body["id"], "ok": True, "value": len(executed)}, repeatable)
+        session.send({"reply_to": body["id"], "ok": True, "value": len(executed)}, repeatable)
 
     with linked(loop, directory, answer) as (client, channels):
         assert client.request("first", 30.0) == 1
@@ -203,9 +203,9 @@ def test_discarded_reply_is_an_error_without_a_timeout(loop, directory):
 
     async def answer(session, body):
         channels[-1]._socket.shutdown(2)
-        while session.away_since is None:
+        while session.disconnected_since is None:
             await asyncio.sleep(0.001)
-        session.send({"re": body["id"], "ok": True, "value": "x" * 20 * MEGABYTE})
+        session.send({"reply_to": body["id"], "ok": True, "value": "x" * 20 * MEGABYTE})
 
     with (
         linked(loop, directory, answer) as (client, channels),

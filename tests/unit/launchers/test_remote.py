@@ -31,7 +31,7 @@ host, = ByCommand("nice -n 1").hosts()
 from tfd_notebook.launchers.client.session import AgentSession
 agent = "abcdefabcdef"
 made = AgentSession(agent, host.label, lambda: host.connect(agent, True), grace=1.0)
-print("way:", repr(host.greeting.way))
+print("connection:", repr(host.handshake.connection))
 made.close()
 host.close()
 print("still logged in")
@@ -118,7 +118,7 @@ def test_ssh_session_of_the_user_is_not_ended(tmp_path):
         },
     )
     assert completed.returncode == 0, completed.stderr
-    assert completed.stdout == "way: ''\nstill logged in\n"
+    assert completed.stdout == "connection: ''\nstill logged in\n"
 
 
 def test_broken_connection_is_not_a_certificate_error():

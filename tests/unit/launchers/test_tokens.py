@@ -190,7 +190,7 @@ def test_detached_cluster_description_has_no_secret() -> None:
 def test_file_of_a_detached_cluster_has_no_token(
     config: spec.ClusterConfig, tmp_path: Path
 ) -> None:
-    detached.DetachedClusterRecord("secret", "jupyter", dict(config.options), ["a1"]).keep(
+    detached.DetachedClusterRecord("secret", "jupyter", dict(config.options), ["a1"]).set_lease(
         time.time() + 100
     )
     (file,) = (tmp_path / "run").iterdir()
@@ -204,7 +204,7 @@ def test_options_are_not_in_the_repr(config_home: Path) -> None:
     profile = profiles.read(file)
     assert profile.options["token"] == "s3cret"
     assert "s3cret" not in repr(profile)
-    detached.DetachedClusterRecord("lab", "jupyter", profile.options, ["a1"]).keep(100)
+    detached.DetachedClusterRecord("lab", "jupyter", profile.options, ["a1"]).set_lease(100)
     (listed,) = detached.remote_detached_clusters()
     assert listed.options["token"] == "s3cret"
     assert "s3cret" not in repr(listed)
@@ -213,7 +213,7 @@ def test_options_are_not_in_the_repr(config_home: Path) -> None:
 def test_attach_without_the_token_has_a_fix(serve: Callable[..., Server]) -> None:
     servers = [serve(403), serve(403)]
     launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
-    detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
+    detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).set_lease(
         time.time() + 100
     )
     with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*a profile with"):
@@ -225,7 +225,7 @@ def test_attach_without_the_token_has_a_fix(serve: Callable[..., Server]) -> Non
 
 def test_sweep_removes_the_file_of_an_expired_lease(tmp_path: Path) -> None:
     record = detached.DetachedClusterRecord("secret", "jupyter", {}, ["a1"])
-    record.keep(-1)
+    record.set_lease(-1)
     assert not orphans.sweep(dry_run=True)
     assert list((tmp_path / "run").iterdir())
     orphans.sweep()

@@ -46,7 +46,7 @@ def answering(body):
 
     def send(line):
         number = agent_protocol.decode(line).body["id"]
-        client.handle_line(frame({"re": number, **body}))
+        client.handle_line(frame({"reply_to": number, **body}))
 
     client = AgentClient("agent", "host", send)
     return client
@@ -75,8 +75,8 @@ def test_abandoned_request_is_not_sent_again():
     waiting = client.submit("waiting")
     sent = []
     client.resume(lambda line: sent.append(agent_protocol.decode(line.lstrip(b"\n")).body))
-    assert [body["do"] for body in sent] == ["waiting"]
-    client.handle_line(frame({"re": sent[0]["id"], "ok": True, "value": 5}))
+    assert [body["method"] for body in sent] == ["waiting"]
+    client.handle_line(frame({"reply_to": sent[0]["id"], "ok": True, "value": 5}))
     assert waiting.result(1) == 5
 
 
@@ -124,10 +124,12 @@ def test_agent_without_the_session_sends_the_full_state():
     )
     client.listen("c", events.append)
     hello = {"event": "hello", "version": agent_protocol.VERSION, "pid": 1}
-    client.handle_line(frame({**hello, "whole": True}))
+    client.handle_line(frame({**hello, "full": True}))
     assert requests == []
-    client.handle_line(frame({**hello, "whole": False}))
-    assert [(item["do"], item["arguments"]) for item in requests] == [("adopt", {"cluster": "c"})]
+    client.handle_line(frame({**hello, "full": False}))
+    assert [(item["method"], item["arguments"]) for item in requests] == [
+        ("adopt", {"cluster": "c"})
+    ]
     event = {
         "event": "task",
         "cluster": "c",
@@ -140,10 +142,16 @@ def test_agent_without_the_session_sends_the_full_state():
         "open_to": "",
         "log": [],
     }
-    value = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
-    client.handle_line(frame({"re": requests[0]["id"], "ok": True, "value": value}))
+    value = {
+        "description": {},
+        "directory": "/d",
+        "lease": 9,
+        "tasks": [event],
+        "time_limit_left": None,
+    }
+    client.handle_line(frame({"reply_to": requests[0]["id"], "ok": True, "value": value}))
     assert events == [from_json(event), LeaseChanged(9)]
-    client.handle_line(frame({**hello, "whole": False}))
+    client.handle_line(frame({**hello, "full": False}))
     unknown = agent_protocol.pack_error(errors.StateError("no such cluster"))
-    client.handle_line(frame({"re": requests[1]["id"], "ok": False, "error": unknown}))
+    client.handle_line(frame({"reply_to": requests[1]["id"], "ok": False, "error": unknown}))
     assert isinstance(events[2], ClusterEnded)

@@ -74,41 +74,49 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "gpus", "cluster": "c", "gpus": [GPU]},
     {"event": "notice", "cluster": "c", "severity": "warning", "what": "w", "task": None,
      "fix": "f"},
-    {"event": "lease", "cluster": "c", "left": 5.0},
+    {"event": "lease", "cluster": "c", "seconds_left": 5.0},
     {"event": "ended", "cluster": "c", "reason": "over"},
     {
         "event": "hello",
         "version": agent_protocol.VERSION,
         "package": VERSION,
         "pid": 1,
-        "whole": True,
+        "full": True,
     },
-    {"event": "stays"},
+    {"event": "agent_detached"},
     {"event": "failed", "reason": "r"},
 )  # fmt: skip
 DISPATCHER_CONFIG = namedtuple(
     "DispatcherConfig", "port protocol worker_addresses job_gc_timeout_ms"
 )
-ABOUT = json.loads(json.dumps({
+DESCRIPTION = json.loads(json.dumps({
     "config": spec.pack(ClusterConfig(
         "c", "ssh", {Role.WORKER: 1, Role.DATA_WORKER: 0}, Policy(time_limit=60, minimum=0),
         Service(work_dir="/d", dispatcher_config=DISPATCHER_CONFIG(0, "grpc", ["a:1"], None)),
         {"TOKEN": ""}, ("numpy",), ("10.0.0.0/8",), {"hosts": ["one"], "place": {}},
         {"worker": 1},
     )),
-    "fleet": {"counts": {"worker": 1}, "deal":
-              GpuAllocation(1, (HostAllocation(" on one", (0,)),)).pack(),
-              "static": ["10.0.0.5:4001"], "removed": ["10.0.0.5:4002"], "work_dir": "/d"},
-    "used": False, "pid": 5, "since": 1.5,
+    "task_manager": {
+        "counts": {"worker": 1},
+        "gpu_allocation": GpuAllocation(1, (HostAllocation(" on one", (0,)),)).pack(),
+        "static_addresses": ["10.0.0.5:4001"],
+        "removed_addresses": ["10.0.0.5:4002"],
+        "work_dir": "/d",
+    },
+    "used": False,
 }))  # fmt: skip
-ADOPT = {"about": ABOUT, "directory": "/d", "lease": 9.5, "left": None, "tasks": [TASK]}
+SERVICE = DESCRIPTION["config"]["service"]
+ADOPT = {"description": DESCRIPTION, "directory": "/d", "lease": 9.5, "tasks": [TASK],
+         "time_limit_left": None}  # fmt: skip
 REPLIES: dict[str, Any] = {
     "adopt": ADOPT,
-    "clusters": [{"name": "c", "lease": None, "about": ABOUT, "tasks": ["ready"], "heard": True},
-                 {"name": "d", "lease": 5.0, "about": {}, "tasks": ["ready"], "heard": True}],
+    "clusters": [{"name": "c", "lease": None, "description": DESCRIPTION, "tasks": ["ready"],
+                  "has_listeners": True},
+                 {"name": "d", "lease": 5.0, "description": {}, "tasks": ["ready"],
+                  "has_listeners": True}],
     "gpus": {"gpus": [{"index": 0, "name": "H100", "uuid": "u", "memory": 8}], "reason": "",
              "hidden": False},
-    "hold": {"worker:0": "localhost:4000"},
+    "reserve_ports": {"worker:0": "localhost:4000"},
     "journal": {JOURNAL: [0, "QUJD"]},
     "kill": 5,
     "logs": ["text", 4],
@@ -116,14 +124,14 @@ REPLIES: dict[str, Any] = {
     "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
     "certify_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
     "inspect": {"worker:0": {"stale": ["m"], "ops": ["Op"]}},
-    "listeners": ["0.0.0.0", "::", "127.0.0.1"],
-    "reach": {"worker:0": ["refused", "10.0.0.5"]},
-    "room": 5,
+    "listening_addresses": ["0.0.0.0", "::", "127.0.0.1"],
+    "check_reachability": {"worker:0": ["refused", "10.0.0.5"]},
+    "free_disk_space": 5,
     "start": None,
 }  # fmt: skip
-GREETING = {
-    "package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "culls": None,
-    "tensorflow": tensorflow_version(), "identity": "b:1", "way": "10.0.0.1 5 10.0.0.5 22",
+HANDSHAKE = {
+    "package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "cull_seconds": None,
+    "tensorflow": tensorflow_version(), "identity": "b:1", "connection": "10.0.0.1 5 10.0.0.5 22",
 }  # fmt: skip
 
 
@@ -217,42 +225,42 @@ def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
     chance = random.Random(seed)
     refused = 0
     for _ in range(150):
-        do, value = chance.choice(list(REPLIES.items()))
+        method, value = chance.choice(list(REPLIES.items()))
         sent: list[bytes] = []
         client = AgentClient("agent", HOST, sent.append)
-        waiting = client.submit(do)
+        waiting = client.submit(method)
         packed = {"kind": "StateError", "what": "w", "task": None, "fix": None}
-        body = {"re": 1, "ok": True, "value": value}
+        body = {"reply_to": 1, "ok": True, "value": value}
         if chance.random() < 0.2:
-            body = {"re": 1, "ok": False, "error": packed}
+            body = {"reply_to": 1, "ok": False, "error": packed}
         client.handle_line(frame(spoilt(body, chance)))
         if not client.alive:
             refused += 1
             with pytest.raises(errors.AgentLost, match=HOST):
                 waiting.result(0)
         elif waiting.done() and waiting.exception() is None:
-            messages.reply_value(do, waiting.result())
+            messages.reply_value(method, waiting.result())
         elif waiting.done():
             assert isinstance(waiting.exception(), errors.TfdError)
     assert refused > 30
 
 
-def use_description(about: dict[str, Any]) -> None:
+def use_description(description: dict[str, Any]) -> None:
     """Use a description as `tfd.attach` and the list of clusters do."""
-    config = spec.unpack(about["config"])
+    config = spec.unpack(description["config"])
     monitor = monitored(config)
     client = AgentClient("agent", HOST, lambda line: None)
-    fleet = TaskManager(config, Fake(), monitor)
-    fleet.adopt(AgentTaskHost(client, config.name, "/d"), about["fleet"], [TASK])
+    manager = TaskManager(config, Fake(), monitor)
+    manager.adopt(AgentTaskHost(client, config.name, "/d"), description["task_manager"], [TASK])
     monitor.snapshot()
-    json.dumps(fleet.about(), allow_nan=False)
-    reply = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
+    json.dumps(manager.description(), allow_nan=False)
+    reply = {"name": config.name, "description": description, "lease": 5.0, "tasks": ["ready"]}
     json.dumps(attach._summary(reply, 5), allow_nan=False)
 
 
 def test_valid_description_is_accepted() -> None:
-    use_description(messages.description(ABOUT, "about"))
-    assert messages.description({}, "about") == {}
+    use_description(messages.description(DESCRIPTION, "description"))
+    assert messages.description({}, "description") == {}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -261,12 +269,12 @@ def test_corrupt_description_is_refused_or_usable(seed: int) -> None:
     refused = 0
     for _ in range(150):
         try:
-            about = messages.description(spoilt(ABOUT, chance), "about")
+            description = messages.description(spoilt(DESCRIPTION, chance), "description")
         except errors.InvalidMessage:
             refused += 1
         else:
-            if about:
-                use_description(about)
+            if description:
+                use_description(description)
     assert refused > 30
 
 
@@ -275,22 +283,23 @@ def test_corrupt_description_is_refused_or_usable(seed: int) -> None:
     {"name": "../c"}, {"counts": {"worker": 10**9}}, {"counts": {"cook": 1}},
     {"options": []}, {"env": {"A=B": "x"}}, {"env": {"A": 5}}, {"gpus": {"ps": 1}}, {"gpus": "all"},
     {"policy": {"on_hang": "explode"}}, {"policy": {"hang_seconds": "1"}}, {"policy": {"x": 1}},
-    {"service": {}}, {"service": {**ABOUT["config"]["service"], "port": -1}},
-    {"service": {**ABOUT["config"]["service"], "dispatcher_config": {"class": 1}}},
-    {"service": {**ABOUT["config"]["service"], "dispatcher_config": {"_x": 1, "protocol": "grpc"}}},
-    {"service": {**ABOUT["config"]["service"], "worker_config": {"port": 1}}},
-    {"service": {**ABOUT["config"]["service"], "worker_config": {"protocol": "http"}}},
+    {"service": {}}, {"service": {**SERVICE, "port": -1}},
+    {"service": {**SERVICE, "dispatcher_config": {"class": 1}}},
+    {"service": {**SERVICE, "dispatcher_config": {"_x": 1, "protocol": "grpc"}}},
+    {"service": {**SERVICE, "worker_config": {"port": 1}}},
+    {"service": {**SERVICE, "worker_config": {"protocol": "http"}}},
 ])  # fmt: skip
 def test_specification_of_another_host_is_validated(change: dict[str, Any]) -> None:
-    about = {**ABOUT, "config": {**ABOUT["config"], **change}}
-    with pytest.raises(errors.InvalidMessage, match=r"about\.config"):
-        messages.description(about, "about")
+    description = {**DESCRIPTION, "config": {**DESCRIPTION["config"], **change}}
+    with pytest.raises(errors.InvalidMessage, match=r"description\.config"):
+        messages.description(description, "description")
 
 
 def test_cluster_description_must_have_its_name() -> None:
-    description = {"name": "other", "lease": None, "about": ABOUT, "tasks": [], "heard": True}
+    summary = {"name": "other", "lease": None, "description": DESCRIPTION, "tasks": [],
+               "has_listeners": True}  # fmt: skip
     with pytest.raises(errors.InvalidMessage, match=r"config\.name 'c': expected other"):
-        messages.reply_value("clusters", [description])
+        messages.reply_value("clusters", [summary])
 
 
 # Requested tasks and addresses
@@ -307,8 +316,8 @@ def client_with_tasks(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], A
     received: list[Any] = []
     client.listen("c", received.append)
     client.submit("open", cluster="c")
-    client.handle_line(frame({"re": 1, "ok": True, "value": "/run/c"}))
-    return client, received, client.submit("hold", cluster="c", tasks=list(tasks))
+    client.handle_line(frame({"reply_to": 1, "ok": True, "value": "/run/c"}))
+    return client, received, client.submit("reserve_ports", cluster="c", tasks=list(tasks))
 
 
 @pytest.mark.parametrize(("requested", "held"), [
@@ -322,8 +331,8 @@ def client_with_tasks(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], A
 ])  # fmt: skip
 def test_agent_must_hold_the_requested_tasks(requested: dict[str, Any], held: Any) -> None:
     client, events, reply = client_with_tasks(packed("worker:0", **requested))
-    client.handle_line(frame({"re": 2, "ok": True, "value": held}))
-    with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": held}))
+    with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'reserve_ports'"):
         reply.result(0)
     assert [type(event) for event in events] == [TasksLost]
 
@@ -334,12 +343,12 @@ def test_task_must_be_reported_at_its_address(requested: dict[str, Any]) -> None
     at = "[fd00::1]:4000" if "host" in requested else "10.0.0.5:4000"
     planned = {**TASK, "address": at, "state": "planned"}
     client.handle_line(frame(planned))
-    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": at}}))
     assert reply.result(0) == {"worker:0": at}
     client.handle_line(frame({**TASK, "address": at}))
     assert events == [from_json(planned), from_json({**TASK, "address": at})]
-    client.submit("hold", cluster="c", tasks=[packed("worker:1", **requested)])
-    client.handle_line(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
+    client.submit("reserve_ports", cluster="c", tasks=[packed("worker:1", **requested)])
+    client.handle_line(frame({"reply_to": 3, "ok": True, "value": {"worker:1": at}}))
     assert client.alive
 
 
@@ -349,7 +358,7 @@ def test_task_must_be_reported_at_its_address(requested: dict[str, Any]) -> None
 ])  # fmt: skip
 def test_agent_must_not_report_other_tasks(change: dict[str, Any]) -> None:
     client, events, _ = client_with_tasks(packed("worker:0"))
-    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**TASK, **change}))
     assert f"session with {HOST}" in client.why_lost
     assert [type(event) for event in events] == [TasksLost]
@@ -357,17 +366,17 @@ def test_agent_must_not_report_other_tasks(change: dict[str, Any]) -> None:
 
 def test_resynchronised_agent_must_not_report_other_tasks() -> None:
     client, events, _ = client_with_tasks(packed("worker:0"))
-    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
-    client.handle_line(frame({**EVENTS[6], "whole": False}))
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({**EVENTS[6], "full": False}))
     reply = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
-    client.handle_line(frame({"re": 3, "ok": True, "value": reply}))
+    client.handle_line(frame({"reply_to": 3, "ok": True, "value": reply}))
     assert "worker:1" in client.why_lost
     assert [type(event) for event in events] == [TasksLost]
 
 
 def test_detached_cluster_has_tasks_of_other_processes() -> None:
     client, events, _ = client_with_tasks(packed("worker:0"))
-    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.submit("lease", cluster="c", seconds=5.0, renew=False)
     remote_task = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
     client.handle_line(frame(remote_task))
@@ -376,8 +385,8 @@ def test_detached_cluster_has_tasks_of_other_processes() -> None:
     assert "task.address" in client.why_lost
 
 
-@pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"re": []}, {"event": []},
-                                  {"event": "away", "host": "x", "grace": 1},
+@pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"reply_to": []}, {"event": []},
+                                  {"event": "host_disconnected", "host": "x", "grace": 1},
                                   {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip
 def test_other_json_raises_only_invalid_message(body: Any) -> None:
     client = AgentClient("agent", HOST, lambda line: None)
@@ -388,12 +397,14 @@ def test_other_json_raises_only_invalid_message(body: Any) -> None:
 def test_valid_messages_are_unchanged() -> None:
     for body in EVENTS:
         assert messages.event(body) == body
-    for do, value in REPLIES.items():
-        assert messages.reply_value(do, value) == value
+    for method, value in REPLIES.items():
+        assert messages.reply_value(method, value) == value
 
 
 def test_each_request_has_a_defined_reply() -> None:
-    methods = {name.removeprefix("do_") for name in vars(AgentHandlers) if name.startswith("do_")}
+    methods = {
+        name.removeprefix("handle_") for name in vars(AgentHandlers) if name.startswith("handle_")
+    }
     assert methods <= set(messages.REPLIES)
 
 
@@ -440,22 +451,22 @@ def test_invalid_message_ends_the_session_and_names_the_host() -> None:
     link.close()
 
 
-# The greeting
+# The handshake
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupt_handshake_raises_an_error_with_the_host(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(150):
-        line = "TFDHELLO " + json.dumps(spoilt(GREETING, chance))
-        greeting, why = None, HOST
+        line = "TFDHELLO " + json.dumps(spoilt(HANDSHAKE, chance))
+        handshake, why = None, HOST
         try:
-            greeting = read_handshake(HOST, iter([line.encode()]))
+            handshake = read_handshake(HOST, iter([line.encode()]))
         except errors.TfdError as error:
             why = error.what
         assert HOST in why
-        for word in greeting.way.split()[::2] if greeting else ():
-            validation.ip_address(word, "way")
+        for word in handshake.connection.split()[::2] if handshake else ():
+            validation.ip_address(word, "connection")
 
 
 @pytest.mark.parametrize("line", [b"TFDHELLO", b"TFDHELLO {", b"TFDHELLO " + b"[" * 100_000])
@@ -497,10 +508,10 @@ def test_valid_task_address_is_accepted(value: str) -> None:
 
 
 class _Host(RemoteHost):
-    def __init__(self, way: str) -> None:
+    def __init__(self, connection: str) -> None:
         super().__init__("blue")
-        line = "TFDHELLO " + json.dumps({**GREETING, "way": way})
-        self.greeting = read_handshake("blue", iter([line.encode()]))
+        line = "TFDHELLO " + json.dumps({**HANDSHAKE, "connection": connection})
+        self.handshake = read_handshake("blue", iter([line.encode()]))
 
     def connect(self, agent: str, start: bool) -> Any:
         raise OSError
@@ -514,19 +525,19 @@ class _Launcher(RemoteLauncher):
         return []
 
 
-def let_in(way: str) -> tuple[str, ...]:
-    host = _Host(way)
+def let_in(connection: str) -> tuple[str, ...]:
+    host = _Host(connection)
     launcher = _Launcher()
     return launcher._addresses_to_allow([host], [launcher.address_of(host)])
 
 
-@pytest.mark.parametrize("way", [
+@pytest.mark.parametrize("connection", [
     "0.0.0.0/0 0 10.0.0.5 0", "::/0 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.0/8 0",
     "0.0.0.0 0 10.0.0.5 0", "224.0.0.1 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.5",
 ])  # fmt: skip
-def test_host_cannot_open_the_ports_of_other_hosts(way: str) -> None:
+def test_host_cannot_open_the_ports_of_other_hosts(connection: str) -> None:
     with pytest.raises(errors.InvalidMessage, match="blue"):
-        let_in(way)
+        let_in(connection)
 
 
 def test_hosts_of_a_cluster_are_allowed() -> None:
@@ -741,8 +752,8 @@ def test_message_of_a_kernel_is_validated(received: Any) -> None:
 
 
 def test_host_that_shares_ports_is_local() -> None:
-    line = "TFDHELLO " + json.dumps({**GREETING, "identity": identity()})
-    assert read_handshake("here", iter([line.encode()])).is_here
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, "identity": identity()})
+    assert read_handshake("here", iter([line.encode()])).is_local
 
 
 # Nodes on Spark, and Spark tasks that feed rows

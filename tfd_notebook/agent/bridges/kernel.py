@@ -43,14 +43,14 @@ _bridges: list[CommSocketBridge] = []
 _leases: list[_Lease] = []
 
 
-def main(agent: str, how: str, towards: str) -> None:
+def main(agent: str, mode: str, towards: str) -> None:
     """Print the handshake, then copy data in both directions in threads.
 
     Parameters
     ----------
     agent : str
         Id of the agent.
-    how : {"start", "again"}
+    mode : {"start", "reconnect"}
         Whether to start the agent, or to reconnect to it.
     towards : str
         Address of the client. It selects the address of this host.
@@ -59,22 +59,24 @@ def main(agent: str, how: str, towards: str) -> None:
         os.environ.pop(name, None)
     with contextlib.suppress(OSError):
         towards = f"{towards} 0 {address_towards(towards)} 0"
-    handshake = {**stdio.describe(towards), "culls": cull_seconds()}
+    handshake = {**stdio.describe(towards), "cull_seconds": cull_seconds()}
     try:
-        peer = stdio.reach(agent, start=how == "start")
+        peer = stdio.connect(agent, start=mode == "start")
     except TfdError as error:
         handshake["error"] = agent_protocol.pack_error(error)
         _print_handshake(handshake)
         return
     # A reference: the bridge ends with a message, not with this function.
     _bridges.append(
-        CommSocketBridge(peer, max(0.5, min(_ALIVE_SECONDS, (handshake["culls"] or 60.0) / 4)))
+        CommSocketBridge(
+            peer, max(0.5, min(_ALIVE_SECONDS, (handshake["cull_seconds"] or 60.0) / 4))
+        )
     )
     _print_handshake(handshake)
 
 
 def _print_handshake(handshake: dict[str, Any]) -> None:
-    sys.stdout.write(stdio.GREETING + json.dumps(handshake) + "\n")
+    sys.stdout.write(stdio.HANDSHAKE + json.dumps(handshake) + "\n")
     sys.stdout.flush()
 
 
@@ -94,7 +96,7 @@ class CommSocketBridge:
         self._comm.on_msg(self._handle_message)
         self._comm.on_close(lambda _: self._end())
         for target in (self._copy_output, self._send_activity):
-            threading.Thread(target=target, name="tfd-joint", daemon=True).start()
+            threading.Thread(target=target, name="tfd-bridge", daemon=True).start()
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         data = message["content"]["data"]
@@ -103,21 +105,21 @@ class CommSocketBridge:
                 self._peer.sendall(data["text"].encode())
             except OSError:
                 self._end()
-        elif "read" in data:
+        elif "acknowledged" in data:
             with self._window_changed:
-                self._credit += int(data["read"])
+                self._credit += int(data["acknowledged"])
                 self._window_changed.notify_all()
-        elif "farewell" in data:
-            self._end_request = data["farewell"]
+        elif "end_request" in data:
+            self._end_request = data["end_request"]
 
     def _copy_output(self) -> None:
         rest = b""
         with contextlib.suppress(OSError):
             while data := self._peer.recv(_CHUNK_BYTES):
                 # Forward complete lines only, each of which is JSON in ASCII.
-                whole, newline, rest_of = (rest + data).rpartition(b"\n")
+                lines, newline, rest_of = (rest + data).rpartition(b"\n")
                 rest = rest_of
-                if newline and not self._send((whole + newline).decode()):
+                if newline and not self._send((lines + newline).decode()):
                     break
         self._end()
         self._leave()
@@ -134,7 +136,7 @@ class CommSocketBridge:
     def _send_activity(self) -> None:
         """Send periodic activity, so that the server does not cull this kernel with its tasks."""
         while not self._ended.wait(self._alive_seconds):
-            self._comm.send({"alive": time.time()})
+            self._comm.send({"active": time.time()})
 
     def _end(self) -> None:
         self._ended.set()
@@ -167,7 +169,7 @@ class _Lease:
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         self._last_activity = time.monotonic()
-        self._end_request = message["content"]["data"].get("farewell", self._end_request)
+        self._end_request = message["content"]["data"].get("end_request", self._end_request)
 
     def _set_busy(self, busy: bool) -> None:
         self._last_activity, self._busy = time.monotonic(), busy

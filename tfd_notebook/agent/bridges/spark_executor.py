@@ -45,7 +45,7 @@ def main() -> None:
         connection = f"{address_towards(host)} 0"
         connection = f"{host} 0 {connection}"
     handshake = stdio.describe(connection)
-    sys.stdout.write(stdio.GREETING + json.dumps(handshake) + "\n")
+    sys.stdout.write(stdio.HANDSHAKE + json.dumps(handshake) + "\n")
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
@@ -105,7 +105,7 @@ class ExecutorBridge:
         while True:
             header, _ = channel.receive(SILENT_SECONDS)
             self._last_received = time.monotonic()
-            if "end" in header:
+            if "close" in header:
                 self._stopped.set()
                 channel.close()
                 return
@@ -113,8 +113,8 @@ class ExecutorBridge:
                 self._idle = None
                 bridge = threading.Thread(
                     target=self._bridge,
-                    args=(channel, str(header["agent"]), header["how"] == "start"),
-                    name="tfd-joint",
+                    args=(channel, str(header["agent"]), header["mode"] == "start"),
+                    name="tfd-bridge",
                     daemon=True,
                 )
                 bridge.start()
@@ -129,10 +129,10 @@ class ExecutorBridge:
             peer = None
             try:
                 self._agents.add(agent)
-                peer = stdio.reach(agent, start)
+                peer = stdio.connect(agent, start)
             except TfdError as error:
                 handshake["error"] = agent_protocol.pack_error(error)
-            channel.send({"said": handshake})
+            channel.send({"handshake": handshake})
             if peer is None:
                 return
             inward = threading.Thread(target=self._copy_input, args=(channel, peer), daemon=True)
@@ -169,7 +169,7 @@ class ExecutorBridge:
         self._stopped.set()
         if self._idle is not None:
             with contextlib.suppress(OSError):
-                self._idle.send({"gone": "its executor has ended"})
+                self._idle.send({"ended": "its executor has ended"})
 
     def _end_agents(self) -> None:
         """End the agents that this process has started and that still run."""

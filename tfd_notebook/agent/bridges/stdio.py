@@ -28,7 +28,7 @@ from tfd_notebook.net import agent_protocol, runtime_dir, unix_socket
 from tfd_notebook.net.host import identity, tensorflow_version
 
 #: Prefix of the line with the handshake.
-GREETING = "TFDHELLO "
+HANDSHAKE = "TFDHELLO "
 _START_SECONDS = 30.0
 _MIN_FREE_BYTES = 50_000_000
 #: Number of ancestors among which sshd is searched: shells may be in between.
@@ -42,13 +42,13 @@ import json
 try:
     from tfd_notebook.agent.bridges.{module} import main
 except ImportError as error:
-    have = None
+    installed = None
     try:
         from importlib.metadata import version
-        have = version("tfd-notebook")
+        installed = version("tfd-notebook")
     except Exception:
         pass
-    handshake = dict(missing=str(error), package=have, python=sys.version.split()[0],
+    handshake = dict(import_error=str(error), package=installed, python=sys.version.split()[0],
                      executable=sys.executable)
     print("TFDHELLO " + json.dumps(handshake), flush=True)
 else:
@@ -65,10 +65,10 @@ def bootstrap(module: str, *arguments: str) -> str:
 def main() -> None:
     """Print the handshake, then copy data in both directions until one side ends.
 
-    The first argument is the agent's id, the second ``start`` or ``again``. A third argument
+    The first argument is the agent's id, the second ``start`` or ``reconnect``. A third argument
     ``ssh`` means that the ssh session exists for this process only.
     """
-    agent, how, *launcher = sys.argv[1:]
+    agent, mode, *launcher = sys.argv[1:]
     by_ssh = launcher == ["ssh"]
     # Other output must not get between the lines.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -76,12 +76,12 @@ def main() -> None:
     # In other sessions the variable belongs to the login of the user.
     handshake = describe(os.environ.get("SSH_CONNECTION", "") if by_ssh else "")
     try:
-        peer, started = _connect(agent, start=how == "start")
+        peer, started = _connect(agent, start=mode == "start")
     except TfdError as error:
         handshake["error"] = agent_protocol.pack_error(error)
-        out.write(GREETING.encode() + json.dumps(handshake).encode() + b"\n")
+        out.write(HANDSHAKE.encode() + json.dumps(handshake).encode() + b"\n")
         return
-    out.write(GREETING.encode() + json.dumps(handshake).encode() + b"\n")
+    out.write(HANDSHAKE.encode() + json.dumps(handshake).encode() + b"\n")
     inward = threading.Thread(target=_copy_input, args=(peer, started), daemon=True)
     inward.start()
     with contextlib.suppress(OSError):
@@ -120,19 +120,19 @@ def _copy_input(peer: socket.socket, started: subprocess.Popen[bytes] | None) ->
     os._exit(0)
 
 
-def describe(way: str) -> dict[str, Any]:
-    """Return the handshake of this host; `way` is its connection, as in ``SSH_CONNECTION``."""
+def describe(connection: str) -> dict[str, Any]:
+    """Return the handshake of this host; `connection` is as in ``SSH_CONNECTION``."""
     return {
         "package": VERSION,
         "python": sys.version.split()[0],
         "executable": sys.executable,
         "tensorflow": tensorflow_version(),
         "identity": identity(),
-        "way": way,
+        "connection": connection,
     }
 
 
-def reach(agent: str, start: bool) -> socket.socket:
+def connect(agent: str, start: bool) -> socket.socket:
     """Return a connection to the agent, which is started if `start` is true."""
     peer, process = _connect(agent, start)
     if process is not None:
@@ -151,8 +151,8 @@ def _connect(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[b
             peer.settimeout(None)
             return peer, process
         except OSError as error:
-            gone = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
-            if not directory.exists() or (gone and not start):
+            refused = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+            if not directory.exists() or (refused and not start):
                 raise AgentLost(
                     f"the agent {agent} has ended on {socket.gethostname()}",
                     fix="start the cluster again",

@@ -97,7 +97,7 @@ class DataServiceProtocol(Protocol):
         """True if all data workers run on this host."""
 
     @property
-    def surroundings(self) -> TaskEnvironment | None:
+    def task_environment(self) -> TaskEnvironment | None:
         """The environment that the tasks inherited. None if another process started them."""
 
     def inspect_tasks(self) -> Mapping[str, Mapping[str, list[str]]]:

@@ -86,7 +86,7 @@ class AgentClient:
         self.seq = 0
         self.ready = threading.Event()
         #: True if the agent keeps running when its owner ends.
-        self.stays = False
+        self.agent_detached = False
 
     @property
     def alive(self) -> bool:
@@ -98,7 +98,7 @@ class AgentClient:
         """True if this process is a fork of the agent's owner."""
         return os.getpid() != self._pid
 
-    def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:
+    def submit(self, method: str, **arguments: Any) -> concurrent.futures.Future[Any]:
         """Send a request and return the future of its reply.
 
         Raises
@@ -112,10 +112,10 @@ class AgentClient:
         UsageError
             The request is too large.
         """
-        return self._submit(do, arguments, _SUBMIT_SECONDS)
+        return self._submit(method, arguments, _SUBMIT_SECONDS)
 
     def _submit(
-        self, do: str, arguments: dict[str, Any], timeout: float
+        self, method: str, arguments: dict[str, Any], timeout: float
     ) -> concurrent.futures.Future[Any]:
         if self.is_forked:
             raise StateError(
@@ -126,24 +126,24 @@ class AgentClient:
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
         # A separate lock: a full channel must not block the thread that reads.
         if not self._sending.acquire(timeout=timeout):
-            raise self._send_timeout(do, timeout)
+            raise self._send_timeout(method, timeout)
         number = 0
         try:
             number = next(self._ids)
-            body = {"id": number, "do": do, "arguments": arguments}
+            body = {"id": number, "method": method, "arguments": arguments}
             line = agent_protocol.encode(agent_protocol.Frame(self.host, self.id, number, body))
             with self._lock:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")
-                self._replies[number] = do, arguments, reply
-                self._record_expected_tasks(do, arguments)
+                self._replies[number] = method, arguments, reply
+                self._record_expected_tasks(method, arguments)
                 if self._reconnects:
                     self._unanswered[number] = line
             self._write(line)
         except TimeoutError as error:
             if not self._reconnects:
                 self._withdraw(number)
-                raise self._send_timeout(do, None, str(error)) from None
+                raise self._send_timeout(method, None, str(error)) from None
         except OSError as error:
             if not self._reconnects:
                 self._withdraw(number)
@@ -173,10 +173,10 @@ class AgentClient:
             for number in [n for n, (*_, waiting) in self._replies.items() if waiting is reply]:
                 self._unanswered.pop(number, None)
 
-    def _send_timeout(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
+    def _send_timeout(self, method: str, timeout: float | None, why: str = "") -> TimeLimit:
         why = why or f"other requests were being sent for {timeout:g} s"
         return TimeLimit(
-            f"request {do!r} could not be sent to the agent on {self.host}: {why}",
+            f"request {method!r} could not be sent to the agent on {self.host}: {why}",
             fix="the host may be overloaded or suspended; try again",
         )
 
@@ -202,7 +202,7 @@ class AgentClient:
         with self._lock:
             return tuple(self._listeners)
 
-    def request(self, do: str, timeout: float, **arguments: Any) -> Any:
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         """Send a request and return the value of its reply, as `submit` or with its error.
 
         Raises
@@ -210,7 +210,7 @@ class AgentClient:
         TimeLimit
             No reply arrived within `timeout` seconds.
         """
-        reply = self._submit(do, arguments, timeout)
+        reply = self._submit(method, arguments, timeout)
         try:
             return reply.result(timeout)
         except concurrent.futures.TimeoutError:
@@ -218,7 +218,7 @@ class AgentClient:
                 raise
             self._do_not_resend(reply)
             raise TimeLimit(
-                f"the agent did not reply to {do!r} within {timeout:g} s",
+                f"the agent did not reply to {method!r} within {timeout:g} s",
                 fix="the host may be overloaded; see cluster.logs() and `tfd list`",
             ) from None
 
@@ -249,7 +249,7 @@ class AgentClient:
         if frame is None:
             return
         self.seq = frame.seq or self.seq
-        if "re" in frame.body:
+        if "reply_to" in frame.body:
             self._handle_reply(frame.body)
         else:
             self._handle_event(frame.body)
@@ -262,9 +262,9 @@ class AgentClient:
         )
 
     def _handle_reply(self, body: dict[str, Any]) -> None:
-        number = validation.integer()(body["re"], "re")
+        number = validation.integer()(body["reply_to"], "reply_to")
         with self._lock:
-            do, arguments, reply = self._replies.get(number, ("", {}, None))
+            method, arguments, reply = self._replies.get(number, ("", {}, None))
         if reply is None:
             return
         failed = not validation.boolean(body.get("ok"), "ok")
@@ -272,8 +272,8 @@ class AgentClient:
         if failed:
             value = messages.error(body.get("error"), "error")
         else:
-            value = messages.reply_value(do, body.get("value"))
-            self._check_tasks(do, arguments, value)
+            value = messages.reply_value(method, body.get("value"))
+            self._check_tasks(method, arguments, value)
         with self._lock:
             self._replies.pop(number, None)
             self._unanswered.pop(number, None)
@@ -294,11 +294,11 @@ class AgentClient:
             return
         body = messages.event(body)
         if body["event"] == "hello":
-            if not body["whole"]:
+            if not body["full"]:
                 self._resync()
             self.ready.set()
-        elif body["event"] == "stays":
-            self.stays = True
+        elif body["event"] == "agent_detached":
+            self.agent_detached = True
         elif body["event"] == "failed":
             log.error("the agent on %s closed the connection: %s", self.host, body["reason"])
         else:
@@ -309,34 +309,34 @@ class AgentClient:
                     self._check_task(body, "task")
                 _notify(listener, from_json(body))
 
-    def _record_expected_tasks(self, do: str, arguments: dict[str, Any]) -> None:
+    def _record_expected_tasks(self, method: str, arguments: dict[str, Any]) -> None:
         """Record the tasks that the agent may report after a request. The caller holds the lock."""
         cluster = arguments.get("cluster", "")
-        if do == "open":
+        if method == "open":
             self._exclusive.add(cluster)
-        elif do == "lease":
+        elif method == "lease":
             # Other processes may attach to the cluster and add tasks.
             self._exclusive.discard(cluster)
-        elif do == "hold":
+        elif method == "reserve_ports":
             tasks = self._tasks.setdefault(cluster, {})
             for task in arguments.get("tasks", ()):
                 tasks[f"{task['role']}:{task['index']}"] = task["host"], task["port"]
 
-    def _check_tasks(self, do: str, arguments: dict[str, Any], value: Any) -> None:
+    def _check_tasks(self, method: str, arguments: dict[str, Any], value: Any) -> None:
         """Raise InvalidMessage if a reply concerns tasks that were not requested."""
         cluster = arguments.get("cluster", "")
-        if do == "hold":
+        if method == "reserve_ports":
             requested = {f"{task['role']}:{task['index']}" for task in arguments.get("tasks", ())}
             if value.keys() != requested:
                 expected = ", ".join(sorted(requested)) or "no task"
-                raise validation.invalid("reply to 'hold'", list(value), expected)
+                raise validation.invalid("reply to 'reserve_ports'", list(value), expected)
             for name, address in value.items():
                 event = {"cluster": cluster, "task": name, "address": address}
-                self._check_task(event, "reply to 'hold'")
+                self._check_task(event, "reply to 'reserve_ports'")
                 endpoint = Endpoint.parse(address)
                 with self._lock:
                     self._tasks[cluster][name] = endpoint.host, endpoint.port
-        elif do == "adopt":
+        elif method == "adopt":
             for event in value["tasks"]:
                 if event["cluster"] != cluster:
                     raise validation.invalid("task.cluster", event["cluster"], cluster)
@@ -351,7 +351,7 @@ class AgentClient:
             tasks = self._tasks.setdefault(cluster, {})
             if name not in tasks:
                 if exclusive:
-                    raise validation.invalid(path, name, "a task requested with 'hold'")
+                    raise validation.invalid(path, name, "a task requested with 'reserve_ports'")
                 if endpoint is not None:
                     tasks[name] = endpoint.host, 0
             elif endpoint is not None:

@@ -63,7 +63,7 @@ def open_cluster(
             policy=vars(config.policy),
             preload=list(config.preload),
             allow=[*config.allow, *allow],
-            about={},
+            description={},
             **environment,
         )
     except BaseException:
@@ -116,13 +116,13 @@ class AgentTaskHost(TaskHost):
 
     def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
         addresses: dict[str, str] = self._request(
-            "hold", timeout, tasks=[vars(task) for task in tasks]
+            "reserve_ports", timeout, tasks=[vars(task) for task in tasks]
         )
         return addresses
 
     def release_ports(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
         """Release the ports of tasks that have not started, and remove the tasks."""
-        self._request("release", timeout, tasks=tasks)
+        self._request("release_ports", timeout, tasks=tasks)
 
     def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
         self._request("start", timeout, tasks=tasks)
@@ -138,7 +138,7 @@ class AgentTaskHost(TaskHost):
         return pid
 
     def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        self._request("bury", timeout, tasks=tasks)
+        self._request("serve_errors", timeout, tasks=tasks)
 
     def install(
         self,
@@ -149,7 +149,7 @@ class AgentTaskHost(TaskHost):
         timeout: float = 60.0,
     ) -> None:
         blob = base64.b64encode(functions).decode()
-        self._request("install", timeout, blob=blob, tokens=tokens, gone=removed)
+        self._request("install", timeout, functions=blob, tokens=tokens, removed=removed)
 
     def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
         tasks: dict[str, dict[str, list[str]]] = self._request("inspect", timeout)
@@ -168,11 +168,11 @@ class AgentTaskHost(TaskHost):
     def journal(
         self, sizes: Mapping[str, int], *, timeout: float = 30.0
     ) -> dict[str, tuple[int, str]]:
-        data: dict[str, tuple[int, str]] = self._request("journal", timeout, have=sizes)
+        data: dict[str, tuple[int, str]] = self._request("journal", timeout, sizes=sizes)
         return data
 
     def free_disk_space(self, *, timeout: float = 30.0) -> int:
-        free: int = self._request("room", timeout)
+        free: int = self._request("free_disk_space", timeout)
         return free
 
     def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
@@ -180,7 +180,7 @@ class AgentTaskHost(TaskHost):
         return left
 
     def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
-        self._request("describe", timeout, about=description)
+        self._request("describe", timeout, description=description)
 
     def check_reachability(
         self, addresses: Mapping[str, str], *, timeout: float = 30.0
@@ -189,12 +189,14 @@ class AgentTaskHost(TaskHost):
 
         The reason is empty for a reachable task. The source address is empty if it is unknown.
         """
-        results: dict[str, tuple[str, str]] = self._request("reach", timeout, addresses=addresses)
+        results: dict[str, tuple[str, str]] = self._request(
+            "check_reachability", timeout, addresses=addresses
+        )
         return results
 
     def listening_addresses(self, port: int, *, timeout: float = 30.0) -> list[str]:
         """Return the addresses on which this host listens at `port`."""
-        addresses: list[str] = self._request("listeners", timeout, port=port)
+        addresses: list[str] = self._request("listening_addresses", timeout, port=port)
         return addresses
 
     def open_tunnels(
@@ -219,7 +221,7 @@ class AgentTaskHost(TaskHost):
 
     def forward_tunnel(self, port: int, address: str, name: str, *, timeout: float = 30.0) -> None:
         """Forward `port` of this host to the endpoint `name` at `address`."""
-        self._request("lead_tunnel", timeout, port=port, to=address, host=name)
+        self._request("forward_tunnel", timeout, port=port, address=address, name=name)
 
     def close_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
         """Close the tunnel at `port` of this host."""
@@ -229,7 +231,7 @@ class AgentTaskHost(TaskHost):
         self._end("close", timeout)
 
     def detach(self) -> None:
-        self._end("leave", 5.0)
+        self._end("detach", 5.0)
 
     def _end(self, method: str, timeout: float) -> None:
         if not self._client.is_forked:  # else the cluster belongs to the parent process

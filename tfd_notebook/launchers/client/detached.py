@@ -45,7 +45,7 @@ class Detached:
     pid: int
     directory: Path
 
-    def reach(self) -> AgentConnection:
+    def connect(self) -> AgentConnection:
         """Return a connection to the agent.
 
         Raises
@@ -164,21 +164,24 @@ class DetachedClusterRecord:
             "agents": list(agents),
             "lease": None,
             "planned": 0,
-            "about": {},
+            "description": {},
         }
-        self._path = runtime_dir.runtime_dir() / f"away-{agents[0]}.json"
+        self._path = runtime_dir.runtime_dir() / f"detached-{agents[0]}.json"
         self._stop_timer()  # if this process detached from the cluster and attached again
 
-    def keep(self, seconds: float) -> None:
+    def set_lease(self, seconds: float) -> None:
         """Set the end of the lease to `seconds` from now."""
         boot = {"id": runtime_dir.boot_id(), "moment": clock.now() + seconds}
         self._update(lease=time.time() + seconds, boot=boot)
 
-    def describe(self, about: Mapping[str, Any]) -> None:
+    def describe(self, description: Mapping[str, Any]) -> None:
         """Store the description of the cluster; see `tfd_notebook.net.messages.description`."""
-        self._update(planned=sum(about["fleet"]["counts"].values()), about=dict(about))
+        self._update(
+            planned=sum(description["task_manager"]["counts"].values()),
+            description=dict(description),
+        )
 
-    def leave(self) -> None:
+    def schedule_removal(self) -> None:
         """Remove the file at the end of the lease, if this process still runs then."""
         if self._record["lease"] is not None:
             timer = threading.Timer(
@@ -189,7 +192,7 @@ class DetachedClusterRecord:
             _timers[self._path] = timer
             timer.start()
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the file, so that the cluster is no longer listed."""
         self._stop_timer()
         self._path.unlink(missing_ok=True)
@@ -224,7 +227,7 @@ class RemoteDetachedCluster:
     agents : tuple of str
     planned : int
         The number of its tasks when the file was written.
-    about : dict
+    description : dict
         The description of the cluster; empty if there is none yet.
     path : Path
         The cluster's file.
@@ -236,12 +239,12 @@ class RemoteDetachedCluster:
     options: dict[str, Any] = field(repr=False)
     agents: tuple[str, ...]
     planned: int
-    about: dict[str, Any]
+    description: dict[str, Any]
     path: Path
     #: No process on this host supervises it.
     pid: None = None
 
-    def reach(self) -> AgentConnection:
+    def connect(self) -> AgentConnection:
         """Return a connection to the agents.
 
         Raises
@@ -273,7 +276,7 @@ def _seconds_left(record: Mapping[str, Any]) -> float:
 def remote_detached_clusters() -> list[RemoteDetachedCluster]:
     """Return this user's remote clusters with a lease, according to their files."""
     clusters = []
-    for path in sorted(runtime_dir.runtime_dir().glob("away-*.json")):
+    for path in sorted(runtime_dir.runtime_dir().glob("detached-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidMessage):
             record = json.loads(path.read_text())
             lease = time.time() + _seconds_left(record)
@@ -288,7 +291,7 @@ def remote_detached_clusters() -> list[RemoteDetachedCluster]:
                     record["options"],
                     tuple(record["agents"]),
                     int(record["planned"]),
-                    messages.description(record.get("about", {}), "about"),
+                    messages.description(record.get("description", {}), "description"),
                     path,
                 )
             )

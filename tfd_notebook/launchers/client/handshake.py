@@ -27,24 +27,24 @@ class HostHandshake:
     executable: str
     tensorflow: str | None
     identity: str
-    way: str
+    connection: str
     #: Idle seconds after which the Jupyter server ends the kernel; None if unknown.
-    culls: float | None = None
+    cull_seconds: float | None = None
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """True if the host shares its ports with this process."""
         return self.identity == identity()
 
 
-def read_handshake(label: str, lines: Iterator[bytes], again: bool = False) -> HostHandshake:
+def read_handshake(label: str, lines: Iterator[bytes], reconnect: bool = False) -> HostHandshake:
     """Return the handshake of a host; lines before it, such as a banner, are skipped.
 
     Parameters
     ----------
     label : str
     lines : iterator of bytes
-    again : bool
+    reconnect : bool
         True if the host sent a handshake before. Default false.
 
     Raises
@@ -54,16 +54,16 @@ def read_handshake(label: str, lines: Iterator[bytes], again: bool = False) -> H
     InvalidMessage
         The handshake is invalid.
     OSError
-        The connection broke before the handshake, and `again` is true.
+        The connection broke before the handshake, and `reconnect` is true.
     """
     output: deque[str] = deque(maxlen=3)
     for line in lines:
         text = line.decode(errors="replace").rstrip()
-        if text.startswith(stdio.GREETING):
-            return _checked(label, _parsed(label, text.removeprefix(stdio.GREETING)))
+        if text.startswith(stdio.HANDSHAKE):
+            return _checked(label, _parsed(label, text.removeprefix(stdio.HANDSHAKE)))
         output.append(validation.text(text, "line")[:_MAX_SHOWN])
     shown = "; ".join(text for text in output if text)
-    if again:
+    if reconnect:
         raise OSError(f"the connection broke at once{shown and ': '}{shown}")
     raise LaunchError(
         f"starting an agent on {label} failed" + (f": its output is {shown!r}" if shown else ""),
@@ -74,7 +74,7 @@ def read_handshake(label: str, lines: Iterator[bytes], again: bool = False) -> H
 def _parsed(label: str, text: str) -> dict[str, Any]:
     """Return the fields of a handshake after validation."""
     try:
-        return messages.greeting(json.loads(text))
+        return messages.handshake(json.loads(text))
     except (ValueError, RecursionError):
         raise InvalidMessage(f"{label} sent an invalid handshake: expected JSON") from None
     except InvalidMessage as error:
@@ -84,12 +84,12 @@ def _parsed(label: str, text: str) -> dict[str, Any]:
 
 def _checked(label: str, handshake: Mapping[str, Any]) -> HostHandshake:
     python = f"its Python {handshake['python']} ({handshake['executable']})"
-    if "missing" in handshake:
+    if "import_error" in handshake:
         installed = handshake["package"]
         raise LaunchError(
             f"{label}: {python} has tfd-notebook {installed} and this kernel {VERSION}"
             if installed
-            else f"{label}: {python} has no tfd-notebook: {handshake['missing']}",
+            else f"{label}: {python} has no tfd-notebook: {handshake['import_error']}",
             fix=f'pip install "tfd-notebook[tensorflow]=={VERSION}" on it, or set python=',
         )
     if "error" in handshake:

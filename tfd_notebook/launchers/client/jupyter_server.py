@@ -139,7 +139,7 @@ class JupyterServer:
         except ValueError:
             raise self._not_jupyter("it returned invalid JSON") from None
 
-    def farewell(self, kernel: str) -> dict[str, Any]:
+    def end_request(self, kernel: str) -> dict[str, Any]:
         """Return the request with which a kernel ends itself; see `agent.bridges.kernel`."""
         return {
             "url": f"{self.url}/api/kernels/{kernel}",

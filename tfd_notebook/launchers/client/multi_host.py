@@ -13,10 +13,10 @@ from tfd_notebook.launchers.base import GpuReport, TaskHost
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.model.spec import Endpoint, Role, TaskSpec
-from tfd_notebook.net.host import reach
+from tfd_notebook.net.host import check_reachability
 
 _PORT_TRIES = 8
-_REACH_SECONDS = 8.0
+_REACHABILITY_SECONDS = 8.0
 #: Seconds for which the tunnels of a killed process may still exist.
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
@@ -79,12 +79,12 @@ class TaskHostGroup(TaskHost):
     def close(self, timeout: float = 10.0) -> None:
         self._call_all(lambda host: host.close(timeout))
         self._end_tunnels()
-        self._record.forget()
+        self._record.remove()
 
     def detach(self) -> None:
         self._call_all(lambda host: host.detach())
         self._end_tunnels()
-        self._record.leave()
+        self._record.schedule_removal()
 
     def _end_tunnels(self) -> None:
         if self._tunnels is not None:
@@ -130,10 +130,12 @@ class TaskHostGroup(TaskHost):
         results = {}
         silent = {}
         with concurrent.futures.ThreadPoolExecutor(len(requests) + 1, "tfd-hosts") as pool:
-            kernel_result = None if self.is_local else pool.submit(reach, tasks)
+            kernel_result = None if self.is_local else pool.submit(check_reachability, tasks)
             replies = {
                 self.hosts[position].label: pool.submit(
-                    self.hosts[position].check_reachability, addresses, timeout=_REACH_SECONDS
+                    self.hosts[position].check_reachability,
+                    addresses,
+                    timeout=_REACHABILITY_SECONDS,
                 )
                 for position, addresses in requests.items()
             }
@@ -172,7 +174,7 @@ class TaskHostGroup(TaskHost):
 
     def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
         left = min(self._call_all(lambda host: host.lease(seconds, renew, timeout=timeout)))
-        self._record.keep(left)
+        self._record.set_lease(left)
         return left
 
     def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:

@@ -21,8 +21,8 @@ from tfd_notebook.net.bounded_write import write_all
 
 _CONNECT_SECONDS = 10.0
 _PING_SECONDS = 5.0
-#: Seconds to wait for the agent's answer to "bye" on a network that may be broken.
-_BYE_TIMEOUT_SECONDS = 2.0
+#: Seconds to wait for the agent's answer to "close_session" on a network that may be broken.
+_CLOSE_TIMEOUT_SECONDS = 2.0
 _BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -146,9 +146,9 @@ class AgentSession:
         other_thread = self._thread is not threading.current_thread()
         if self._channel is not None:
             with contextlib.suppress(OSError):
-                self._channel.send(self._line("bye"))
+                self._channel.send(self._line("close_session"))
                 if other_thread:
-                    self._thread.join(_BYE_TIMEOUT_SECONDS)
+                    self._thread.join(_CLOSE_TIMEOUT_SECONDS)
             self._channel.close()
         if other_thread:
             self._thread.join(5.0)
@@ -162,9 +162,9 @@ class AgentSession:
                     # Acknowledge, so that the agent drops the frames that have arrived.
                     self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
 
-    def _line(self, do: str, arguments: dict[str, Any] | None = None) -> bytes:
+    def _line(self, method: str, arguments: dict[str, Any] | None = None) -> bytes:
         """Return a message about the session itself, which has no reply."""
-        body = {"id": 0, "do": do, "arguments": arguments or {}}
+        body = {"id": 0, "method": method, "arguments": arguments or {}}
         return agent_protocol.encode(agent_protocol.Frame(self._host, self.client.id, 0, body))
 
     def _not_connected(self, data: bytes) -> None:
@@ -181,9 +181,9 @@ class AgentSession:
 
     def _open_channel(self) -> Channel:
         channel = self._connect()
-        arguments = {"session": self._session, "since": self.client.seq, "grace": self._grace}
+        arguments = {"session": self._session, "last_seq": self.client.seq, "grace": self._grace}
         try:
-            channel.send(self._line("hello", arguments))
+            channel.send(self._line("open_session", arguments))
             self._channel = channel
             self.client.resume(functools.partial(self._send_over, channel))
         except BaseException:
@@ -209,7 +209,7 @@ class AgentSession:
                 self.client.refuse(error)
             if not self.client.alive:
                 with contextlib.suppress(OSError):
-                    channel.send(self._line("bye"))
+                    channel.send(self._line("close_session"))
             channel.close()
             if self._closed.is_set() or not self.client.alive:
                 return
@@ -241,9 +241,9 @@ class AgentSession:
             else:
                 if (
                     self._closed.is_set()
-                ):  # closed during the connect; "bye" went to the old channel
+                ):  # closed during the connect; "close_session" went to the old channel
                     with contextlib.suppress(OSError):
-                        channel.send(self._line("bye"))
+                        channel.send(self._line("close_session"))
                     channel.close()
                     return None
                 seconds = time.monotonic() - since

@@ -37,9 +37,9 @@ _REOPEN_SECONDS = 1.0
 class _Connection:
     """The connection to one host, and the tunnels through it."""
 
-    def __init__(self, label: str, where: dict[str, Any]) -> None:
+    def __init__(self, label: str, options: dict[str, Any]) -> None:
         self.label = label
-        self._connect_arguments = where
+        self._connect_arguments = options
         self._ssh: Any = None
         self._tunnels: dict[tuple[str, int], Any] = {}
         self._working: set[asyncio.Future[Any]] = set()
@@ -83,19 +83,20 @@ class _Connection:
             return reason or f"no response for {CONNECT_SECONDS:g} s"
         self._start(_copy(process, peer))
         self._reopening = [
-            self._start(self._reopen(self._ssh, kind, port)) for kind, port in self._tunnels
+            self._start(self._reopen(self._ssh, direction, port))
+            for direction, port in self._tunnels
         ]
         return ""
 
-    async def reopened(self) -> None:
+    async def await_tunnels(self) -> None:
         """Wait until the tunnels of the last connection are open in the current one."""
         if self._reopening:
             await asyncio.wait(self._reopening)
 
     def add_tunnels(self, tunnels: Iterable[tuple[str, int]]) -> None:
         """Add tunnels to open once the host is connected."""
-        for kind, port in tunnels:
-            self._tunnels.setdefault((kind, port), None)
+        for direction, port in tunnels:
+            self._tunnels.setdefault((direction, port), None)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         working = asyncio.ensure_future(coroutine)
@@ -103,19 +104,23 @@ class _Connection:
         working.add_done_callback(self._working.discard)
         return working
 
-    async def _reopen(self, ssh: Any, kind: str, port: int) -> None:
+    async def _reopen(self, ssh: Any, direction: str, port: int) -> None:
         """Reopen a tunnel in a new connection, unless another connection replaces that."""
-        while self._ssh is ssh and (kind, port) in self._tunnels:
+        while self._ssh is ssh and (direction, port) in self._tunnels:
             try:
-                await self.tunnel(kind, port)
+                await self.open_tunnel(direction, port)
                 return
             except PortInUse:
                 await asyncio.sleep(_REOPEN_SECONDS)
 
-    async def tunnel(self, kind: str, port: int) -> None:
-        """Make `port` of this host lead to the other host (``here``), or back (``there``)."""
-        forward = self._ssh.forward_local_port if kind == "here" else self._ssh.forward_remote_port
-        self._tunnels[kind, port] = None  # the next connection reopens it, too
+    async def open_tunnel(self, direction: str, port: int) -> None:
+        """Forward `port` of this host (``to_host``) or of the other host (``from_host``)."""
+        forward = (
+            self._ssh.forward_local_port
+            if direction == "to_host"
+            else self._ssh.forward_remote_port
+        )
+        self._tunnels[direction, port] = None  # the next connection reopens it, too
         try:
             listener = await forward("localhost", port, "localhost", port)
         except (asyncssh.Error, asyncssh.ChannelListenError, OSError) as error:
@@ -124,15 +129,15 @@ class _Connection:
                 f"{getattr(error, 'reason', '') or error}",
                 fix="its sshd must allow forwarding (AllowTcpForwarding), or use secure=False",
             ) from None
-        if (kind, port) in self._tunnels:
-            self._tunnels[kind, port] = listener
+        if (direction, port) in self._tunnels:
+            self._tunnels[direction, port] = listener
         else:
             listener.close()  # closed by another request in the meantime
 
     def close_tunnels(self, port: int) -> None:
         """Close the tunnels at `port`."""
-        for kind in ("here", "there"):
-            listener = self._tunnels.pop((kind, port), None)
+        for direction in ("to_host", "from_host"):
+            listener = self._tunnels.pop((direction, port), None)
             if listener is not None:
                 listener.close()
 
@@ -178,13 +183,17 @@ class _Client:
         self._fds = fds
         self._hosts: dict[str, _Connection] = {}
 
-    async def do_connect(
-        self, label: str, where: dict[str, Any], command: list[str], tunnels: list[tuple[str, int]]
+    async def handle_connect(
+        self,
+        label: str,
+        options: dict[str, Any],
+        command: list[str],
+        tunnels: list[tuple[str, int]],
     ) -> str:
         # The kernel sent the descriptor before it wrote the request.
         _, descriptors, _, _ = socket.recv_fds(self._fds, 1, 1)
         peer = socket.socket(fileno=descriptors[0])
-        host = self._hosts.setdefault(label, _Connection(label, where))
+        host = self._hosts.setdefault(label, _Connection(label, options))
         host.add_tunnels(tunnels)
         try:
             failed = await host.connect(command, peer)
@@ -195,16 +204,16 @@ class _Client:
             peer.close()
         return failed
 
-    async def do_tunnel(self, label: str, kind: str, port: int) -> None:
-        await self._hosts[label].tunnel(kind, port)
+    async def handle_open_tunnel(self, label: str, direction: str, port: int) -> None:
+        await self._hosts[label].open_tunnel(direction, port)
 
-    async def do_reopened(self, label: str) -> None:
-        await self._hosts[label].reopened()
+    async def handle_await_tunnels(self, label: str) -> None:
+        await self._hosts[label].await_tunnels()
 
-    async def do_let_go(self, label: str, port: int) -> None:
+    async def handle_close_tunnels(self, label: str, port: int) -> None:
         self._hosts[label].close_tunnels(port)
 
-    async def do_close(self) -> None:
+    async def handle_close(self) -> None:
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
 
@@ -218,12 +227,12 @@ async def _run() -> None:
 
     async def reply(body: dict[str, Any]) -> None:
         try:
-            value = await getattr(client, f"do_{body['do']}")(**body["arguments"])
-            send({"re": body["id"], "ok": True, "value": value})
+            value = await getattr(client, f"handle_{body['method']}")(**body["arguments"])
+            send({"reply_to": body["id"], "ok": True, "value": value})
         except Exception as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
-            send({"re": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
+            send({"reply_to": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
 
     while line := await reader.readline():
         frame = agent_protocol.decode(line)
@@ -231,7 +240,7 @@ async def _run() -> None:
             replying = asyncio.ensure_future(reply(frame.body))
             working.add(replying)
             replying.add_done_callback(working.discard)
-    await client.do_close()
+    await client.handle_close()
 
 
 def main() -> None:

@@ -28,18 +28,18 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def about(workers: int) -> dict[str, Any]:
+def description(workers: int) -> dict[str, Any]:
     """Return the description of a cluster of `workers` data workers and a dispatcher."""
     counts = {"dispatcher": 1, "data_worker": workers}
     config = ClusterConfig("training", "ssh", {Role(role): n for role, n in counts.items()})
-    fleet = {
+    task_manager = {
         "counts": counts,
-        "deal": GpuAllocation().pack(),
-        "static": [],
-        "removed": [],
+        "gpu_allocation": GpuAllocation().pack(),
+        "static_addresses": [],
+        "removed_addresses": [],
         "work_dir": None,
     }
-    result = {"config": spec.pack(config), "fleet": fleet, "used": False, "pid": 5, "since": 1.5}
+    result = {"config": spec.pack(config), "task_manager": task_manager, "used": False}
     return dict(json.loads(json.dumps(result)))
 
 
@@ -52,45 +52,45 @@ def record() -> DetachedClusterRecord:
 def test_record_exists_while_the_cluster_is_detached(
     record: DetachedClusterRecord, directory: Path
 ) -> None:
-    record.describe(about(2))
+    record.describe(description(2))
     assert not remote_detached_clusters(), "a cluster without a lease ends with its kernel"
-    record.keep(100)
-    record.describe(about(3))
+    record.set_lease(100)
+    record.describe(description(3))
     (listed,) = remote_detached_clusters()
     assert (listed.name, listed.planned, listed.pid) == ("training", 4, None)
     assert 0 < listed.lease - time.time() <= 100
     assert (listed.launcher, listed.agents) == ("ssh", ("a1", "b2"))
-    assert listed.about == about(3)
+    assert listed.description == description(3)
     assert listed.options["hosts"] == ["ada@one", "ada@two"]
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert attach.is_detached("training")
     assert not orphans.sweep(), "nobody's leftover"
-    record.forget()
-    record.forget()
+    record.remove()
+    record.remove()
     assert not remote_detached_clusters()
     assert not list(directory.iterdir())
 
 
 def test_processes_attached_to_one_cluster_share_one_record(record: DetachedClusterRecord) -> None:
-    record.keep(100)
-    record.describe(about(2))
+    record.set_lease(100)
+    record.describe(description(2))
     second = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
-    second.describe(about(5))
-    record.keep(1000)
+    second.describe(description(5))
+    record.set_lease(1000)
     (listed,) = remote_detached_clusters()
-    assert (listed.about, listed.planned) == (about(5), 6)
+    assert (listed.description, listed.planned) == (description(5), 6)
     assert listed.lease - time.time() > 900
-    second.describe(about(6))
+    second.describe(description(6))
     assert remote_detached_clusters()[0].lease == pytest.approx(listed.lease, abs=1)
-    second.keep(500)
-    assert remote_detached_clusters()[0].about == about(6)
+    second.set_lease(500)
+    assert remote_detached_clusters()[0].description == description(6)
 
 
 def test_record_with_an_expired_lease_is_removed(
     record: DetachedClusterRecord, directory: Path
 ) -> None:
-    record.keep(-1)
+    record.set_lease(-1)
     assert detached.detached() == ()
     assert not list(directory.iterdir())
 
@@ -101,10 +101,10 @@ def lease_timers() -> list[threading.Thread]:
 
 def test_released_record_is_removed_when_its_lease_expires(directory: Path) -> None:
     record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
-    record.leave()
+    record.schedule_removal()
     assert not lease_timers(), "a cluster without a lease has no file"
-    record.keep(-1)
-    record.leave()
+    record.set_lease(-1)
+    record.schedule_removal()
     assert list(directory.iterdir())
     until(lambda: not list(directory.iterdir()))
     until(lambda: not lease_timers())
@@ -114,20 +114,20 @@ def test_wall_clock_step_does_not_postpone_the_removal(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
-    record.keep(-1)
+    record.set_lease(-1)
     real = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: real() - 3600)
-        record.leave()
+        record.schedule_removal()
     until(lambda: not list(directory.iterdir()))
     until(lambda: not lease_timers())
 
 
 def test_file_of_a_renewed_cluster_is_kept(directory: Path) -> None:
     record, second = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
-    record.keep(-1)
-    record.leave()
-    second.keep(time.time() + 100)
+    record.set_lease(-1)
+    record.schedule_removal()
+    second.set_lease(time.time() + 100)
     until(lambda: not lease_timers())
     assert list(directory.iterdir())
 
@@ -136,23 +136,23 @@ def test_file_of_a_renewed_cluster_is_kept(directory: Path) -> None:
 def test_invalid_file_does_not_hide_other_records(
     record: DetachedClusterRecord, directory: Path, text: str
 ) -> None:
-    record.keep(100)
-    (directory / "away-0.json").write_text(text)
+    record.set_lease(100)
+    (directory / "detached-0.json").write_text(text)
     assert [cluster.name for cluster in remote_detached_clusters()] == ["training"]
 
 
-@pytest.mark.parametrize("change", [{"config": {}}, {"fleet": {"counts": {}}}, {"x": 1}])
+@pytest.mark.parametrize("change", [{"config": {}}, {"task_manager": {"counts": {}}}, {"x": 1}])
 def test_record_with_a_malformed_description_is_ignored(
     record: DetachedClusterRecord, change: dict[str, Any]
 ) -> None:
-    record.keep(100)
-    record.describe({**about(2), **change})
+    record.set_lease(100)
+    record.describe({**description(2), **change})
     assert remote_detached_clusters() == []
 
 
 def test_list_states_that_hosts_were_not_probed(record: DetachedClusterRecord) -> None:
-    record.keep(7200)
-    record.describe(about(2))
+    record.set_lease(7200)
+    record.describe(description(2))
     (listed,) = attach.everywhere()
     assert (listed["state"], listed["observed"], listed["planned"]) == ("detached", None, 3)
     assert json.loads(json.dumps(listed)) == listed
@@ -162,7 +162,7 @@ def test_list_states_that_hosts_were_not_probed(record: DetachedClusterRecord) -
 
 
 def test_missing_launcher_is_reported(directory: Path) -> None:
-    DetachedClusterRecord("training", "teleport", {}, ["a1"]).keep(100)
+    DetachedClusterRecord("training", "teleport", {}, ["a1"]).set_lease(100)
     with pytest.raises(errors.UnknownName, match="unknown launcher 'teleport'"):
         attach.attach("training")
     assert len(remote_detached_clusters()) == 1, "it may be installed again"
@@ -174,8 +174,8 @@ def test_local_launcher_cannot_reconnect() -> None:
 
 
 def test_clusters_with_the_same_name_are_distinguished(record: DetachedClusterRecord) -> None:
-    record.keep(100)
-    DetachedClusterRecord("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(100)
+    record.set_lease(100)
+    DetachedClusterRecord("training", "ssh", {"hosts": ["other"]}, ["c3"]).set_lease(100)
     with pytest.raises(errors.UsageError, match="2 detached clusters"):
         attach.find("training")
     assert len(os.listdir(os.environ["TFD_RUNTIME_DIR"])) == 2
