@@ -85,9 +85,9 @@ def stunnels(host: Host) -> dict[str, int]:
     return listeners
 
 
-def door(host: Host) -> int:
+def server_port(host: Host) -> int:
     """Return the port for the tunnels of other hosts."""
-    (config,) = host.runtime.glob("agent-*/shared/tunnels/door.conf")
+    (config,) = host.runtime.glob("agent-*/shared/tunnels/server.conf")
     (line,) = (line for line in config.read_text().splitlines() if line.startswith("accept"))
     return int(line.rpartition(" ")[2])
 
@@ -134,17 +134,17 @@ def test_no_other_listener_is_open_to_other_hosts(shared: tfd.Cluster, hosts: Ho
     assert set(shared.to_frame()["open_to"]) == {"loopback"}
     for host in (hosts.north, hosts.east):
         others = [hosts.west, hosts.north if host is hosts.east else hosts.east]
-        for port in open_ports(host) - {door(host)}:
+        for port in open_ports(host) - {server_port(host)}:
             # TensorFlow's servers listen on all addresses, behind the package's packet filter.
             assert not any(knock(client, host.address, port) for client in others)
-        assert knock(hosts.west, host.address, door(host))
+        assert knock(hosts.west, host.address, server_port(host))
 
 
 def test_unauthenticated_clients_are_refused(
     shared: tfd.Cluster, hosts: Hosts, tmp_path: Path
 ) -> None:
     """Connect without a certificate, with one of another authority, and without TLS."""
-    port, task = door(hosts.east), row(shared, "data_worker:1").address.rpartition(":")[2]
+    port, task = server_port(hosts.east), row(shared, "data_worker:1").address.rpartition(":")[2]
     stranger = Authority(tmp_path / "stranger")
     certificate, key = stranger.issue(Peer(f"p{task}.tfd", "127.0.0.1"))
     preface = "PRI * HTTP/2.0"
@@ -196,7 +196,7 @@ def test_keys_are_readable_by_this_user_only(shared: tfd.Cluster, hosts: Hosts) 
 def test_killed_tunnel_is_restarted(shared: tfd.Cluster, hosts: Hosts) -> None:
     for host in (hosts.north, hosts.east):
         before = stunnels(host)
-        assert "door" in before
+        assert "server" in before
         assert len(before) > 1
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
@@ -207,7 +207,7 @@ def test_killed_tunnel_is_restarted(shared: tfd.Cluster, hosts: Hosts) -> None:
 
         until(are_back)
     assert numbers(shared) == list(range(100))
-    assert any("tunnel door" in notice.what for notice in shared.snapshot().notices)
+    assert any("tunnel server" in notice.what for notice in shared.snapshot().notices)
 
 
 def test_cluster_scales_with_tunnels(shared: tfd.Cluster, hosts: Hosts) -> None:
@@ -286,7 +286,7 @@ def test_jupyter_hosts_use_tunnels(hosts: Hosts, jupyter: Jupyters) -> None:
         assert numbers(cluster) == list(range(100))
         assert all(task.address.startswith("localhost:") for task in cluster.tasks)
         assert set(cluster.to_frame()["open_to"]) == {"loopback"}
-        assert "door" in stunnels(hosts.east)
+        assert "server" in stunnels(hosts.east)
 
 
 def test_secure_tls_is_a_launcher_option() -> None:

@@ -53,22 +53,22 @@ sessionResume = no
 """
 # A connection without the name of a task on this host goes to a socket that does not exist.
 _SERVER = """\
-[door]
+[server]
 accept = {port}
 connect = {directory}/absent
 """
 _TASK = """\
 [task-{port}]
-sni = door:{name}
+sni = server:{name}
 connect = 127.0.0.1:{port}
 """
 _CLIENT = """\
-[way-{number}]
+[client-{number}]
 client = yes
 accept = {port}
-connect = {to}
+connect = {address}
 sni = {sni}
-checkHost = {host}
+checkHost = {name}
 """
 
 
@@ -165,7 +165,7 @@ class TunnelEnd:
         self._write("certificate.pem", certificate)
         listener = _listen_on_all_interfaces()
         self.port: int = listener.getsockname()[1]
-        self._server_process = _Stunnel(processes, "door", directory, [listener], notify)
+        self._server_process = _Stunnel(processes, "server", directory, [listener], notify)
 
     async def open(self, trust: Sequence[str]) -> None:
         """Accept peers with a certificate signed by one of `trust`; return when stunnel is ready.
@@ -195,15 +195,15 @@ class TunnelEnd:
         self._served.add(port)
         self._describe()
 
-    def forward(self, port: int, to: str, host: str) -> None:
+    def forward(self, port: int, address: str, name: str) -> None:
         """Forward `port` of this host, on loopback, to the same port of a peer.
 
         Parameters
         ----------
         port : int
-        to : str
+        address : str
             Address and port of the peer's server.
-        host : str
+        name : str
             The name in the peer's certificate.
 
         Raises
@@ -213,22 +213,26 @@ class TunnelEnd:
         PortInUse
         """
         validation.port(port, "port")
-        validation.address(to, "to")
-        validation.tunnel_name(host, "host")
+        validation.address(address, "address")
+        validation.tunnel_name(name, "name")
         current = self._clients.get(port)
-        if current is not None and current[0] == host:
+        if current is not None and current[0] == name:
             return
         self.close_port(port)
         listeners = _listen_on_loopback(port)
-        client = _Stunnel(self._processes, f"way-{port}", self._directory, listeners, self._notify)
+        client = _Stunnel(
+            self._processes, f"client-{port}", self._directory, listeners, self._notify
+        )
         client.write(
             _COMMON.format(directory=self._directory)
             + "".join(
-                _CLIENT.format(number=number, port=port, to=to, sni=service_name(port), host=host)
+                _CLIENT.format(
+                    number=number, port=port, address=address, sni=service_name(port), name=name
+                )
                 for number in range(len(listeners))
             )
         )
-        self._clients[port] = host, client
+        self._clients[port] = name, client
         client.start()
 
     def close_port(self, port: int) -> None:

@@ -127,8 +127,8 @@ def directory(tmp_path):
 def linked(loop, directory, answer, grace=600.0):
     """Connect a client to an agent's socket; return it with the sessions at the other end."""
     sessions = {}
-    door = AgentListener(directory, "host", "agent", answer, sessions)
-    loop.call(door.open())
+    listener = AgentListener(directory, "host", "agent", answer, sessions)
+    loop.call(listener.open())
     channels = []
 
     def connect():
@@ -140,11 +140,11 @@ def linked(loop, directory, answer, grace=600.0):
         yield connected.client, channels
     finally:
         connected.close()
-        loop.call(_close(door))
+        loop.call(_close(listener))
 
 
-async def _close(door):
-    door._server.close()
+async def _close(listener):
+    listener._server.close()
 
 
 def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
