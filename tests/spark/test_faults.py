@@ -376,7 +376,7 @@ def test_fork_servers_end_with_their_executor(sc: Any) -> None:
 
 def _is_fork_server_of(process: psutil.Process, jvm: int) -> bool:
     with contextlib.suppress(psutil.Error):
-        value = process.environ().get("TFD_SPARK_ZYGOTE")
+        value = process.environ().get("TFD_SPARK_FORK_SERVER")
         command = " ".join(process.cmdline())
         return (
             "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm

@@ -72,7 +72,7 @@ def test_messages_of_unauthenticated_clients_are_ignored(tensorflow: Path) -> No
     before = unix_sockets()
     client = ForkServerClient(executor.of_driver(), dict(os.environ))
     try:
-        (address,) = (name for name in unix_sockets() - before if "zygote" in name)
+        (address,) = (name for name in unix_sockets() - before if "tfd-fork-server" in name)
         for message in junk(tensorflow.parent / "bomb"):
             knock(address, message)
         pid = client.fork({}, [0, 2])

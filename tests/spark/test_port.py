@@ -84,4 +84,4 @@ with listen():
 """,
         0.01,
     )
-    assert [line["say"] for line in lines] == ["port"]
+    assert [line["type"] for line in lines] == ["port"]

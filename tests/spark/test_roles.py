@@ -121,5 +121,5 @@ def test_the_error_of_tensorboard_contains_its_output(tmp_path: Path) -> None:
     board.end()
     (message,) = messages
     assert message["board"] == ""
-    assert "has ended, with status" in message["no_board"]
-    assert "Cannot assign requested address" in message["no_board"]
+    assert "has ended, with status" in message["board_error"]
+    assert "Cannot assign requested address" in message["board_error"]

@@ -224,7 +224,7 @@ import json, os, psutil, sys, time
 import tfd_notebook as tfd
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.executor import fork_server as zygote
+from tfd_notebook.spark.executor import fork_server
 from tfd_notebook.spark.local_session import session as sessions
 
 def fork_servers():

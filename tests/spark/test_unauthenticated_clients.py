@@ -84,7 +84,7 @@ def test_unauthenticated_clients_at_every_socket_change_nothing(sc: Any, tmp_pat
         assert ports >= {*nodes, int(url.rpartition(":")[2])}
         # An inbox is bound under one name and then renamed.
         names = {*unix_sockets(), *(node.path for node in cluster.nodes)}
-        assert len([name for name in names if "zygote" in name]) == 2
+        assert len([name for name in names if "tfd-fork-server" in name]) == 2
         before_servers = fork_servers()
         assert len(before_servers) == 2
         for address in (*ports, *names):

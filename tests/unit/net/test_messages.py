@@ -758,41 +758,41 @@ def test_host_that_shares_ports_is_local() -> None:
 
 # Nodes on Spark, and Spark tasks that feed rows
 
-KNOWN = {"state": "running", "path": "/d/in", "board": "http://h:6006", "board_pid": 5,
-         "no_board": "", "open_to": "this host", "error": ""}  # fmt: skip
+STATUS = {"state": "running", "path": "/d/in", "board": "http://h:6006", "board_pid": 5,
+         "board_error": "", "open_to": "this host", "error": ""}  # fmt: skip
 NUMBERS = {
     "rows": 3, "results": 0, "queue_depth": 1, "queue_capacity": 8, "batch_age_s": None,
     "feeders": 1, "state": "running", "queues": {"input": {"depth": 1, "rows": 3, "ended": False}},
 }  # fmt: skip
-WORD = {"word": 0, "log": "\x1b[1mbold\n", "known": KNOWN, "numbers": NUMBERS}
+UPDATE = {"seq": 0, "log": "\x1b[1mbold\n", "status": STATUS, "numbers": NUMBERS}
 NODE_ERROR = {"kind": "SparkError", "what": "w", "task": None, "fix": "f"}
 SPARK: tuple[dict[str, Any], ...] = (
-    {"say": "reserved", "node": 0, "address": "[fe80::1]:4000", "executor": "driver", "host": "h",
+    {"type": "reserved", "node": 0, "address": "[fe80::1]:4000", "executor": "driver", "host": "h",
      "jvm": 5, "gpu": "0,1", "attempt": 0},
-    {"say": "hello", "node": 0, "pid": 5, "supervisor": 6, "known": KNOWN},
-    {"say": "unable", "node": 0, "error": NODE_ERROR},
-    {"say": "beat", **WORD},
-    {"say": "tensorboard", **WORD, "numbers": {}},
-    {"say": "ended", **WORD, "state": "lost", "reason": "killed"},
-    {"say": "fed again", "partition": 3, "attempt": 1},
-    {"say": "gave up", "stage": -1},
-    {"say": "gave up", "stage": 3, "error": NODE_ERROR},
-    {"say": "producing", "host": "h", "pid": 5, "path": "/tmp/feed-5.sock"},
-    {"say": "where", "host": "h"},
+    {"type": "hello", "node": 0, "pid": 5, "supervisor": 6, "status": STATUS},
+    {"type": "start_failed", "node": 0, "error": NODE_ERROR},
+    {"type": "heartbeat", **UPDATE},
+    {"type": "tensorboard", **UPDATE, "numbers": {}},
+    {"type": "ended", **UPDATE, "state": "lost", "reason": "killed"},
+    {"type": "feed_repeated", "partition": 3, "attempt": 1},
+    {"type": "feed_failed", "stage": -1},
+    {"type": "feed_failed", "stage": 3, "error": NODE_ERROR},
+    {"type": "register_worker", "host": "h", "pid": 5, "path": "/tmp/feed-5.sock"},
+    {"type": "list_workers", "host": "h"},
 )  # fmt: skip
 FUNCTION_ERROR = {"number": 1, "host": "h", "what": "ValueError: x", "traceback": "t" * 100_000}
 
 
 def test_valid_spark_messages_are_unchanged() -> None:
     for message in SPARK:
-        assert spark_messages.spark_message(message, message["say"]) == message
+        assert spark_messages.spark_message(message, message["type"]) == message
     assert spark_messages.function_error(FUNCTION_ERROR, "message") == FUNCTION_ERROR
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupt_spark_message_is_refused_or_usable(seed: int) -> None:
     chance = random.Random(seed)
-    kinds = tuple({message["say"] for message in SPARK})
+    kinds = tuple({message["type"] for message in SPARK})
     refused = 0
     for _ in range(300):
         try:
@@ -802,8 +802,8 @@ def test_corrupt_spark_message_is_refused_or_usable(seed: int) -> None:
             continue
         json.dumps(answer, allow_nan=False).encode()
         node = Node(roles.assign(1, 0, None, False, False)[0])
-        if "known" in answer:
-            node.update_state(answer["known"])
+        if "status" in answer:
+            node.update_state(answer["status"])
         if "numbers" in answer:
             node.update_counters(answer["numbers"])
             node.append_log(answer["log"])

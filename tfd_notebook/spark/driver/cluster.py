@@ -305,9 +305,9 @@ class SparkClusterBase:
 
     def _error_from(self, node: Node, kind: str) -> errors.TfdError | None:
         """Return the error that the cluster fails with after a node's message, or None."""
-        if kind == "unable":
+        if kind == "start_failed":
             return self.server.problem or errors.LaunchError("a node could not be started")
-        if kind == "again":
+        if kind == "reserved_again":
             return startup.started_twice(node)
         if node.error:
             return startup.failed(node)
@@ -350,7 +350,7 @@ class SparkClusterBase:
 
         A report that Spark runs a task again becomes a notice.
         """
-        if message["say"] == "fed again":
+        if message["type"] == "feed_repeated":
             self._events.append(
                 Notice(
                     "warning",
@@ -363,7 +363,7 @@ class SparkClusterBase:
             return {}
         stage = message["stage"]
         if "error" not in message:
-            return {"gave_up": self._stage_errors.get(stage)}
+            return {"error": self._stage_errors.get(stage)}
         self._stage_errors[stage] = message["error"]
         # The node also reports its error to the driver, with more detail: wait for that.
         self._phases.wait(lambda phase: phase.is_end, 2.0)

@@ -82,7 +82,7 @@ def _report_retry(driver: str, secret: bytes) -> None:
         _request(
             driver,
             secret,
-            say="fed again",
+            type="feed_repeated",
             partition=context.partitionId(),
             attempt=context.attemptNumber(),
         )
@@ -220,9 +220,9 @@ def _report_errors(driver: str, secret: bytes) -> Iterator[None]:
     context = TaskContext.get()
     stage = context.stageId() if context is not None else -1
 
-    request = functools.partial(_request, driver, secret, say="gave up", stage=stage)
+    request = functools.partial(_request, driver, secret, type="feed_failed", stage=stage)
     # A driver with Spark Connect cannot cancel a stage: Spark then retries the task.
-    if context is not None and context.attemptNumber() and (before := request().get("gave_up")):
+    if context is not None and context.attemptNumber() and (before := request().get("error")):
         raise agent_protocol.unpack_error(before)
     try:
         yield

@@ -26,7 +26,7 @@ from tfd_notebook.net.validation import (
 )
 
 #: The final states of a node.
-NODE_ENDS = ("finished", "failed", "lost", "stopped")
+FINAL_STATES = ("finished", "failed", "lost", "stopped")
 
 
 def _board(value: Any, path: str) -> str:
@@ -37,13 +37,13 @@ def _board(value: Any, path: str) -> str:
     return value
 
 
-_known = record(
+_status = record(
     {
-        "state": one_of("starting", "running", *NODE_ENDS),
+        "state": one_of("starting", "running", *FINAL_STATES),
         "path": text,
         "board": either(one_of(""), _board),
         "board_pid": either(integer(0, 0), pid),
-        "no_board": long_text,
+        "board_error": long_text,
         "open_to": text,
         "error": long_text,
     }
@@ -62,12 +62,12 @@ _numbers = record(
     queues=mapping(text, record({"depth": _count, "rows": _count, "ended": boolean})),
 )
 _node = integer(0, 10**6)
-_update = {"word": _count, "log": output, "known": _known, "numbers": _numbers}
-#: Messages of nodes and of Spark tasks that feed, by the value of ``say``.
+_update = {"seq": _count, "log": output, "status": _status, "numbers": _numbers}
+#: Messages of nodes and of Spark tasks that feed, by the value of ``type``.
 _SPARK: dict[str, Check] = {
     "reserved": record(
         {
-            "say": text,
+            "type": text,
             "node": _node,
             "address": address,
             "executor": text,
@@ -77,25 +77,28 @@ _SPARK: dict[str, Check] = {
             "attempt": _count,
         }
     ),
-    "hello": record({"say": text, "node": _node, "pid": pid, "supervisor": pid, "known": _known}),
-    "unable": record({"say": text, "node": _node, "error": error}),
-    **dict.fromkeys(
-        ("beat", "state", "inbox", "error", "port", "tensorboard"), record({"say": text, **_update})
+    "hello": record(
+        {"type": text, "node": _node, "pid": pid, "supervisor": pid, "status": _status}
     ),
-    "ended": record({"say": text, **_update, "state": one_of(*NODE_ENDS), "reason": text}),
-    "fed again": record({"say": text, "partition": _count, "attempt": _count}),
-    "gave up": record({"say": text, "stage": integer(-1)}, error=error),
-    "producing": record({"say": text, "host": text, "pid": pid, "path": file_path}),
-    "where": record({"say": text, "host": text}),
+    "start_failed": record({"type": text, "node": _node, "error": error}),
+    **dict.fromkeys(
+        ("heartbeat", "state", "inbox", "error", "port", "tensorboard"),
+        record({"type": text, **_update}),
+    ),
+    "ended": record({"type": text, **_update, "state": one_of(*FINAL_STATES), "reason": text}),
+    "feed_repeated": record({"type": text, "partition": _count, "attempt": _count}),
+    "feed_failed": record({"type": text, "stage": integer(-1)}, error=error),
+    "register_worker": record({"type": text, "host": text, "pid": pid, "path": file_path}),
+    "list_workers": record({"type": text, "host": text}),
 }
 #: Messages that a node sends first on a channel, and after its hello.
-NODE_GREETINGS = ("reserved", "hello", "unable")
-NODE_WORDS = ("beat", "state", "inbox", "error", "port", "tensorboard", "ended")
+FIRST_MESSAGES = ("reserved", "hello", "start_failed")
+NODE_MESSAGES = ("heartbeat", "state", "inbox", "error", "port", "tensorboard", "ended")
 
 
 def spark_message(message: Any, *kinds: str) -> dict[str, Any]:
     """Return a valid message of one of these kinds, or raise InvalidMessage."""
-    kind = one_of(*kinds)(record_with({})(message, "message").get("say"), "say")
+    kind = one_of(*kinds)(record_with({})(message, "message").get("type"), "type")
     valid: dict[str, Any] = _SPARK[kind](message, kind)
     return valid
 

@@ -60,7 +60,7 @@ class Node:
     @property
     def function_ended(self) -> bool:
         """True if its function has ended, with or without an error."""
-        return self.state in messages.NODE_ENDS
+        return self.state in messages.FINAL_STATES
 
     @property
     def rows_per_s(self) -> float:
@@ -70,7 +70,7 @@ class Node:
     def update_state(self, state: Mapping[str, Any]) -> None:
         """Apply the state that its supervisor reports."""
         self.path, self.open_to = state["path"], state["open_to"]
-        self.board, self.board_error = state["board"], state["no_board"]
+        self.board, self.board_error = state["board"], state["board_error"]
         self.board_pid = state["board_pid"]
         self.error = state["error"]
         if not self.function_ended and not self.ended:
@@ -198,13 +198,15 @@ class NodeServer:
 
     def _serve(self, channel: AuthenticatedChannel) -> None:
         header, _ = channel.receive(timeout=60.0)
-        if header.get("say") in ("gave up", "fed again"):
-            channel.send(self._answer(messages.spark_message(header, "gave up", "fed again")))
+        if header.get("type") in ("feed_failed", "feed_repeated"):
+            channel.send(
+                self._answer(messages.spark_message(header, "feed_failed", "feed_repeated"))
+            )
             return
         number = header.get("node")
         node = self.nodes.get(number) if type(number) is int else None
         try:
-            message = messages.spark_message(header, *messages.NODE_GREETINGS)
+            message = messages.spark_message(header, *messages.FIRST_MESSAGES)
             if node is not None:
                 self._serve_node(node, channel, message)
         except InvalidMessage as error:
@@ -215,14 +217,16 @@ class NodeServer:
     def _serve_node(
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
-        if message["say"] == "reserved":
-            channel.send({"go": self.reserve(node, message)})
-            self._changed(node, "reserved" if node.attempt == message["attempt"] else "again")
+        if message["type"] == "reserved":
+            channel.send({"accepted": self.reserve(node, message)})
+            self._changed(
+                node, "reserved" if node.attempt == message["attempt"] else "reserved_again"
+            )
             with contextlib.suppress(EOFError, OSError):
                 channel.receive(timeout=60.0)  # the node closes it after it has read the answer
-        elif message["say"] == "unable":
+        elif message["type"] == "start_failed":
             self.problem = agent_protocol.unpack_error(message["error"])
-            self._changed(node, "unable")
+            self._changed(node, "start_failed")
         else:
             self._follow_node(node, channel, message)
 
@@ -255,7 +259,7 @@ class NodeServer:
         with self._lock:
             previous, node.channel, node.last_message_at = node.channel, channel, time.monotonic()
             node.pid = hello["pid"]
-            node.update_state(hello["known"])
+            node.update_state(hello["status"])
         if previous is not None:
             previous.close()
         self._send_order(node, channel)
@@ -263,18 +267,18 @@ class NodeServer:
         try:
             while True:
                 header, _ = channel.receive()
-                message = messages.spark_message(header, *messages.NODE_WORDS)
+                message = messages.spark_message(header, *messages.NODE_MESSAGES)
                 with self._lock:
                     node.last_message_at = time.monotonic()
-                    is_new = message["word"] > node.last_seq
+                    is_new = message["seq"] > node.last_seq
                     if is_new:
-                        node.last_seq = message["word"]
+                        node.last_seq = message["seq"]
                         self._apply(node, message)
                 # Acknowledge after `_apply`: the node ends when its last message is acknowledged.
                 with contextlib.suppress(OSError):  # the node then repeats the message
-                    channel.send({"order": "heard", "word": message["word"]})
+                    channel.send({"order": "acknowledge", "seq": message["seq"]})
                 if is_new:
-                    self._changed(node, message["say"])
+                    self._changed(node, message["type"])
         finally:
             with self._lock:
                 if node.channel is channel:
@@ -285,8 +289,8 @@ class NodeServer:
             node.append_log(message["log"])
         if message["numbers"]:
             node.update_counters(message["numbers"])
-        node.update_state(message["known"])
-        if message["say"] == "ended":
+        node.update_state(message["status"])
+        if message["type"] == "ended":
             node.ended = True
             # The result of the function takes precedence over the exit of its process.
             if not node.function_ended:

@@ -143,8 +143,8 @@ class ServiceFeed:
         """End the dataset, also in data workers that begin later."""
         with self._lock:
             self._ended = True
-            producing = list(self._producers)
-        for channel in producing:
+            channels = list(self._producers)
+        for channel in channels:
             with contextlib.suppress(OSError):
                 channel.send(_END)
 
@@ -160,21 +160,21 @@ class ServiceFeed:
         self.close()
 
     def _serve(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        message = _received(channel, "producing", "fed again", "where")
-        if message["say"] == "producing":
+        message = _received(channel, "register_worker", "feed_repeated", "list_workers")
+        if message["type"] == "register_worker":
             self._register(channel, message)
-        elif message["say"] == "fed again":
+        elif message["type"] == "feed_repeated":
             warnings.warn(feeding.retry_message(message), RuntimeWarning, stacklevel=2)
             channel.send({})
-        while message["say"] == "where":
+        while message["type"] == "list_workers":
             with self._lock:
                 workers = [
                     worker
                     for worker in self._producers.values()
                     if worker["host"] == message["host"]
                 ]
-            channel.send({"producing": workers})
-            message = _received(channel, "where")
+            channel.send({"workers": workers})
+            message = _received(channel, "list_workers")
 
     def _register(
         self, channel: secure_channel.AuthenticatedChannel, message: dict[str, Any]
@@ -200,7 +200,7 @@ def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Ite
     """Yield batches of the received rows in a data worker."""
     from tfd_notebook.spark.feed import dataset
 
-    message = {"say": "producing", "host": socket.gethostname(), "pid": os.getpid()}
+    message = {"type": "register_worker", "host": socket.gethostname(), "pid": os.getpid()}
     # Each iteration has its own inbox: a process may run several at the same time.
     directory = Path(tempfile.mkdtemp(prefix="tfd-feed-"))
     try:
@@ -242,8 +242,8 @@ def _local_workers(driver: str, secret: bytes, feed_timeout: float) -> list[Inbo
     deadline = time.monotonic() + feed_timeout
     with _connected(driver, secret) as channel:
         while True:
-            channel.send({"say": "where", "host": host})
-            if workers := channel.receive(_ANSWER_SECONDS)[0]["producing"]:
+            channel.send({"type": "list_workers", "host": host})
+            if workers := channel.receive(_ANSWER_SECONDS)[0]["workers"]:
                 break
             if time.monotonic() > deadline:
                 raise FeedTimeout(

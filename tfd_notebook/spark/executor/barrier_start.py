@@ -78,16 +78,16 @@ class Start:
 def report(plan: Plan, reservation: dict[str, Any]) -> bool:
     """Report a reservation to the driver; return False if the driver rejects it as a duplicate."""
     with secure_channel.connect(plan.driver, plan.secret) as channel:
-        channel.send({"say": "reserved", **reservation})
+        channel.send({"type": "reserved", **reservation})
         header, _ = channel.receive(timeout=60.0)
-    return bool(header.get("go"))
+    return bool(header.get("accepted"))
 
 
 def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
     """Report a failed start to the driver; return False if the driver is unreachable."""
     with contextlib.suppress(OSError), secure_channel.connect(plan.driver, plan.secret) as channel:
         channel.send(
-            {"say": "unable", "node": node.node, "error": agent_protocol.pack_error(error)}
+            {"type": "start_failed", "node": node.node, "error": agent_protocol.pack_error(error)}
         )
         return True
     return False

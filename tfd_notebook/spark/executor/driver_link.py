@@ -36,7 +36,7 @@ class DriverConnection:
     driver : str
         Address of the driver.
     secret : bytes
-    greeting : callable
+    hello : callable
         Returns the first message of every channel.
     fields : callable
         Returns fields that every message contains.
@@ -48,12 +48,12 @@ class DriverConnection:
         self,
         driver: str,
         secret: bytes,
-        greeting: Callable[[], Mapping[str, Any]],
+        hello: Callable[[], Mapping[str, Any]],
         fields: Callable[[], Mapping[str, Any]],
         on_order: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._driver, self._secret = driver, secret
-        self._greeting, self._fields, self._on_order = greeting, fields, on_order
+        self._hello, self._fields, self._on_order = hello, fields, on_order
         self._changed = threading.Condition()
         self._messages: collections.deque[Mapping[str, Any]] = collections.deque()
         self._next_number = 0
@@ -83,7 +83,7 @@ class DriverConnection:
         """Queue a heartbeat, unless other messages wait."""
         with self._changed:
             if not self._messages:
-                self._messages.append({"say": "beat"})
+                self._messages.append({"type": "heartbeat"})
                 self._changed.notify_all()
             overdue = (
                 self._unacknowledged is not None
@@ -115,15 +115,15 @@ class DriverConnection:
         while not self._closed:
             try:
                 with secure_channel.connect(self._driver, self._secret) as channel:
-                    channel.send(dict(self._greeting()))
+                    channel.send(dict(self._hello()))
                     with self._changed:
                         self._channel = channel
                         self._changed.notify_all()
                     while True:
                         order, _ = channel.receive()
                         self._last_received = time.monotonic()
-                        if order.get("order") == "heard":
-                            self._acknowledge(order["word"])
+                        if order.get("order") == "acknowledge":
+                            self._acknowledge(order["seq"])
                         else:
                             self._on_order(order)
             except (OSError, EOFError):
@@ -133,7 +133,7 @@ class DriverConnection:
 
     def _acknowledge(self, number: int) -> None:
         with self._changed:
-            if self._unacknowledged is not None and self._unacknowledged["word"] == number:
+            if self._unacknowledged is not None and self._unacknowledged["seq"] == number:
                 self._unacknowledged = None
                 self._messages.popleft()
                 self._changed.notify_all()
@@ -158,7 +158,7 @@ class DriverConnection:
                 if message is None:
                     message = {
                         **self._messages[0],
-                        "word": self._next_number,
+                        "seq": self._next_number,
                         "log": self._take_log(),
                     }
                     self._next_number += 1
@@ -170,7 +170,7 @@ class DriverConnection:
                 used.close()  # `_receive_loop` opens another one
             except Exception:  # a message that is too large or not JSON would fail again
                 traceback.print_exc()
-                self._acknowledge(message["word"])
+                self._acknowledge(message["seq"])
 
     def _take_log(self) -> str:
         log = "".join(self._log)[-MAX_LOG_CHARS:]

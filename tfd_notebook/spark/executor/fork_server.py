@@ -28,7 +28,7 @@ from tfd_notebook.net import agent_protocol, runtime_dir
 from tfd_notebook.spark.executor.executor import Executor, Watch
 
 #: Environment variable that marks the process and holds its arguments.
-VARIABLE = "TFD_SPARK_ZYGOTE"
+VARIABLE = "TFD_SPARK_FORK_SERVER"
 _IDLE_SECONDS = 600.0
 #: Timeout in seconds for the import of TensorFlow on a busy host.
 _IMPORT_SECONDS = 300.0
@@ -127,7 +127,7 @@ def _address(executor: Executor, environment: Mapping[str, str]) -> str:
         sorted(import_variables.items()),
     ]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-    return f"\0tfd-zygote-{digest}"
+    return f"\0tfd-fork-server-{digest}"
 
 
 def _connect(executor: Executor, environment: Mapping[str, str]) -> socket.socket:

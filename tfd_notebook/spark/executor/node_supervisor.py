@@ -41,7 +41,7 @@ _INITIAL_STATE = {
     "path": "",
     "board": "",
     "board_pid": 0,
-    "no_board": "",
+    "board_error": "",
     "open_to": "",
     "error": "",
 }
@@ -198,15 +198,15 @@ class NodeSupervisor:
 
     def _hello(self) -> dict[str, Any]:
         return {
-            "say": "hello",
+            "type": "hello",
             "node": self._request["node"],
             "pid": self._pid,
             "supervisor": os.getpid(),
-            "known": self._state,
+            "status": self._state,
         }
 
     def _state_fields(self) -> dict[str, Any]:
-        return {"known": self._state, "numbers": self._numbers}
+        return {"status": self._state, "numbers": self._numbers}
 
     # Reaction to events, in the main thread
 
@@ -254,14 +254,14 @@ class NodeSupervisor:
             self._send_to_process({"order": "finish"})
 
     def _handle_message(self, message: Mapping[str, Any]) -> None:
-        if message["say"] == "numbers":
+        if message["type"] == "numbers":
             self._numbers = message["numbers"]
             return
         self._state = {
             **self._state,
             **{name: message[name] for name in _INITIAL_STATE if name in message},
         }
-        self._connection.send({"say": message["say"]})
+        self._connection.send({"type": message["type"]})
 
     def _stop(self, state: str, reason: str, signal_number: signal.Signals) -> None:
         if self._stop_reason is None:
@@ -282,7 +282,7 @@ class NodeSupervisor:
 
     def _report_end(self, status: int) -> None:
         state, reason = self._stop_reason or self._exit_state(status)
-        self._connection.send({"say": "ended", "state": state, "reason": reason})
+        self._connection.send({"type": "ended", "state": state, "reason": reason})
         self._connection.close(_LAST_SECONDS)
 
     def _exit_state(self, status: int) -> tuple[str, str]:
@@ -293,7 +293,7 @@ class NodeSupervisor:
         return "lost", f"its process exited with status {status} before its function returned"
 
     def _report_board(self, fields: dict[str, Any]) -> None:
-        self._events.put(("message", {"say": "tensorboard", **fields}))
+        self._events.put(("message", {"type": "tensorboard", **fields}))
 
     def _send_to_process(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

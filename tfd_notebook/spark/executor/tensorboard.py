@@ -48,7 +48,7 @@ class Board:
     report : callable
         Called with address and process id when TensorBoard listens:
         ``{"board": ..., "board_pid": ...}``. Called with the cause when it has ended:
-        ``{"board": "", "board_pid": 0, "no_board": ...}``.
+        ``{"board": "", "board_pid": 0, "board_error": ...}``.
     """
 
     def __init__(self, directory: str, host: str, temporary: Path, report: Report) -> None:
@@ -75,7 +75,7 @@ class Board:
                 if match:
                     self._report({"board": match[1], "board_pid": self._process.pid})
         reason = f"has ended, with status {self._process.wait()}:\n{''.join(tail)}"
-        self._report({"board": "", "board_pid": 0, "no_board": reason.rstrip(":\n")})
+        self._report({"board": "", "board_pid": 0, "board_error": reason.rstrip(":\n")})
 
     def end(self) -> None:
         """Stop TensorBoard."""

@@ -13,11 +13,11 @@ from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import node_registry, roles
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 
-KNOWN = {
+STATUS = {
     "state": "running",
     "path": "some/socket",
     "board": "",
-    "no_board": "",
+    "board_error": "",
     "board_pid": 0,
     "open_to": "this host",
     "error": "",
@@ -28,38 +28,38 @@ class Driver:
     """A `NodeServer` of one worker, and its received messages."""
 
     def __init__(self, limit: float = 30.0) -> None:
-        self.heard: list[str] = []
-        self.questions: list[Any] = []
-        self.steering = NodeServer(
+        self.changes: list[str] = []
+        self.requests: list[Any] = []
+        self.server = NodeServer(
             "127.0.0.1",
             "127.0.0.1",
             roles.assign(1, 0, None, False, False),
             limit,
-            lambda node, kind: self.heard.append(kind),
+            lambda node, kind: self.changes.append(kind),
             self._answer,
         )
 
     def _answer(self, message: Any) -> dict[str, Any]:
-        self.questions.append(message)
+        self.requests.append(message)
         return {"answer": 1}
 
     @property
     def node(self) -> Node:
-        return self.steering.nodes[0]
+        return self.server.nodes[0]
 
     def connect(self) -> secure_channel.AuthenticatedChannel:
-        return secure_channel.connect(self.steering.address, self.steering.secret)
+        return secure_channel.connect(self.server.address, self.server.secret)
 
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     driver = Driver()
     yield driver
-    driver.steering.close()
+    driver.server.close()
 
 
-def hello(**known: Any) -> dict[str, Any]:
-    return {"say": "hello", "node": 0, "pid": 7, "supervisor": 8, "known": {**KNOWN, **known}}
+def hello(**status: Any) -> dict[str, Any]:
+    return {"type": "hello", "node": 0, "pid": 7, "supervisor": 8, "status": {**STATUS, **status}}
 
 
 def test_hello_has_the_missed_messages(driver: Driver) -> None:
@@ -73,30 +73,36 @@ def test_each_heartbeat_has_the_whole_state(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="starting", path="", open_to=""))
         until(lambda: driver.node.state == "starting")
-        word = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {"rows": 3}, "log": "a\nb"}
-        channel.send(word)
+        message = {
+            "type": "heartbeat",
+            "seq": 0,
+            "status": STATUS,
+            "numbers": {"rows": 3},
+            "log": "a\nb",
+        }
+        channel.send(message)
         until(lambda: driver.node.state == "running")
         assert driver.node.open_to == "this host"
         assert driver.node.last_lines(2) == ("a", "b")
-        assert channel.receive(10)[0] == {"order": "heard", "word": 0}
+        assert channel.receive(10)[0] == {"order": "acknowledge", "seq": 0}
 
 
 def test_repeated_message_counts_once(driver: Driver) -> None:
-    word = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": "once\n"}
+    message = {"type": "heartbeat", "seq": 0, "status": STATUS, "numbers": {}, "log": "once\n"}
     for _ in range(2):  # the answer may be lost in transit
         with driver.connect() as channel:
             channel.send(hello())
-            channel.send(word)
-            assert channel.receive(10)[0] == {"order": "heard", "word": 0}
+            channel.send(message)
+            assert channel.receive(10)[0] == {"order": "acknowledge", "seq": 0}
     assert driver.node.last_lines(5) == ("once",)
-    assert driver.heard.count("beat") == 1
+    assert driver.changes.count("heartbeat") == 1
 
 
 def test_end_of_a_node_is_final(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="finished"))
         until(lambda: driver.node.function_ended)
-        message = {"say": "ended", "word": 0, "state": "lost", "reason": "", "known": KNOWN}
+        message = {"type": "ended", "seq": 0, "state": "lost", "reason": "", "status": STATUS}
         channel.send({**message, "numbers": {}, "log": ""})
         until(lambda: driver.node.ended)
         assert driver.node.state == "finished"
@@ -110,13 +116,13 @@ def test_missed_error_is_sent_again(driver: Driver) -> None:
 
 
 def test_command_waits_for_a_disconnected_node(driver: Driver) -> None:
-    driver.steering.order("finish")
+    driver.server.order("finish")
     for _ in range(2):  # the message may be lost in transit
         with driver.connect() as channel:
             channel.send(hello())
             assert channel.receive(10)[0] == {"order": "finish"}
-    driver.steering.order("stop", reason="the cluster has failed")
-    driver.steering.order("finish")
+    driver.server.order("stop", reason="the cluster has failed")
+    driver.server.order("finish")
     with driver.connect() as channel:
         channel.send(hello())
         assert channel.receive(10)[0] == {"order": "stop", "reason": "the cluster has failed"}
@@ -135,7 +141,7 @@ def test_disconnected_node_is_lost_after_the_timeout() -> None:
         assert driver.node.state == "lost"
         assert "connection to it is broken" in driver.node.reason
     finally:
-        driver.steering.close()
+        driver.server.close()
 
 
 def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
@@ -145,14 +151,14 @@ def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
         new.send(hello(state="finished"))
         with pytest.raises((EOFError, OSError)):
             old.receive(10)
-        driver.steering.order("finish")
+        driver.server.order("finish")
         assert new.receive(10)[0] == {"order": "finish"}
 
 
 # Messages of a node are validated before anything is stored.
 
 
-WORD = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": ""}
+UPDATE = {"type": "heartbeat", "seq": 0, "status": STATUS, "numbers": {}, "log": ""}
 
 
 @pytest.mark.parametrize(
@@ -162,40 +168,40 @@ WORD = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": ""}
         {"numbers": {"rows": "x"}},
         {"numbers": {"queue_depth": "<b>"}},
         {"numbers": {"batch_age_s": float("inf")}},
-        {"known": {**KNOWN, "board": "no address"}},
-        {"known": {**KNOWN, "state": "<b>"}},
-        {"known": None},
-        {"word": None},
-        {"say": "unable"},
-        {"say": "again"},
+        {"status": {**STATUS, "board": "no address"}},
+        {"status": {**STATUS, "state": "<b>"}},
+        {"status": None},
+        {"seq": None},
+        {"type": "start_failed"},
+        {"type": "repeat"},
     ],
 )
 def test_node_is_lost_after_an_invalid_message(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send(hello())
-        channel.send({**WORD, **wrong})
+        channel.send({**UPDATE, **wrong})
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    until(lambda: driver.heard == ["hello", "ended"])
+    until(lambda: driver.changes == ["hello", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
     row = node_registry.node_row(driver.node)
     assert (row.rows, row.queue_depth, driver.node.board) == (0, None, "")
 
 
-@pytest.mark.parametrize("wrong", [{"pid": "7"}, {"known": {}}, {"known": [1]}, {"more": 1}])
+@pytest.mark.parametrize("wrong", [{"pid": "7"}, {"status": {}}, {"status": [1]}, {"more": 1}])
 def test_node_is_lost_after_an_invalid_hello(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send({**hello(), **wrong})
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    until(lambda: driver.heard == ["ended"])
+    until(lambda: driver.changes == ["ended"])
     assert (driver.node.state, driver.node.pid) == ("lost", None)
     assert "invalid message" in driver.node.reason
 
 
 RESERVED = {
-    "say": "reserved", "node": 0, "address": "10.0.0.5:4000", "executor": "1", "host": "h",
+    "type": "reserved", "node": 0, "address": "10.0.0.5:4000", "executor": "1", "host": "h",
     "jvm": 5, "gpu": "", "attempt": 0,
 }  # fmt: skip
 
@@ -208,25 +214,25 @@ def test_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
         channel.send({**RESERVED, **wrong})
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    until(lambda: driver.heard == ["ended"])
+    until(lambda: driver.changes == ["ended"])
     assert (driver.node.state, driver.node.address) == ("lost", "")
 
 
 def test_reservation_is_stored(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(RESERVED)
-        assert channel.receive(10)[0] == {"go": True}
+        assert channel.receive(10)[0] == {"accepted": True}
     assert (driver.node.state, driver.node.address) == ("reserved", "10.0.0.5:4000")
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        {"say": "hello", "node": "x"},
-        {"say": "gave up", "stage": "x"},
-        {"say": "gave up", "stage": 1, "error": "<b>"},
-        {"say": "fed again", "partition": [], "attempt": 1},
-        {"say": []},
+        {"type": "hello", "node": "x"},
+        {"type": "feed_failed", "stage": "x"},
+        {"type": "feed_failed", "stage": 1, "error": "<b>"},
+        {"type": "feed_repeated", "partition": [], "attempt": 1},
+        {"type": []},
         {},
     ],
 )
@@ -235,13 +241,13 @@ def test_invalid_message_without_a_node_closes_its_channel(driver: Driver, messa
         channel.send(message)
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    assert driver.heard == driver.questions == []
+    assert driver.changes == driver.requests == []
     assert driver.node.state == ""
 
 
 def test_feeding_task_gets_an_answer(driver: Driver) -> None:
-    message = {"say": "fed again", "partition": 2, "attempt": 1}
+    message = {"type": "feed_repeated", "partition": 2, "attempt": 1}
     with driver.connect() as channel:
         channel.send(message)
         assert channel.receive(10)[0] == {"answer": 1}
-    assert driver.questions == [message]
+    assert driver.requests == [message]
