@@ -125,7 +125,7 @@ class TestJupyter(Conformance):
             owner.kill()
             owner.communicate()
         orphans.sweep()  # removes the files of the killed process
-        assert [item["name"] for item in attach.everywhere() if item["lease"]] == ["orphan"]
+        assert [item["name"] for item in attach.all_clusters() if item["lease"]] == ["orphan"]
         (file,) = runtime_dir.runtime_dir().glob("detached-*.json")
         assert not any(server.token in file.read_text() for server in jupyter)
         with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*profile"):
@@ -138,7 +138,7 @@ class TestJupyter(Conformance):
             attached.renew(2)
         finally:
             attached.stop()
-        assert not [item for item in attach.everywhere() if item["name"] == "orphan"]
+        assert not [item for item in attach.all_clusters() if item["name"] == "orphan"]
         # The agents detect the end of their owner by its silence.
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
 

@@ -34,7 +34,7 @@ def spark_facts(spark: Any) -> SparkFacts:
 
 
 def codes(spark_facts: SparkFacts) -> set[str]:
-    return {finding.code for finding in diagnostics.look("spark", spark_facts)}
+    return {finding.code for finding in diagnostics.run_checks("spark", spark_facts)}
 
 
 def with_executor(spark_facts: SparkFacts, **values: Any) -> SparkFacts:
@@ -137,7 +137,7 @@ def test_findings_for_spark_connect(
 def test_differences_of_an_executor_are_findings(
     spark_facts: SparkFacts, values: dict[str, Any], code: str, message: str
 ) -> None:
-    (finding,) = diagnostics.look("spark", with_executor(spark_facts, **values))
+    (finding,) = diagnostics.run_checks("spark", with_executor(spark_facts, **values))
     assert finding.code == code
     assert message in finding.what
     assert finding.what.startswith(spark_facts.executors[0].host)
@@ -204,7 +204,7 @@ def test_an_unreachable_port_of_the_driver_is_a_finding(spark_facts: SparkFacts,
         probe = executor_probe.executor_probe("127.0.0.1", unused.getsockname()[1], 5.0)
         (report,) = sc.parallelize(range(1), 1).mapPartitions(probe).collect()
     unreachable = dataclasses.replace(spark_facts, executors=(facts.Executor(**report),))
-    (finding,) = diagnostics.look("spark", unreachable)
+    (finding,) = diagnostics.run_checks("spark", unreachable)
     assert finding.code == "TFD876"
     assert "refused" in finding.what
     assert "spark.driver.host" in finding.fix
@@ -229,7 +229,7 @@ def test_settings_for_remote_executors_are_printed_by_line(spark_facts: SparkFac
     remote = dataclasses.replace(
         with_executor(remote, package=None, tensorflow=None), master="spark://host:7077"
     )
-    findings = Findings(diagnostics.look("spark", remote), [])
+    findings = Findings(diagnostics.run_checks("spark", remote), [])
     assert findings.codes == ("TFD874", "TFD875")
     printed = list(check.report_lines(remote, findings))
     assert printed[-8:] == [

@@ -44,7 +44,7 @@ def is_fork_server(process: psutil.Process) -> bool:
 
 
 def fork_node() -> int:
-    client = ForkServerClient(executor.of_driver(), dict(os.environ))
+    client = ForkServerClient(executor.on_driver(), dict(os.environ))
     try:
         return client.fork({}, [0, 2])
     finally:
@@ -70,7 +70,7 @@ def test_threads_after_the_import_of_tensorflow_are_an_error(tensorflow: Path) -
 
 def test_messages_of_unauthenticated_clients_are_ignored(tensorflow: Path) -> None:
     before = unix_sockets()
-    client = ForkServerClient(executor.of_driver(), dict(os.environ))
+    client = ForkServerClient(executor.on_driver(), dict(os.environ))
     try:
         (address,) = (name for name in unix_sockets() - before if "tfd-fork-server" in name)
         for message in junk(tensorflow.parent / "bomb"):

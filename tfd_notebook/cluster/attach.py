@@ -27,26 +27,26 @@ class Clusters(Mapping[str, Cluster]):
     Lookup by name also returns clusters of remote kernels that this process controls.
     """
 
-    def __init__(self, held: dict[str, Cluster]) -> None:
-        self._held = held
+    def __init__(self, clusters: dict[str, Cluster]) -> None:
+        self._clusters = clusters
 
     def __getitem__(self, name: str) -> Cluster:
-        held: Cluster = {**registry.running_clusters(), **self._held}[name]
-        return held
+        cluster: Cluster = {**registry.running_clusters(), **self._clusters}[name]
+        return cluster
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._clusters)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._clusters)
 
     def __repr__(self) -> str:
-        return repr(self._held)
+        return repr(self._clusters)
 
     @property
     def everywhere(self) -> views.Table:
         """The clusters of all processes of this user on this host, and the detached clusters."""
-        return views.clusters_table(everywhere())
+        return views.clusters_table(all_clusters())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         table = self.everywhere
@@ -67,21 +67,21 @@ def clusters() -> Clusters:
     return Clusters(registry.clusters())
 
 
-def everywhere() -> list[dict[str, Any]]:
+def all_clusters() -> list[dict[str, Any]]:
     """Return all clusters of this user on this host, in the format of `tfd_notebook.views.brief`.
 
     ``pid`` is the process that holds the cluster, or None for a detached cluster without one. Such
     a cluster has ``agent``, the pid of its agent, which distinguishes clusters of the same name.
     """
     summaries = control_socket.clusters()
-    held = {summary["name"] for summary in summaries if summary["lease"] is not None}
+    leased = {summary["name"] for summary in summaries if summary["lease"] is not None}
     for cluster in detached.detached():
         # A cluster that is ending, or does not respond, must not hide the others.
         with contextlib.suppress(errors.TfdError):
             for summary in _summaries(cluster):
                 # `has_listeners` is False once the agent has lost its kernel. The agent notices a
                 # killed kernel later than the control socket. Remote agents are not queried.
-                if not (summary.pop("has_listeners", True) and summary["name"] in held):
+                if not (summary.pop("has_listeners", True) and summary["name"] in leased):
                     summaries.append(summary)
     return summaries
 
@@ -127,7 +127,7 @@ def attach(
         The address does not respond.
     """
     if not isinstance(target, str) or "://" in target or ":" in target:
-        return _foreign(target, name or "foreign", connect)
+        return _attach_external(target, name or "foreign", connect)
     name = target
     existing = registry.clusters().get(name)
     if existing is not None and existing.detached and agent is None:
@@ -166,7 +166,7 @@ def attach(
     return cluster
 
 
-def _foreign(target: Any, name: str, connect: bool) -> Cluster:
+def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
     if not isinstance(target, (str, Mapping)) and not hasattr(target, "as_dict"):
         raise errors.UsageError(
             f"invalid target {target!r}",
@@ -217,7 +217,7 @@ def _from_running_tasks(
 
     `adopt` connects to the tasks and sends their events to the cluster's monitor.
     """
-    with registry.locked() as known:
+    with registry.locked() as registered:
         if config.name in registry.clusters():
             raise errors.NameTaken(
                 f"another cluster {config.name!r} is running in this process",
@@ -225,7 +225,7 @@ def _from_running_tasks(
             )
         cluster = object.__new__(Cluster)
         cluster._initialize(config, launcher)
-        known[config.name] = cluster
+        registered[config.name] = cluster
     cluster._lifecycle.adopt(lambda: adopt(cluster))
     return cluster
 
@@ -280,8 +280,8 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
     UsageError
         Several detached clusters have that name.
     """
-    known = detached.detached()
-    matches = [c for c in known if c.name == name and agent in (None, c.pid)]
+    candidates = detached.detached()
+    matches = [c for c in candidates if c.name == name and agent in (None, c.pid)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -299,7 +299,7 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
             f"no detached cluster is named {name!r}",
             fix=f"this process already has it: tfd.clusters()[{name!r}]",
         )
-    names = [cluster.name for cluster in known]
+    names = [cluster.name for cluster in candidates]
     near = difflib.get_close_matches(name, names, n=1)
     raise errors.UnknownName(
         f"no detached cluster is named {name!r}",

@@ -233,18 +233,18 @@ class ClusterDataService:
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
     ) -> None:
         """Send Python functions to every present and future data worker."""
-        unused = self._functions.gone(len(blob))
+        unused = self._functions.unused(len(blob))
         try:
             self._task_manager.install(functions, blob, unused)
         except BaseException:
-            self._functions.gone_again(unused)
+            self._functions.restore_unused(unused)
             raise
         self._functions.watch(functions, dataset)
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
         with self._context.lock:
-            if self._task_manager.knows_workers():
+            if self._task_manager.has_current_workers():
                 return
             if not self._context.config.service.fault_tolerant and self.consumers.reading():
                 raise errors.StateError(

@@ -306,7 +306,7 @@ class Lifecycle:
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
         self._training.stop_coordinator()
-        if state == "stopped" and self._task_manager.is_foreign:
+        if state == "stopped" and self._task_manager.is_external:
             state = "left"
         if state == "left":
             self._task_manager.detach()

@@ -109,7 +109,7 @@ class Monitor:
         self._expires: Deadline | None = None
         self._reconnects: Counter[str] = Counter()
         self._lease: Deadline | None = None
-        self._over = ""
+        self._end_reason = ""
         self._why_lost = ""
         self._thread: threading.Thread | None = None
         consumers.connect(self.apply, lambda: workers_of(self.tasks()))
@@ -150,7 +150,7 @@ class Monitor:
             case TaskChanged():
                 self._task_changed(event)
             case TaskMeasured():
-                self._measured(event)
+                self._apply_measurement(event)
             case ConsumerMeasured():
                 self._consumers.apply(event)
                 with self._changed:
@@ -188,9 +188,9 @@ class Monitor:
                     )
                     self._log(event)
             case ClusterEnded():
-                self._over = event.reason
+                self._end_reason = event.reason
                 self._append(event)
-                self.notice("warning", f"the cluster has ended: {self._over}")
+                self.notice("warning", f"the cluster has ended: {self._end_reason}")
             case HostDisconnected():
                 self._append(event)
                 self._host_disconnected(event.host, event.grace)
@@ -230,7 +230,7 @@ class Monitor:
                     self._rows[name] = replace(self._rows[name], gpu=words)
             self._touch()
 
-    def forget(self, task: str) -> None:
+    def remove(self, task: str) -> None:
         """Remove the row of a task that was removed from the cluster."""
         with self._changed:
             self._rows.pop(task, None)
@@ -289,9 +289,9 @@ class Monitor:
         return self._expires is not None and self._expires.over
 
     @property
-    def over(self) -> str:
+    def end_reason(self) -> str:
         """The reason for which an agent or another process ended the cluster; empty if none did."""
-        return self._over
+        return self._end_reason
 
     @property
     def why_lost(self) -> str:
@@ -422,7 +422,7 @@ class Monitor:
         elif event.state is TaskState.READY and before is TaskState.HUNG:
             self.notice("info", event.reason, task=event.task)
 
-    def _measured(self, event: TaskMeasured) -> None:
+    def _apply_measurement(self, event: TaskMeasured) -> None:
         with self._changed:
             row = self._rows.get(event.task)
             if row is None or row.pid is None:
@@ -441,11 +441,11 @@ class Monitor:
                 **values,
                 bytes_per_s=None if sent is None else sent.rate,
                 rates=() if sent is None else sent.rates,
-                working=self._share(event.task, event.working),
+                working=self._mean_share(event.task, event.working),
             )
             self._touch()
 
-    def _share(self, task: str, sampled: float | None) -> float | None:
+    def _mean_share(self, task: str, sampled: float | None) -> float | None:
         """Return the mean share of the last measurements, or None if there are too few."""
         history = self._working.setdefault(task, deque(maxlen=round(_RATE_SECONDS)))
         if sampled is not None:

@@ -67,7 +67,7 @@ class TaskManager:
         return self._task_host is not None and self._task_host.is_local
 
     @property
-    def is_foreign(self) -> bool:
+    def is_external(self) -> bool:
         """True if the tasks are external: not started by tfd."""
         return self._launcher.name == "foreign"
 
@@ -102,25 +102,25 @@ class TaskManager:
 
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Change the number of tasks of these roles. Return when new tasks are ready."""
-        if self.is_foreign:
+        if self.is_external:
             raise errors.Unsupported(
                 f"cluster {self._config.name!r} was not started by tfd and cannot be scaled"
             )
-        wanted = dict(counts)
+        requested = dict(counts)
         admin_policy.limits().check_cluster(
-            self._config.launcher, sum({**self._monitor.planned, **wanted}.values()), 0, ()
+            self._config.launcher, sum({**self._monitor.planned, **requested}.values()), 0, ()
         )
-        if wanted.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
-            wanted[Role.DISPATCHER] = 1
-        check_roles(self._launcher, wanted)
-        if Role.WORKER in wanted:
+        if requested.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
+            requested[Role.DISPATCHER] = 1
+        check_roles(self._launcher, requested)
+        if Role.WORKER in requested:
             if self.rows_of(Role.WORKER):
-                self._check_gpus(wanted[Role.WORKER])
+                self._check_gpus(requested[Role.WORKER])
             else:
-                self._gpu_allocation = self._allocate_gpus(wanted[Role.WORKER])
+                self._gpu_allocation = self._allocate_gpus(requested[Role.WORKER])
         missing: dict[Role, list[int]] = {}
         fewer_data_workers = False
-        for role, count in wanted.items():
+        for role, count in requested.items():
             present = self.rows_of(role)
             self._monitor.apply(PlanChanged(role, planned=count))
             surplus = [row.task for row in reversed(present) if row.index >= count]
@@ -138,7 +138,7 @@ class TaskManager:
         except BaseException:
             # Stop the tasks that are starting.
             self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
-            for role in wanted:
+            for role in requested:
                 left = len(self.rows_of(role))
                 self._monitor.apply(PlanChanged(role, planned=left, requested=left))
             raise
@@ -206,7 +206,7 @@ class TaskManager:
         """Return the addresses of tasks that `scale` removed and did not add again."""
         return frozenset(self._removed_addresses - {row.address for row in self._monitor.rows()})
 
-    def knows_workers(self) -> bool:
+    def has_current_workers(self) -> bool:
         """Return True if the dispatcher has the addresses of exactly the current workers."""
         return self.worker_addresses() == self._static_addresses
 
@@ -312,12 +312,12 @@ class TaskManager:
 
     # Internals
 
-    def _add(self, wanted: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
+    def _add(self, requested: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
         """Start tasks by role and index. Return when they are ready.
 
         Data workers wait for their dispatcher. All other tasks start concurrently.
         """
-        specs = [self._task_spec(role, index) for role, some in wanted.items() for index in some]
+        specs = [self._task_spec(role, index) for role, some in requested.items() for index in some]
         if not specs or self._task_host is None:
             return
         held = self.task_host.reserve_ports(specs)
@@ -360,7 +360,7 @@ class TaskManager:
         with contextlib.suppress(errors.UnknownName):
             self.task_host.stop(tasks)
         for task in tasks:
-            self._monitor.forget(task)
+            self._monitor.remove(task)
 
     def _task_spec(self, role: Role, index: int) -> TaskSpec:
         port = self._config.service.port if role is Role.DISPATCHER else 0

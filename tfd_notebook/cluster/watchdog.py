@@ -54,7 +54,7 @@ class Watchdog:
         if self._monitor.state == "lost":
             # Consumers that still read would wait indefinitely.
             self._end_in_thread("lost")
-        elif self._monitor.over:
+        elif self._monitor.end_reason:
             self._end_in_thread("stopped")
         self._check_journal()
         self._report_stuck_consumers()

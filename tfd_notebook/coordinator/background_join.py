@@ -86,4 +86,4 @@ class BackgroundJoin:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {views.gist(str(error))}"
+    return f"{type(error).__name__}: {views.short_error(str(error))}"

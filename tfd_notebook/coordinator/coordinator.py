@@ -78,7 +78,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         return coordinator
 
     def __init__(self, strategy: Any, keep: int = 200_000) -> None:
-        if connection.is_made(self):
+        if connection.is_constructed(self):
             return
         self._set_attributes(keep)
         if self._queue is not None:

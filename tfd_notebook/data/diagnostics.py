@@ -180,7 +180,7 @@ def finished_job(path: InspectedDataset) -> Iterator[Finding]:
     try:
         validation.check_job(host, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
     except FinishedJob as error:
-        yield FINISHED.found(error.what, str(error.fix), host.name)
+        yield FINISHED.finding(error.what, str(error.fix), host.name)
 
 
 @check("dataset")
@@ -192,7 +192,7 @@ def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
             continue
         policy = tf_messages.ProcessingModeDef.FromString(packed_mode).sharding_policy
         if (mode := tf_messages.SHARDING_POLICIES[policy].upper()) in STATIC:
-            yield NEEDS_ADDRESSES.found(
+            yield NEEDS_ADDRESSES.finding(
                 f"{stage.name} reads {mode} from a service that tfd_notebook did not start",
                 "pass worker_addresses=[...] in its DispatcherConfig, one per worker in order, "
                 "or read with cluster.distribute, which configures the dispatcher",
@@ -205,7 +205,7 @@ def in_memory(path: InspectedDataset) -> Iterator[Finding]:
     try:
         check_transfer(path.dataset)
     except NoWorkers as error:
-        yield IN_MEMORY.found(error.what, str(error.fix))
+        yield IN_MEMORY.finding(error.what, str(error.fix))
 
 
 @check("dataset")
@@ -219,7 +219,7 @@ def single_elements(path: InspectedDataset) -> Iterator[Finding]:
     for source in stages:
         count = -1 if source.inputs else int(source.dataset.cardinality())
         if count >= _MANY_SPLITS:
-            yield SINGLE.found(
+            yield SINGLE.finding(
                 f"{source.name} is divided into {count:,} splits of one element",
                 "use a source of files or ranges, and flat_map() or interleave() their content, or "
                 'use "off"',
@@ -237,7 +237,7 @@ def embedded(path: InspectedDataset) -> Iterator[Finding]:
         size = max(size, path.examined.size)
     # Without a service, the data only takes memory up to the size that no service accepts.
     if size > (graph_inspection.LARGEST if path.use is None else validation.LARGE):
-        yield EMBEDDED.found(
+        yield EMBEDDED.finding(
             f"the dataset's definition has {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside the pipeline",
             _name(path),
@@ -258,7 +258,7 @@ def endless(path: InspectedDataset) -> Iterator[Finding]:
     if whole or (origin and int(path.origin.cardinality()) == infinite):
         name = advice.dataset_variable(path.dataset)
         finite = f"{name}.take(n)" if name else "take(n)"
-        yield ENDLESS.found(
+        yield ENDLESS.finding(
             "the dataset has no end",
             f"use {finite}, remove repeat(), or pass steps_per_epoch= to model.fit",
             _name(path),
@@ -279,7 +279,7 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
         return
     workers = len(host.data_workers())
     if workers > 1 and int(path.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
-        yield REPEATED.found(
+        yield REPEATED.finding(
             f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
             "data worker",
             f'use {variable_of(host.owner, "cluster")}.distribute("dynamic") to get each element '
@@ -295,11 +295,11 @@ def packed(path: InspectedDataset) -> Iterator[Finding]:
     if host is None or use is None or not use.compressed:
         return
     if host.service_on_this_host:
-        yield PACKED.found(
+        yield PACKED.finding(
             "elements are compressed for transfers within one host", advice.PLAIN, host.name
         )
     elif (limit := host.limit).kind == "transfer":
-        yield PACKED.found(
+        yield PACKED.finding(
             f"compressed elements arrive too slowly: {limit}", advice.PLAIN, host.name
         )
 
@@ -312,7 +312,7 @@ def small_elements(path: InspectedDataset) -> Iterator[Finding]:
         return
     size = bytes_of(path.origin.element_spec)
     if size is not None and size < _SMALL:
-        yield SMALL.found(
+        yield SMALL.finding(
             f"the data workers send elements of {size:,} bytes",
             advice.batch(path.origin),
             host.name,
@@ -332,7 +332,7 @@ def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
     if names:
         local = host.service_on_this_host
         there = f"in {host.task_environment.directory}" if local else "on another host"
-        yield RELATIVE.found(
+        yield RELATIVE.finding(
             f"{listed(names)} are relative to {here}, but the data workers run {there}",
             "use absolute paths that are valid on all hosts",
             host.name,
@@ -357,7 +357,7 @@ def missing_library(path: InspectedDataset) -> Iterator[Finding]:
     workers = {row.task for row in host.data_workers()}
     loaded = [set(task["ops"]) for name, task in host.inspect_tasks().items() if name in workers]
     if ops := sorted(set().union(*(used - ops for ops in loaded))):
-        yield NO_LIBRARY.found(
+        yield NO_LIBRARY.finding(
             f"the dataset uses {listed(ops)} of a library that this process has loaded",
             'start the cluster with preload=["/path/of/the/library.so"]',
             host.name,

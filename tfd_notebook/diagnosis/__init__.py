@@ -84,20 +84,20 @@ def doctor(target: Any = None) -> Findings:
     if hasattr(target, "element_spec"):
         from tfd_notebook.data.diagnostics import inspect_dataset
 
-        return Findings(diagnostics.look("dataset", inspect_dataset(target)), ["the dataset"])
+        return Findings(diagnostics.run_checks("dataset", inspect_dataset(target)), ["the dataset"])
     return _check_tasks(target)
 
 
 def check_all() -> Findings:
     """Check this process, TF_CONFIG, and all clusters of this process."""
-    from tfd_notebook.resolvers.diagnostics import of_environment
+    from tfd_notebook.resolvers.diagnostics import from_environment
 
     load()
-    findings = list(diagnostics.look("process", None))
+    findings = list(diagnostics.run_checks("process", None))
     checked = ["this process"]
-    described = of_environment()
-    if described is not None:
-        findings += diagnostics.look("tasks", described)
+    description = from_environment()
+    if description is not None:
+        findings += diagnostics.run_checks("tasks", description)
         checked.append("TF_CONFIG")
     clusters = registry.clusters()
     for name, cluster in clusters.items():
@@ -109,10 +109,10 @@ def check_all() -> Findings:
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     """Check a cluster, its service, its servers and the datasets that read from it."""
     from tfd_notebook.diagnosis import cluster_checks, data_service_checks
-    from tfd_notebook.resolvers.diagnostics import Described
+    from tfd_notebook.resolvers.diagnostics import ClusterDescription
 
     load()
-    yield from diagnostics.look("cluster", cluster)
+    yield from diagnostics.run_checks("cluster", cluster)
     snapshot = cluster.snapshot()
     target = cluster_checks.target_of(cluster)
     if target is not None and "dispatcher:0" in _ready(cluster):
@@ -122,14 +122,14 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             data_service.of(cluster).removed_addresses,
             [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
         )
-        for finding in diagnostics.look("service", service):
+        for finding in diagnostics.run_checks("service", service):
             yield finding.at(cluster.name)
     tasks: dict[str, dict[int, str]] = {}
     for row in snapshot.tasks:
         if row.role in SERVER_ROLES and row.task in _ready(cluster):
             tasks.setdefault(str(row.role), {})[row.index] = row.address
     if tasks:
-        yield from diagnostics.look("tasks", Described.asked(tasks, cluster.name))
+        yield from diagnostics.run_checks("tasks", ClusterDescription.probe(tasks, cluster.name))
     reads = [
         known.read()
         for known in data_service.of(cluster).registered.values()
@@ -140,7 +140,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
 
         for read in reads:
             if read is not None:
-                yield from diagnostics.look("dataset", inspect_dataset(read))
+                yield from diagnostics.run_checks("dataset", inspect_dataset(read))
 
 
 def _ready(cluster: Cluster) -> set[str]:
@@ -169,23 +169,23 @@ def _cluster_by_name(name: str) -> Cluster:
 
 def _check_address(address: str) -> Findings:
     from tfd_notebook.diagnosis.data_service_checks import Service
-    from tfd_notebook.resolvers.diagnostics import Described
+    from tfd_notebook.resolvers.diagnostics import ClusterDescription
 
     result = probe.probe(address, _PROBE_SECONDS)
     if result.alive and result.kind == "server" and result.task is not None:
         job, _, index = result.task.partition(":")
         tasks = {job: {int(index): result.address}}
-        described = Described(tasks, address, {result.address: result})
+        description = ClusterDescription(tasks, address, {result.address: result})
         checked = f"{result.task} at {result.address}"
-        return Findings(diagnostics.look("tasks", described), [checked])
+        return Findings(diagnostics.run_checks("tasks", description), [checked])
     if result.alive and result.kind == "data_worker":
         return Findings([], [f"data worker at {result.address}"])
     service = Service.inspect(address)
-    return Findings(diagnostics.look("service", service), [service.place])
+    return Findings(diagnostics.run_checks("service", service), [service.place])
 
 
 def _check_tasks(target: Any) -> Findings:
-    from tfd_notebook.resolvers.diagnostics import Described
+    from tfd_notebook.resolvers.diagnostics import ClusterDescription
     from tfd_notebook.resolvers.validation import checked
 
     place = str(getattr(target, "place", "the named tasks"))
@@ -204,5 +204,9 @@ def _check_tasks(target: Any) -> Findings:
     tasks = checked(spec, place)
     # A resolver of several clusters renumbers their tasks, and then has `may_be`.
     may_be = getattr(target, "may_be", None)
-    described = Described.asked(tasks, place, may_be) if may_be else Described.asked(tasks, place)
-    return Findings(diagnostics.look("tasks", described), [place])
+    description = (
+        ClusterDescription.probe(tasks, place, may_be)
+        if may_be
+        else ClusterDescription.probe(tasks, place)
+    )
+    return Findings(diagnostics.run_checks("tasks", description), [place])

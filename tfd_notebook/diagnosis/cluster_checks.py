@@ -85,7 +85,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
                     what += f".{data_service.of(cluster).memory_cause()}"
-            yield FAILED_TASK.found(what, fix, cluster.name)
+            yield FAILED_TASK.finding(what, fix, cluster.name)
 
 
 @check("cluster")
@@ -95,7 +95,7 @@ def proxy(cluster: Cluster) -> Iterator[Finding]:
     hosts = [Endpoint.parse(row.address).host for row in rows]
     if rows and (conflict := proxies.in_the_way(hosts)) is not None:
         variable, missing = conflict
-        yield PROXY.found(
+        yield PROXY.finding(
             f"{variable} was set after the start, without an exception for {listed(missing)}",
             f'del os.environ["{variable}"], or add these hosts to os.environ["no_grpc_proxy"]',
             cluster.name,
@@ -110,7 +110,7 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
         if row.open_to == "everyone" or row.open_to.startswith("unknown"):
             by_peers.setdefault(row.open_to, []).append(row.task)
     for peers, tasks in by_peers.items():
-        yield OPEN_TASKS.found(
+        yield OPEN_TASKS.finding(
             f"{listed(tasks)} are open to {peers}",
             'allow only the networks that need them, such as allow=("10.0.0.0/8",) of the launcher',
             cluster.name,
@@ -122,14 +122,14 @@ def frequent_restarts(cluster: Cluster) -> Iterator[Finding]:
     """Report tasks that restart often, and hosts whose connection is lost often."""
     for row in cluster.snapshot().tasks:
         if row.restarts >= _MANY_RESTARTS:
-            yield FREQUENT_RESTARTS.found(
+            yield FREQUENT_RESTARTS.finding(
                 f"{row.task} was restarted {row.restarts} times",
                 f"see cluster.logs({row.task!r}) for the cause",
                 cluster.name,
             )
     for host, count in data_service.of(cluster).reconnects.items():
         if count >= _MANY_RESTARTS:
-            yield FREQUENT_RESTARTS.found(
+            yield FREQUENT_RESTARTS.finding(
                 f"the connection to {host} was lost and restored {count} times",
                 "check whether the network, the host or a firewall closes it",
                 cluster.name,
@@ -144,7 +144,7 @@ def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
         return
     for row in cluster.snapshot().tasks:
         if row.rss_mb is not None and row.rss_mb > NEAR * policy.memory_gb * 1e3:
-            yield MEMORY.found(
+            yield MEMORY.finding(
                 f"{row.task} uses {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
                 f"{policy.memory_gb:g} GB ({policy.quote('memory_gb')})",
                 "reduce the memory of each task, or ask the administrator of this host",
@@ -158,7 +158,7 @@ def keras_3(cluster: Cluster) -> Iterator[Finding]:
     keras = sys.modules.get("keras")  # TensorFlow itself may have imported it.
     version = str(getattr(keras, "__version__", ""))
     if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
-        yield KERAS_3.found(
+        yield KERAS_3.finding(
             f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2, cluster.name
         )
 
@@ -184,7 +184,7 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
         and not _IGNORED.match(name)
     )
     if names:
-        yield LATE_ENVIRONMENT.found(
+        yield LATE_ENVIRONMENT.finding(
             f"{listed(names)} changed after the cluster had started",
             "set them before the cluster starts, or pass env={...}, and start it again",
             cluster.name,
@@ -204,7 +204,7 @@ def stale_modules(cluster: Cluster) -> Iterator[Finding]:
         for name in report["stale"]:
             tasks.setdefault(name, []).append(task)
     for name, stale in sorted(tasks.items()):
-        yield STALE_MODULES.found(
+        yield STALE_MODULES.finding(
             f"{name} was edited after {listed(stale)} had imported it",
             f"importlib.reload({name}) in this process, then "
             + "; ".join(f"cluster.restart({task!r})" for task in stale),
@@ -221,7 +221,7 @@ def oversubscribed_gpus(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
                 users.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
     for (host, index), tasks in users.items():
         if len(tasks) > 1:
-            yield SHARED_GPU.found(
+            yield SHARED_GPU.finding(
                 f"GPU {index} of {host} is used by {', '.join(tasks)}",
                 "give each cluster different GPUs: gpus=[0], gpus=[1]",
             )

@@ -15,7 +15,7 @@ from tfd_notebook.model.spec import Endpoint, TaskState
 from tfd_notebook.net import probe
 from tfd_notebook.net.host import why_unreached
 from tfd_notebook.net.probe import Probe
-from tfd_notebook.resolvers.diagnostics import SILENT, advertised, is_loopback, shared_ports
+from tfd_notebook.resolvers.diagnostics import NO_ANSWER, advertised, is_loopback, shared_ports
 
 _PROBE_SECONDS = 2.0
 #: Maximum number of workers that a finding names.
@@ -110,7 +110,7 @@ def silent(service: Service) -> Iterator[Finding]:
     if not result.alive or result.kind != "dispatcher":
         cause = f"a {result.kind} answers" if result.alive else f"{result.state}, {result.reason}"
         fix = "start it, or correct its address"
-        yield SILENT.found(f"no dispatcher: {cause}", fix, service.place)
+        yield NO_ANSWER.finding(f"no dispatcher: {cause}", fix, service.place)
 
 
 @check("service")
@@ -120,12 +120,12 @@ def no_workers(service: Service) -> Iterator[Finding]:
         return
     if not service.workers:
         fix = "cluster.scale(data_workers=2), or start workers with its address"
-        yield NO_WORKERS.found("it has no data worker", fix, service.place)
+        yield NO_WORKERS.finding("it has no data worker", fix, service.place)
         return
     causes = [_unanswered(address, result, service) for address, result in service.workers.items()]
     more = f", and {len(causes) - _MAX_NAMES} more" if len(causes) > _MAX_NAMES else ""
     listing = "; ".join(cause for cause, _ in causes[:_MAX_NAMES])
-    yield NO_WORKERS.found(
+    yield NO_WORKERS.finding(
         f"none of its data workers responds: {listing}{more}", causes[0][1], service.place
     )
 
@@ -156,7 +156,7 @@ def missing_workers(service: Service) -> Iterator[Finding]:
         if not _responds(result)
     ]
     if missing and service.running:
-        yield MISSING_WORKERS.found(
+        yield MISSING_WORKERS.finding(
             f"{len(missing)} of {len(service.workers)} data workers do not respond: "
             f"{', '.join(missing[:_MAX_NAMES])}",
             "start them again at their addresses, or read again from the remaining ones",
@@ -169,7 +169,7 @@ def addresses(service: Service) -> Iterator[Finding]:
     """Report workers that other hosts cannot reach, and ports that several servers share."""
     named = {f"data_worker at {address}": address for address in service.workers}
     remote = not is_loopback(Endpoint.parse(service.address).host)
-    yield from advertised(named, service.place, others=remote)
+    yield from advertised(named, service.place, remote=remote)
     yield from shared_ports({"dispatcher": service.address, **named}, service.place)
 
 
@@ -188,7 +188,7 @@ def versions(service: Service) -> Iterator[Finding]:
     finally:
         dispatcher.stop()
     if own is not None and own != version:
-        yield VERSIONS.found(
+        yield VERSIONS.finding(
             f"the dispatcher uses protocol version {version}, and this process version {own}",
             "install the same TensorFlow version for both",
             service.place,

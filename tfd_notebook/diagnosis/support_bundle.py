@@ -54,7 +54,7 @@ def describe_process() -> dict[str, str]:
     clusters = registry.clusters()
     redactor = Redactor(os.environ, *(cluster.config.env for cluster in clusters.values()))
     unredacted = diagnosis.check_all()
-    findings = Findings(map(redactor.value, unredacted), redactor.value(unredacted.looked_at))
+    findings = Findings(map(redactor.value, unredacted), redactor.value(unredacted.checked))
     texts = {
         "versions.json": _json(versions()),
         "environment.json": _json(redactor.value(_environment())),

@@ -67,7 +67,7 @@ def versions(_: None) -> Iterator[Finding]:
     if used is None or installed in (None, "unknown"):
         return
     if series(used) != series(str(installed)):
-        yield VERSIONS.found(
+        yield VERSIONS.finding(
             f"this process uses TensorFlow {used}, and its tasks would import {installed}",
             "restart the kernel",
         )
@@ -78,7 +78,7 @@ def proxy(_: None) -> Iterator[Finding]:
     """Report a proxy that connections within this host would use."""
     if (message := proxies.bypass(environment=dict(os.environ))) is not None:
         name = message.partition(" ")[0]
-        yield PROXY.found(
+        yield PROXY.finding(
             f"{name} is set, without an exception for this host",
             'set no_grpc_proxy="localhost,127.0.0.1,::1" and add the cluster\'s hosts; starting a '
             "cluster does this",
@@ -91,12 +91,12 @@ def hidden_gpus(_: None) -> Iterator[Finding]:
     gpus = gpu_discovery.find(os.environ)
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus["hidden"]:
-        yield HIDDEN.found(
+        yield HIDDEN.finding(
             f"this host seems to have GPUs, but {gpus['why']}",
             'pip install "tfd-notebook[gpu]", and check that nvidia-smi works',
         )
     elif not gpus["gpus"] and shown is not None and gpu_discovery.find({})["gpus"]:
-        yield HIDDEN.found(
+        yield HIDDEN.finding(
             gpus["reason"],
             "unset CUDA_VISIBLE_DEVICES, or list the GPUs for the tasks in it",
         )
@@ -107,12 +107,12 @@ def memory_limits(_: None) -> Iterator[Finding]:
     """Report a memory limit that TensorFlow's processes are going to reach."""
     most = memory.of_process()
     if most is not None and most < _TENSORFLOW_MAPS:
-        yield MEMORY.found(
+        yield MEMORY.finding(
             f"a process may map at most {most / 1e9:.1f} GB (ulimit -v)",
             "raise the limit: TensorFlow maps more memory than it uses",
         )
     if (group := memory.of_group()) is not None and group[1] > NEAR * group[0]:
-        yield MEMORY.found(
+        yield MEMORY.finding(
             f"{group[1] / 1e9:.1f} of the {group[0] / 1e9:.1f} GB of this container are used",
             "use fewer tasks or smaller buffers (prefetch, shuffle, cache), or add memory",
         )
@@ -124,7 +124,7 @@ def leftovers(_: None) -> Iterator[Finding]:
     orphans = sweep(dry_run=True)
     if orphans:
         processes = sum(orphan.pid is not None for orphan in orphans)
-        yield ORPHANS.found(
+        yield ORPHANS.finding(
             f"{processes} processes and {len(orphans) - processes} directories or sockets belong "
             "to kernels that have ended",
             "run tfd sweep to end and remove them",
@@ -135,7 +135,7 @@ def leftovers(_: None) -> Iterator[Finding]:
 def culled(_: None) -> Iterator[Finding]:
     """Report a server that ends idle kernels."""
     if "ipykernel" in sys.modules and (seconds := kernel.cull_seconds()) is not None:
-        yield CULLED.found(
+        yield CULLED.finding(
             f"this kernel's server ends kernels after {seconds:g} s without activity",
             "call cluster.detach(hours=8), so that the tasks outlive the kernel",
         )
@@ -145,7 +145,7 @@ def culled(_: None) -> Iterator[Finding]:
 def clicks(_: None) -> Iterator[Finding]:
     """Report an ipykernel that does not handle clicks while a cell runs."""
     if "ipykernel" in sys.modules and not ipykernel.handles_messages_during_execution():
-        yield CLICKS.found(
+        yield CLICKS.finding(
             f"ipykernel {getattr(sys.modules['ipykernel'], '__version__', '')} queues clicks while "
             "a cell runs",
             'pip install "ipykernel>=7", or use a terminal: tfd pause, tfd stop',

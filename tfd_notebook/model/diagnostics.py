@@ -83,7 +83,7 @@ class Kind:
     title: str
     why: str
 
-    def found(self, what: str, fix: str, where: str = "") -> Finding:
+    def finding(self, what: str, fix: str, where: str = "") -> Finding:
         """Return a `Finding` of this kind."""
         return Finding(self.code, self.severity, what, self.why, fix, where)
 
@@ -133,14 +133,14 @@ FAILED = kind(
 )
 
 
-def look(about: About, subject: Any) -> Iterator[Finding]:
+def run_checks(about: About, subject: Any) -> Iterator[Finding]:
     """Run all checks of `subject`. A check that raises is reported as a finding."""
     for function in _checks.get(about, ()):
         try:
             # Collect all findings first: a generator can raise after its first ones.
             yield from tuple(function(subject))
         except Exception as error:
-            yield FAILED.found(
+            yield FAILED.finding(
                 f"{function.__module__}.{function.__qualname__} raised "
                 f"{type(error).__name__}: {error}",
                 "report this bug with the output of tfd support",

@@ -68,7 +68,7 @@ class TaskStatus:
 class RuleResult:
     """The outcome of a detection rule and its reason.
 
-    The outcome is ``fired``, ``close`` (a part of the condition is met) or ``no``.
+    The outcome is ``fired``, ``partial`` (a part of the condition is met) or ``no``.
     """
 
     rule: str

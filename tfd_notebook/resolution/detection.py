@@ -45,8 +45,8 @@ class RuleOutcome:
 
     Parameters
     ----------
-    outcome : {"fired", "close", "no"}
-        ``"close"``: a part of the condition is met.
+    outcome : {"fired", "partial", "no"}
+        ``"partial"``: a part of the condition is met.
     why : str
     resolver : str
         Name of the resolver that finds the tasks. Empty if `cell` is only a suggestion.
@@ -81,8 +81,8 @@ def _no(why: str) -> RuleOutcome:
     return RuleOutcome("no", why)
 
 
-def _close(why: str) -> RuleOutcome:
-    return RuleOutcome("close", why)
+def _partial(why: str) -> RuleOutcome:
+    return RuleOutcome("partial", why)
 
 
 def _tf_config(options: dict[str, Any]) -> RuleOutcome:
@@ -95,7 +95,7 @@ def _tf_config(options: dict[str, Any]) -> RuleOutcome:
         # The resolver raises the error with the position in the text.
         return RuleOutcome("fired", "TF_CONFIG is set", "tf_config")
     if isinstance(config, dict) and not config.get("cluster"):
-        return _close("TF_CONFIG is set, but has no cluster")
+        return _partial("TF_CONFIG is set, but has no cluster")
     return RuleOutcome("fired", "TF_CONFIG has a cluster", "tf_config")
 
 
@@ -106,7 +106,7 @@ def _sagemaker(options: dict[str, Any]) -> RuleOutcome:
         return RuleOutcome("fired", "SM_HOSTS and SM_CURRENT_HOST are set", "sagemaker")
     if present:
         missing = next(name for name in names if name not in present)
-        return _close(f"{present[0]} is set, but {missing} is not")
+        return _partial(f"{present[0]} is set, but {missing} is not")
     return _no("SM_HOSTS is not set")
 
 
@@ -125,7 +125,7 @@ def _slurm(options: dict[str, Any]) -> RuleOutcome:
     if tasks > 1:
         return RuleOutcome("fired", f"in a Slurm step with {tasks} tasks", "slurm")
     count = os.environ.get("SLURM_STEP_NUM_TASKS")
-    return _close(
+    return _partial(
         f"in a Slurm step with SLURM_STEP_NUM_TASKS={count}, but a cluster has more than 1 task"
     )
 
@@ -135,7 +135,7 @@ def _allocation(options: dict[str, Any]) -> RuleOutcome:
     if not job:
         return _no("SLURM_JOB_ID is not set: not in a Slurm allocation")
     if _step_tasks() is not None:
-        return _close(f"in Slurm job {job}, but in a step without other tasks")
+        return _partial(f"in Slurm job {job}, but in a step without other tasks")
     why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
     return RuleOutcome("fired", why, "slurm", suggestions.SRUN)
 
@@ -157,12 +157,12 @@ def _kubernetes(options: dict[str, Any]) -> RuleOutcome:
     token = TOKEN.is_file()
     if not host:
         return (
-            _close(f"{TOKEN} exists, but KUBERNETES_SERVICE_HOST is not set")
+            _partial(f"{TOKEN} exists, but KUBERNETES_SERVICE_HOST is not set")
             if token
             else _no("KUBERNETES_SERVICE_HOST is not set: not in a pod")
         )
     if not token:
-        return _close("in a Kubernetes pod, but it has no token of a service account")
+        return _partial("in a Kubernetes pod, but it has no token of a service account")
     if "jobs" in options:
         return RuleOutcome("fired", "in a Kubernetes pod with a service account", "kubernetes")
     why = "in a Kubernetes pod with a service account; jobs= must name the pods"
@@ -175,7 +175,7 @@ def _spark(options: dict[str, Any]) -> RuleOutcome:
     if providers.spark_clusters():
         return RuleOutcome("fired", "a TFCluster of this process runs on Spark", "spark")
     if compat_pyspark.active_context() is None:
-        return _close("pyspark is imported, but this process has no SparkContext")
+        return _partial("pyspark is imported, but this process has no SparkContext")
     return RuleOutcome("fired", "this process has a SparkContext", "", suggestions.SPARK)
 
 
@@ -186,7 +186,7 @@ def _ray(options: dict[str, Any]) -> RuleOutcome:
     if ray is None:
         return _no("RAY_ADDRESS is not set, and ray is not imported")
     if not ray.is_initialized():
-        return _close("ray is imported, but not initialised")
+        return _partial("ray is imported, but not initialised")
     return RuleOutcome("fired", "ray is initialised", "", suggestions.RAY)
 
 
@@ -204,14 +204,14 @@ def _jupyter(options: dict[str, Any]) -> RuleOutcome:
         why = f"the profile {names[0]!r} configures a Jupyter server"
         return RuleOutcome("fired", why, "", suggestions.start_with(names[0]))
     if kernels:
-        return _close("remote kernels are open, but none has a cluster")
+        return _partial("remote kernels are open, but none has a cluster")
     for entry in entries:
         if isinstance(entry, UsageError):
-            return _close(entry.what)
+            return _partial(entry.what)
     return _no('no profile has launcher = "jupyter", and no tfd.RemoteKernel is open')
 
 
-def _slurm_reached(options: dict[str, Any]) -> RuleOutcome:
+def _slurm_controller(options: dict[str, Any]) -> RuleOutcome:
     if shutil.which("sinfo") is None or shutil.which("scontrol") is None:
         return _no("sinfo and scontrol are not installed")
     try:
@@ -219,16 +219,16 @@ def _slurm_reached(options: dict[str, Any]) -> RuleOutcome:
             ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return _close(f"sinfo is installed, but scontrol ping took more than {_PING_SECONDS:g} s")
+        return _partial(f"sinfo is installed, but scontrol ping took more than {_PING_SECONDS:g} s")
     except OSError as error:
-        return _close(f"sinfo is installed, but running scontrol failed: {error}")
+        return _partial(f"sinfo is installed, but running scontrol failed: {error}")
     if completed.returncode or " UP" not in completed.stdout:
         output = " ".join((completed.stdout or completed.stderr).split())[:_MAX_OUTPUT]
-        return _close(f"sinfo is installed, but the Slurm controller does not respond: {output}")
+        return _partial(f"sinfo is installed, but the Slurm controller does not respond: {output}")
     known = partitions()
     up = [partition for partition in known if partition.up]
     if known and not up:
-        return _close("the Slurm controller responds, but no partition is up")
+        return _partial("the Slurm controller responds, but no partition is up")
     cell = suggestions.sbatch(up[0] if up else None)
     return RuleOutcome("fired", "the Slurm controller responds: you can submit jobs", "", cell)
 
@@ -279,6 +279,6 @@ RULES: dict[str, Callable[[dict[str, Any]], RuleOutcome]] = {
     "spark": _spark,
     "ray": _ray,
     "jupyter": _jupyter,
-    "slurm_controller": _slurm_reached,
+    "slurm_controller": _slurm_controller,
     "local": _local,
 }

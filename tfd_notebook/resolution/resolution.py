@@ -60,8 +60,8 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     if resolver == "auto":
         considered, outcome = detection.detect(kw)
         created = factory.create_resolver(outcome.resolver, kw) if outcome.resolver else None
-        again = suggestions.call("auto", kw)
-        resolution = Resolution(created, considered, again, outcome.cell)
+        call = suggestions.call("auto", kw)
+        resolution = Resolution(created, considered, call, outcome.cell)
     elif isinstance(resolver, str):
         created = factory.create_resolver(resolver, kw)
         result = RuleResult("argument", "fired", f"you named {resolver!r}")
@@ -75,8 +75,8 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
         result = RuleResult("argument", "fired", f"you passed a {type(resolver).__name__}")
         source = f"tfd.resolve({resolver!r})" if isinstance(resolver, dict) else ""
         is_short = 0 < len(source) <= _MAX_LENGTH
-        again = source if is_short else "tfd.resolve(resolver)"
-        resolution = Resolution(_from_argument(resolver), (result,), again)
+        call = source if is_short else "tfd.resolve(resolver)"
+        resolution = Resolution(_from_argument(resolver), (result,), call)
     if resolution.resolver is not None:
         resolution.look()
     return resolution
@@ -105,12 +105,12 @@ class Resolution:
         self,
         resolver: Any,
         considered: tuple[RuleResult, ...],
-        again: str,
+        call: str,
         suggestion: str = "",
     ) -> None:
         self.resolver = resolver
         self.considered = considered
-        self._again = again
+        self._call = call
         self._suggestion = suggestion
         self._lock = threading.Lock()
         self._prober: Any = None
@@ -231,7 +231,7 @@ class Resolution:
 
         Its columns are ``job task address state identity accelerators latency_ms reason``.
         """
-        return views.sightings_table(self._snapshot).to_frame()
+        return views.task_status_table(self._snapshot).to_frame()
 
     def history(self) -> views.Table:
         """Return the changes of the tasks as a table."""
@@ -244,10 +244,10 @@ class Resolution:
                 self._prober.close()
 
     def __repr__(self) -> str:
-        return views.look_text(self._snapshot)
+        return views.resolution_text(self._snapshot)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return views.look_bundle(self._snapshot)
+        return views.resolution_bundle(self._snapshot)
 
     def _require_resolver(self) -> Any:
         if self.resolver is None:
@@ -297,14 +297,14 @@ class Resolution:
 
     def _use(self, tasks: Tasks) -> str:
         if name := self._own_name():
-            return suggestions.own(name)
+            return suggestions.cluster_of_process(name)
         try:
             job, index = self.resolver.task_type, self.resolver.task_id
         except TfdError:
             job = index = None
         own = (job, index) if isinstance(job, str) and isinstance(index, int) else None
         kind = "tpu" if type(self.resolver).__name__ == "TPUResolver" else self.rule
-        return suggestions.use(tasks, self._again, own, kind)
+        return suggestions.use(tasks, self._call, own, kind)
 
     def _place(self) -> str:
         if self.resolver is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfd_notebook.cluster import control_socket
 from tfd_notebook.model.spec import TaskState
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found
+from tfd_notebook.resolvers.validation import AddressesByJob
 
 _SECONDS = 5.0
 
@@ -30,7 +30,7 @@ class SiblingProcessResolver(Resolver):
     def place(self) -> str:
         return f"the cluster {self.name!r} of the process {self.pid}"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         request = {"command": "snapshot", "name": self.name}
         jobs: dict[str, dict[int, str]] = {}
         for row in control_socket.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:

@@ -82,7 +82,7 @@ def attach_to(name: str) -> str:
     return f"cluster = tfd.attach({name!r})"
 
 
-def own(name: str) -> str:
+def cluster_of_process(name: str) -> str:
     """Return the cell that gets a cluster of this process."""
     return f"cluster = tfd.clusters()[{name!r}]"
 
@@ -99,13 +99,13 @@ def call(resolver: str, options: Mapping[str, Any]) -> str:
     return f"tfd.resolve({', '.join(arguments)})"
 
 
-def use(tasks: Tasks, again: str, own: tuple[str, int] | None, rule: str) -> str:
+def use(tasks: Tasks, call: str, own: tuple[str, int] | None, rule: str) -> str:
     """Return the cell that uses a cluster.
 
     Parameters
     ----------
     tasks : dict
-    again : str
+    call : str
         Source of an expression that repeats the resolution.
     own : tuple, optional
         Job and index of the task that this process is.
@@ -114,17 +114,17 @@ def use(tasks: Tasks, again: str, own: tuple[str, int] | None, rule: str) -> str
     """
     if rule == "tpu":
         return (
-            f"resolver = {again}.resolver\n"
+            f"resolver = {call}.resolver\n"
             "tf.config.experimental_connect_to_cluster(resolver)\n"
             "tf.tpu.experimental.initialize_tpu_system(resolver)\n"
             "strategy = tf.distribute.TPUStrategy(resolver)"
         )
     if own and own[0] != "chief" and own[1] in tasks.get(own[0], {}):
-        return f"resolver = {again}.resolver\nserver = {_SERVER}"
+        return f"resolver = {call}.resolver\nserver = {_SERVER}"
     if "dispatcher" in tasks:
         address = next(iter(tasks["dispatcher"].values()))
         return f'cluster = tfd.attach("grpc://{address}")'
     if not set(tasks) <= set(_ATTACHED):
-        return f"spec = {again}.cluster_spec()"
+        return f"spec = {call}.cluster_spec()"
     strategy = "\nstrategy = cluster.strategy()" if {"ps", "worker"} <= set(tasks) else ""
-    return f"cluster = {again}.attach(){strategy}"
+    return f"cluster = {call}.attach(){strategy}"

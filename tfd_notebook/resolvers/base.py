@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
 from tfd_notebook.net.probe import Probe, probe_many
-from tfd_notebook.resolvers.validation import Found, Tasks, checked
+from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
 
 #: Timeout for probing the devices of a task, in seconds.
 _PROBE_SECONDS = 5.0
@@ -69,11 +69,11 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         """Description of the source of the addresses, as the first words of errors."""
         return type(self).__name__
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         """Return the current addresses of all tasks by job."""
         if type(self).cluster_spec is Resolver.cluster_spec:
             raise NotImplementedError(f"{type(self).__name__} must override cluster_spec()")
-        spec: Found = self.cluster_spec().as_dict()
+        spec: AddressesByJob = self.cluster_spec().as_dict()
         return spec
 
     def _identity(self) -> tuple[str, int] | None:

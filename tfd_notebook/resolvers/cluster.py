@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tfd_notebook._compat.tf_coordinator import connection
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found
+from tfd_notebook.resolvers.validation import AddressesByJob
 
 
 class OwnResolver(Resolver):
@@ -39,7 +39,7 @@ class OwnResolver(Resolver):
     def place(self) -> str:
         return f"the cluster {self.name!r}"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         spec = {job: list(tasks) for job, tasks in self._spec().items()}
         chief = connection.address_in(spec)
         if chief is not None:

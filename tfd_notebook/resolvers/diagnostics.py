@@ -22,8 +22,11 @@ JOBS = ("chief", "master", "worker", "ps", "evaluator")
 _PROBE_SECONDS = 2.0
 _WHERE = "TF_CONFIG"
 
-ODD_JOB = kind(
-    "TFD801", "warning", "odd job name", "strategies ignore the job, so that its tasks do nothing"
+UNSUPPORTED_JOB = kind(
+    "TFD801",
+    "warning",
+    "unsupported job name",
+    "strategies ignore the job, so that its tasks do nothing",
 )
 NO_CHIEF = kind(
     "TFD802",
@@ -44,7 +47,7 @@ LATE = kind(
     "TensorFlow has set up its devices for this process alone, and strategies of several hosts "
     "must be created before that",
 )
-TWICE = kind(
+DUPLICATE = kind(
     "TFD805",
     "error",
     "duplicate address",
@@ -56,7 +59,7 @@ LOOPBACK = kind(
     "localhost advertised to other hosts",
     "other hosts resolve it to themselves, and the task does not run there",
 )
-ANOTHER = kind(
+WRONG_TASK = kind(
     "TFD807",
     "error",
     "another task answers",
@@ -68,7 +71,7 @@ SHARED = kind(
     "port shared by two servers",
     "each connection reaches one of them at random",
 )
-SILENT = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
+NO_ANSWER = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
 
 
 def _is(reported: str | None, job: str, index: int) -> bool:
@@ -76,7 +79,7 @@ def _is(reported: str | None, job: str, index: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Described:
+class ClusterDescription:
     """The tasks of a cluster description, and the answers from their addresses.
 
     Parameters
@@ -98,9 +101,9 @@ class Described:
     may_be: Callable[[str | None, str, int], bool] = _is
 
     @classmethod
-    def asked(
+    def probe(
         cls, tasks: Tasks, place: str, may_be: Callable[[str | None, str, int], bool] = _is
-    ) -> Described:
+    ) -> ClusterDescription:
         """Probe all addresses concurrently."""
         addresses = list(dict.fromkeys(_flat(tasks).values()))
         answers = probe_many(addresses, _PROBE_SECONDS)
@@ -134,13 +137,13 @@ def _read() -> Tasks:
     return checked(cluster, _WHERE)
 
 
-def of_environment() -> Described | None:
+def from_environment() -> ClusterDescription | None:
     """Return the cluster of TF_CONFIG; None if it is not set or invalid."""
     try:
         tasks = _read()
     except ResolveError:
         return None
-    return Described.asked(tasks, _WHERE) if tasks else None
+    return ClusterDescription.probe(tasks, _WHERE) if tasks else None
 
 
 @check("process")
@@ -149,7 +152,7 @@ def unreadable(_: None) -> Iterator[Finding]:
     try:
         _read()
     except ResolveError as error:
-        yield UNREADABLE.found(error.what, str(error.fix), _WHERE)
+        yield UNREADABLE.finding(error.what, str(error.fix), _WHERE)
 
 
 @check("process")
@@ -160,7 +163,7 @@ def late(_: None) -> Iterator[Finding]:
     except ResolveError:
         return
     if count > 1 and context.runs_alone():
-        yield LATE.found(
+        yield LATE.finding(
             f"TF_CONFIG names {count} tasks, but TensorFlow is in use without them",
             "restart the kernel, set TF_CONFIG first, and then create the strategy",
             _WHERE,
@@ -168,55 +171,55 @@ def late(_: None) -> Iterator[Finding]:
 
 
 @check("tasks")
-def odd_jobs(described: Described) -> Iterator[Finding]:
+def unsupported_jobs(description: ClusterDescription) -> Iterator[Finding]:
     """Find jobs that TensorFlow does not support."""
-    for job in described.tasks:
+    for job in description.tasks:
         if job not in JOBS:
             near = difflib.get_close_matches(job, JOBS, n=1)
-            yield ODD_JOB.found(
+            yield UNSUPPORTED_JOB.finding(
                 f"unsupported job {job!r}",
                 (f"did you mean {near[0]!r}? " if near else "") + f"use {', '.join(JOBS)}",
-                described.place,
+                description.place,
             )
 
 
 @check("tasks")
-def no_chief(described: Described) -> Iterator[Finding]:
+def no_chief(description: ClusterDescription) -> Iterator[Finding]:
     """Find parameter servers without a chief."""
     if (
-        described.place == _WHERE
-        and "ps" in described.tasks
-        and not {"chief", "master"} & set(described.tasks)
+        description.place == _WHERE
+        and "ps" in description.tasks
+        and not {"chief", "master"} & set(description.tasks)
     ):
-        yield NO_CHIEF.found(
+        yield NO_CHIEF.finding(
             "the cluster has parameter servers but no chief",
             'add "chief": ["host:port"], and run the coordinator in that task',
-            described.place,
+            description.place,
         )
 
 
 @check("tasks")
-def duplicates(described: Described) -> Iterator[Finding]:
+def duplicates(description: ClusterDescription) -> Iterator[Finding]:
     """Find addresses that several tasks share."""
     holders: dict[str, list[str]] = {}
-    for task, address in _flat(described.tasks).items():
+    for task, address in _flat(description.tasks).items():
         holders.setdefault(address, []).append(task)
     for address, tasks in holders.items():
         if len(tasks) > 1:
-            yield TWICE.found(
+            yield DUPLICATE.finding(
                 f"{address} is the address of {', '.join(tasks)}",
                 "give each task a separate port",
-                described.place,
+                description.place,
             )
 
 
 @check("tasks")
-def localhost(described: Described) -> Iterator[Finding]:
+def localhost(description: ClusterDescription) -> Iterator[Finding]:
     """Find loopback addresses among those of several hosts."""
-    yield from advertised(_flat(described.tasks), described.place)
+    yield from advertised(_flat(description.tasks), description.place)
 
 
-def advertised(addresses: Mapping[str, str], place: str, others: bool = False) -> Iterator[Finding]:
+def advertised(addresses: Mapping[str, str], place: str, remote: bool = False) -> Iterator[Finding]:
     """Find loopback addresses that other hosts use.
 
     Parameters
@@ -225,14 +228,14 @@ def advertised(addresses: Mapping[str, str], place: str, others: bool = False) -
         Addresses by task.
     place : str
         Source of the addresses.
-    others : bool
+    remote : bool
         True if other hosts use the addresses. If False, they do if any address is not loopback.
         Default False.
     """
     local = {task: at for task, at in addresses.items() if is_loopback(Endpoint.parse(at).host)}
-    if local and (others or len(local) < len(addresses)):
+    if local and (remote or len(local) < len(addresses)):
         named = ", ".join(f"{task} at {address}" for task, address in list(local.items())[:3])
-        yield LOOPBACK.found(
+        yield LOOPBACK.finding(
             f"{named}: other hosts cannot reach this address",
             "use a name or an address under which other hosts can reach this host",
             place,
@@ -248,29 +251,31 @@ def is_loopback(host: str) -> bool:
 
 
 @check("tasks")
-def answers(described: Described) -> Iterator[Finding]:
+def answers(description: ClusterDescription) -> Iterator[Finding]:
     """Find tasks that do not answer, and addresses where a different task answers."""
-    for task, address in _flat(described.tasks).items():
-        probe = described.answers.get(address)
+    for task, address in _flat(description.tasks).items():
+        probe = description.answers.get(address)
         if probe is None:
             continue
         if not probe.alive:
             state = f"{probe.state}, {probe.reason}" if probe.reason else probe.state
-            yield SILENT.found(
-                f"{task} at {address}: {state}", "start it, or correct its address", described.place
+            yield NO_ANSWER.finding(
+                f"{task} at {address}: {state}",
+                "start it, or correct its address",
+                description.place,
             )
-        elif probe.kind != "server" or not described.may_be(probe.task, *_parts(task)):
-            yield ANOTHER.found(
+        elif probe.kind != "server" or not description.may_be(probe.task, *_parts(task)):
+            yield WRONG_TASK.finding(
                 f"{probe.task or f'a {probe.kind}'} answers at {address}, the address of {task}",
                 "correct the address, or the indexes of the tasks",
-                described.place,
+                description.place,
             )
 
 
 @check("tasks")
-def shared(described: Described) -> Iterator[Finding]:
+def shared(description: ClusterDescription) -> Iterator[Finding]:
     """Find ports of this host on which several processes listen."""
-    yield from shared_ports(_flat(described.tasks), described.place)
+    yield from shared_ports(_flat(description.tasks), description.place)
 
 
 def shared_ports(addresses: Mapping[str, str], place: str) -> Iterator[Finding]:
@@ -283,21 +288,21 @@ def shared_ports(addresses: Mapping[str, str], place: str) -> Iterator[Finding]:
     place : str
         Source of the addresses.
     """
-    own_hosts = _own_hosts()
+    local_hosts = _local_hosts()
     for task, address in addresses.items():
         endpoint = Endpoint.parse(address)
-        if endpoint.host not in own_hosts:
+        if endpoint.host not in local_hosts:
             continue
         pids = sorted(set(_listening(endpoint.port)))
         if len(pids) > 1:
-            yield SHARED.found(
+            yield SHARED.finding(
                 f"processes {', '.join(map(str, pids))} listen on port {endpoint.port} of {task}",
                 "end all but one of them, or give them separate ports",
                 place,
             )
 
 
-def _own_hosts() -> set[str]:
+def _local_hosts() -> set[str]:
     hosts = {"localhost", "127.0.0.1", "::1"}
     hosts.update(a.address for interface in psutil.net_if_addrs().values() for a in interface)
     return hosts

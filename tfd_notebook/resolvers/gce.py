@@ -10,7 +10,7 @@ from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, Reso
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found, check_port, natural
+from tfd_notebook.resolvers.validation import AddressesByJob, check_port, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 20.0
@@ -78,7 +78,7 @@ class GCEResolver(Resolver):
         where = "/".join(self._where.values())
         return f"Compute Engine's instance group {where}/{self._group}"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         with google_api("compute", "v1", self.place, self._credentials, self._service) as service:
             names = sorted(self._instance_names(service), key=natural)
             if not names:

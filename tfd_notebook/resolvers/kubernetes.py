@@ -14,7 +14,7 @@ from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, Reso
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found, check_port, natural
+from tfd_notebook.resolvers.validation import AddressesByJob, check_port, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -97,7 +97,7 @@ class KubernetesResolver(Resolver):
         where = f"namespace {self._namespace!r}" if self._namespace else "the default namespace"
         return f"Kubernetes, {where}"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         with self._api() as (api, namespace):
             pods = {
                 job: [_list(api, namespace, selector, self._fields) for selector in selectors]

@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 1.0
 #: Timeout for the end of a watch, in seconds.
 _JOIN_SECONDS = 5.0
 #: HTTP status: the resource version has expired.
-_GONE = 410
+_HTTP_GONE = 410
 
 
 class _Watcher:
@@ -68,8 +68,8 @@ class _Watcher:
             except Exception as error:
                 # The caller's next list call reports the error. Events may be missing from here.
                 self._changed.set()
-                gone = getattr(error, "status", None) == _GONE
-                self._ended.wait(_PAUSE_SECONDS / 10 if gone else _PAUSE_SECONDS)
+                is_expired = getattr(error, "status", None) == _HTTP_GONE
+                self._ended.wait(_PAUSE_SECONDS / 10 if is_expired else _PAUSE_SECONDS)
                 with contextlib.suppress(Exception):
                     self._version = self._current_version()
                     self._changed.set()

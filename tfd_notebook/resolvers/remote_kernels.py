@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tfd_notebook.errors import NoAnswer, NoTasks, UsageError
 from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found
+from tfd_notebook.resolvers.validation import AddressesByJob
 
 _JOBS = (Role.PS, Role.WORKER)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -59,7 +59,7 @@ class KernelResolver(Resolver):
     def place(self) -> str:
         return "the kernels at " + ", ".join(kernel.label for kernel in self._kernels)
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         tasks: dict[str, list[str]] = {}
         for kernel in self._kernels:
             if kernel.state != "ready":

@@ -14,7 +14,7 @@ from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageErr
 from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.slurm_queue import why_pending
-from tfd_notebook.resolvers.validation import Found, check_port
+from tfd_notebook.resolvers.validation import AddressesByJob, check_port
 
 #: Timeout for one command that queries Slurm's controller, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -106,7 +106,7 @@ class SlurmResolver(Resolver):
             return super().num_accelerators(task_type, task_id, config_proto)
         return Counter({"GPU": gpus} if gpus else {})
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         addresses = [
             str(Endpoint(host, check_port("port_base + task", self._port_base + local_rank)))
             for host, local_rank in self._placement()

@@ -8,7 +8,7 @@ from typing import Any
 from tfd_notebook.errors import NoTasks, NotThere, UsageError
 from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found
+from tfd_notebook.resolvers.validation import AddressesByJob
 
 #: States of a node that no longer answers.
 _ENDED = ("finished", "failed", "lost", "stopped")
@@ -58,7 +58,7 @@ class SparkResolver(Resolver):
         cluster = self._cluster or _newest()
         return f"the cluster {cluster.name!r} on Spark" if cluster else "Spark"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         cluster = self._cluster or _newest()
         if cluster is None:
             raise NotThere(

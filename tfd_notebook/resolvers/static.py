@@ -11,7 +11,7 @@ from typing import Any
 from tfd_notebook.errors import Malformed, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Found, check_port, parsed
+from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, AddressesByJob, check_port, parsed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,8 +78,8 @@ class TFConfigResolver(Resolver):
             return ""
         return super().master(task_type, task_id, rpc_layer)
 
-    def _find(self) -> Found:
-        cluster: Found = self._read().get("cluster") or {}
+    def _find(self) -> AddressesByJob:
+        cluster: AddressesByJob = self._read().get("cluster") or {}
         return cluster
 
     def _identity(self) -> tuple[str, int] | None:
@@ -123,7 +123,7 @@ class SageMakerResolver(Resolver):
     def place(self) -> str:
         return "SageMaker's SM_HOSTS"
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         hosts = self._hosts()
         self._index(hosts)
         return {"worker": [str(Endpoint(host, self._port)) for host in hosts]}
@@ -190,9 +190,9 @@ class ClusterFileResolver(Resolver):
     def place(self) -> str:
         return str(self._path)
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         content = self._read()
-        cluster: Found = content.get("cluster", content)
+        cluster: AddressesByJob = content.get("cluster", content)
         return cluster
 
     def _identity(self) -> tuple[str, int] | None:

@@ -15,7 +15,7 @@ from tfd_notebook.errors import Malformed, NoTasks, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.gce import google_api
-from tfd_notebook.resolvers.validation import Found, checked, parsed
+from tfd_notebook.resolvers.validation import AddressesByJob, checked, parsed
 
 _TensorFlowResolver = tf.distribute.cluster_resolver.TPUClusterResolver
 #: Port of a TPU worker if its address has none.
@@ -120,10 +120,10 @@ class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-typ
     def _own_task(self) -> None:
         """Return None. `task_type` is the TPU's job, and this process is not a worker of it."""
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         return self._and_coordinator(self._api_addresses() if self._node else self._addresses)
 
-    def _and_coordinator(self, workers: list[str]) -> Found:
+    def _and_coordinator(self, workers: list[str]) -> AddressesByJob:
         spec = {str(self.task_type): workers} if workers else {}
         if workers and self._coordinator_name:
             spec[self._coordinator_name] = [self._coordinator_address]

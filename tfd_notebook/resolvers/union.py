@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfd_notebook.errors import Malformed, UsageError
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found, tasks_of
+from tfd_notebook.resolvers.validation import AddressesByJob, tasks_of
 
 _Any = tf.distribute.cluster_resolver.ClusterResolver
 
@@ -97,7 +97,7 @@ class UnionResolver(Resolver):
                 return resolver.task_type, resolver.task_id
         return None
 
-    def _find(self) -> Found:
+    def _find(self) -> AddressesByJob:
         parts = [tasks_of(resolver.cluster_spec()) for resolver in self._resolvers]
         union: dict[str, dict[int, str]] = {}
         for job in dict.fromkeys(job for part in parts for job in part):

@@ -12,7 +12,7 @@ from tfd_notebook.errors import Malformed, NoTasks, UsageError
 from tfd_notebook.model.spec import Endpoint
 
 #: Addresses by job: in the order of the tasks, or by index if some tasks are unknown.
-Found = Mapping[str, Sequence[str] | Mapping[int, str]]
+AddressesByJob = Mapping[str, Sequence[str] | Mapping[int, str]]
 #: Validated addresses by job and index.
 Tasks = dict[str, dict[int, str]]
 

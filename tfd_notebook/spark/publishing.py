@@ -41,7 +41,7 @@ def publish(place: str, overwrite: bool) -> Iterator[str]:
     with translate_filesystem_errors(place):
         if tf.io.gfile.exists(place) and not overwrite:
             raise UsageError(f"{place} exists", fix="another directory, or overwrite=True")
-    new = _hidden(place)
+    new = _temporary_path(place)
     try:
         tf.io.gfile.makedirs(new)
         yield new
@@ -57,13 +57,13 @@ def publish(place: str, overwrite: bool) -> Iterator[str]:
 def _rename(new: str, place: str, overwrite: bool) -> None:
     import tensorflow as tf
 
-    old = _hidden(place) if overwrite and tf.io.gfile.exists(place) else ""
+    old = _temporary_path(place) if overwrite and tf.io.gfile.exists(place) else ""
     try:
         if old:
             tf.io.gfile.rename(place, old)
         tf.io.gfile.rename(new, place)
     except BaseException as error:
-        hint = _put_back(old, place) if old else ""
+        hint = _restore(old, place) if old else ""
         what = f"{error}; the new data is in {new}{hint}"
         if isinstance(error, tf.errors.OpError):
             fix = f"remove the cause, then rename {new} to {place}"
@@ -74,7 +74,7 @@ def _rename(new: str, place: str, overwrite: bool) -> None:
         _remove(old, "replaced")
 
 
-def _put_back(old: str, place: str) -> str:
+def _restore(old: str, place: str) -> str:
     """Rename the old directory back; if that fails, return text that names it."""
     import tensorflow as tf
 
@@ -99,6 +99,6 @@ def _remove(directory: str, what: str) -> None:
         )
 
 
-def _hidden(place: str) -> str:
+def _temporary_path(place: str) -> str:
     parent, name = posixpath.split(place.rstrip("/"))
     return posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")

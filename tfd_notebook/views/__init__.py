@@ -14,17 +14,17 @@ from tfd_notebook.views.cluster_lists import (
 )
 from tfd_notebook.views.coordinator import coordinator_bundle, counted, values_table
 from tfd_notebook.views.diagnostics import findings_table
-from tfd_notebook.views.formatting import clean_lines, gist
+from tfd_notebook.views.formatting import clean_lines, short_error
 from tfd_notebook.views.gpus import gpus_table
 from tfd_notebook.views.html import html
 from tfd_notebook.views.resolution import (
     changes_table,
-    look_bundle,
-    look_gist,
-    look_html,
-    look_text,
+    resolution_bundle,
+    resolution_change_key,
+    resolution_html,
+    resolution_text,
     rules_table,
-    sightings_table,
+    task_status_table,
 )
 from tfd_notebook.views.table import Cell, Column, Table
 from tfd_notebook.views.text import text
@@ -45,18 +45,18 @@ __all__ = [
     "counted",
     "findings_table",
     "forecast_table",
-    "gist",
     "gpus_table",
     "html",
     "jobs_table",
-    "look_bundle",
-    "look_gist",
-    "look_html",
-    "look_text",
     "mimebundle",
+    "resolution_bundle",
+    "resolution_change_key",
+    "resolution_html",
+    "resolution_text",
     "rules_table",
-    "sightings_table",
+    "short_error",
     "streams_table",
+    "task_status_table",
     "text",
     "values_table",
 ]

@@ -176,5 +176,5 @@ def _value_row(record: Mapping[str, Any]) -> Row:
         span("queue_ms"),
         span("run_ms"),
         span("fetch_ms"),
-        Cell(figures.gist(record["error"])),
+        Cell(figures.short_error(record["error"])),
     ]

@@ -21,13 +21,13 @@ _COLUMNS = (
 )
 
 
-def findings_table(findings: Sequence[Mapping[str, str]], looked_at: Sequence[str]) -> Table:
+def findings_table(findings: Sequence[Mapping[str, str]], checked: Sequence[str]) -> Table:
     """Return the table of findings, each with the fields `model.diagnostics.FIELDS`.
 
     Parameters
     ----------
     findings : sequence of mapping
-    looked_at : sequence of str
+    checked : sequence of str
         The checked things, shown below the table.
     """
     rows = [
@@ -41,14 +41,13 @@ def findings_table(findings: Sequence[Mapping[str, str]], looked_at: Sequence[st
         )
         for finding in findings
     ]
-    checked = ", ".join(looked_at)
     return Table(
         _COLUMNS,
         rows,
         label="findings",
         empty="no findings",
         records=[dict(finding) for finding in findings],
-        foot=f"checked: {checked}" + (". More: tfd why CODE" if rows else ""),
+        foot=f"checked: {', '.join(checked)}" + (". More: tfd why CODE" if rows else ""),
         names=FIELDS,
     )
 
@@ -59,13 +58,13 @@ class Findings(Sequence[Finding]):
     Parameters
     ----------
     findings : iterable of Finding
-    looked_at : sequence of str
+    checked : sequence of str
         Short names of the checked things.
     """
 
-    def __init__(self, findings: Iterable[Finding], looked_at: Sequence[str]) -> None:
+    def __init__(self, findings: Iterable[Finding], checked: Sequence[str]) -> None:
         self._findings = ordered(findings)
-        self.looked_at = tuple(looked_at)
+        self.checked = tuple(checked)
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -80,7 +79,7 @@ class Findings(Sequence[Finding]):
     @property
     def table(self) -> Table:
         """The table of the findings."""
-        return findings_table(self.records(), self.looked_at)
+        return findings_table(self.records(), self.checked)
 
     def records(self) -> list[dict[str, str]]:
         """Return the findings as dictionaries with code, severity, where, what, why and fix."""

@@ -124,7 +124,7 @@ def brief(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
 
 
-def gist(error: str) -> str:
+def short_error(error: str) -> str:
     """Return the message of a TensorFlow error without its stack traces."""
     lines = [line.strip() for line in error[:20_000].splitlines()]
     messages = [line for line in lines if line and not line.startswith(_STACK)]

@@ -41,21 +41,21 @@ _CHANGES = (
 )
 
 
-def sightings_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
+def task_status_table(snapshot: ResolutionSnapshot, most: int | None = None) -> Table:
     """Return the tasks as a table with at most `most` rows. Its records contain all tasks."""
-    shown = look.tasks
-    if most is not None and len(shown) > most:
-        urgent = [task for task in shown if task.state != "alive"]
-        fine = [task for task in shown if task.state == "alive"]
-        shown = (*urgent, *fine)[:most]
-    left = len(look.tasks) - len(shown)
+    rows = snapshot.tasks
+    if most is not None and len(rows) > most:
+        urgent = [task for task in rows if task.state != "alive"]
+        fine = [task for task in rows if task.state == "alive"]
+        rows = (*urgent, *fine)[:most]
+    omitted = len(snapshot.tasks) - len(rows)
     return Table(
         _TASKS,
-        [_row(task) for task in shown],
+        [_row(task) for task in rows],
         label="tasks",
         empty="no tasks",
-        records=records(look.tasks),
-        foot=f"and {left:,} more tasks; to_frame() has all of them" if left else "",
+        records=records(snapshot.tasks),
+        foot=f"and {omitted:,} more tasks; to_frame() has all of them" if omitted else "",
         names=COLUMNS,
     )
 
@@ -69,7 +69,7 @@ def rules_table(considered: Sequence[RuleResult]) -> Table:
     return Table(_RULES, rows, label="rules", empty="no rule")
 
 
-def changes_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
+def changes_table(snapshot: ResolutionSnapshot, most: int | None = None) -> Table:
     """Return the changes of tasks as a table, the latest first."""
     rows = [
         (
@@ -79,73 +79,75 @@ def changes_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
             state_cell(change.after) if change.after else Cell("gone", "quiet"),
             Cell(change.reason),
         )
-        for change in look.changes[::-1][:most]
+        for change in snapshot.changes[::-1][:most]
     ]
-    data = [vars(change) for change in look.changes]
+    data = [vars(change) for change in snapshot.changes]
     names = ("time", "task", "before", "after", "reason")
     return Table(
         _CHANGES, rows, label="changes", empty="nothing changed", records=data, names=names
     )
 
 
-def look_text(look: ResolutionSnapshot, width: int = 110) -> str:
-    """Return the text view of `look`, at most `width` columns wide if possible."""
-    lines = textwrap.wrap(_head(look), width)
+def resolution_text(snapshot: ResolutionSnapshot, width: int = 110) -> str:
+    """Return the text view of `snapshot`, at most `width` columns wide if possible."""
+    lines = textwrap.wrap(_head(snapshot), width)
     lines += [
-        line for why in _close(look) for line in textwrap.wrap(why, width, subsequent_indent="  ")
+        line
+        for why in _partial_results(snapshot)
+        for line in textwrap.wrap(why, width, subsequent_indent="  ")
     ]
-    if look.trouble:
-        lines += textwrap.wrap(f"{figures.sign('error')} {figures.clean(look.trouble)}", width)
-    if look.tasks:
-        lines += sightings_table(look, MOST_ROWS).text(width).splitlines()
-    if look.changes:
-        table = changes_table(look, _MOST_CHANGES)
+    if snapshot.trouble:
+        lines += textwrap.wrap(f"{figures.sign('error')} {figures.clean(snapshot.trouble)}", width)
+    if snapshot.tasks:
+        lines += task_status_table(snapshot, MOST_ROWS).text(width).splitlines()
+    if snapshot.changes:
+        table = changes_table(snapshot, _MOST_CHANGES)
         lines += ["", "changes, the latest first", *text_table(table.columns, table.rows, width)]
-    if look.cell:
-        lines += ["", "the next cell:", *map(_code, look.cell.splitlines())]
+    if snapshot.cell:
+        lines += ["", "the next cell:", *map(_code, snapshot.cell.splitlines())]
     return "\n".join(lines)
 
 
-def look_html(look: ResolutionSnapshot) -> str:
-    """Return the HTML view of `look`."""
+def resolution_html(snapshot: ResolutionSnapshot) -> str:
+    """Return the HTML view of `snapshot`."""
     parts = [
-        f'<div class="tfd-head"><span class="tfd-name">{escape(_what(look))}</span>'
-        f"<span>{escape(_counts(look))}</span></div>"
+        f'<div class="tfd-head"><span class="tfd-name">{escape(_what(snapshot))}</span>'
+        f"<span>{escape(_counts(snapshot))}</span></div>"
     ]
-    if look.considered:
-        fired = look.considered[-1]
-        table = rules_table(look.considered)
+    if snapshot.considered:
+        fired = snapshot.considered[-1]
+        table = rules_table(snapshot.considered)
         parts.append(
             f'<details><summary class="tfd-quiet">rule {escape(fired.rule)}: {escape(fired.why)}'
             f"</summary>{html_table(table.columns, table.rows, table.label)}</details>"
         )
-    parts += [f'<div class="tfd-quiet">{escape(why)}</div>' for why in _close(look)]
-    if look.trouble:
-        parts.append(f'<div class="tfd-bad">{escape(look.trouble)}</div>')
-    tasks = sightings_table(look, MOST_ROWS)
+    parts += [f'<div class="tfd-quiet">{escape(why)}</div>' for why in _partial_results(snapshot)]
+    if snapshot.trouble:
+        parts.append(f'<div class="tfd-bad">{escape(snapshot.trouble)}</div>')
+    tasks = task_status_table(snapshot, MOST_ROWS)
     parts.append(html_table(tasks.columns, tasks.rows, tasks.label))
     if tasks.foot:
         parts.append(f'<div class="tfd-quiet">{escape(tasks.foot)}</div>')
-    if look.changes:
-        changed = changes_table(look, _MOST_CHANGES)
+    if snapshot.changes:
+        changed = changes_table(snapshot, _MOST_CHANGES)
         parts.append('<div class="tfd-quiet">changes, the latest first</div>')
         parts.append(html_table(changed.columns, changed.rows, changed.label))
-    if look.cell:
+    if snapshot.cell:
         parts.append(
             '<div class="tfd-quiet">the next cell:</div>'
-            f"<pre><code>{escape(look.cell)}</code></pre>"
+            f"<pre><code>{escape(snapshot.cell)}</code></pre>"
         )
     return wrap("".join(parts))
 
 
-def look_bundle(look: ResolutionSnapshot) -> dict[str, str]:
+def resolution_bundle(snapshot: ResolutionSnapshot) -> dict[str, str]:
     """Return both views by MIME type."""
-    return {"text/plain": look_text(look), "text/html": look_html(look)}
+    return {"text/plain": resolution_text(snapshot), "text/html": resolution_html(snapshot)}
 
 
-def look_gist(look: ResolutionSnapshot) -> object:
-    """Return the parts of `look` whose changes trigger a new display."""
-    return look.trouble, [(task.name, task.address, task.state) for task in look.tasks]
+def resolution_change_key(snapshot: ResolutionSnapshot) -> object:
+    """Return the parts of `snapshot` whose changes trigger a new display."""
+    return snapshot.trouble, [(task.name, task.address, task.state) for task in snapshot.tasks]
 
 
 def _row(task: TaskStatus) -> tuple[Cell, ...]:
@@ -162,26 +164,28 @@ def _row(task: TaskStatus) -> tuple[Cell, ...]:
 
 
 def _tone(result: RuleResult) -> str:
-    return {"fired": "good", "close": "warn"}.get(result.outcome, "quiet")
+    return {"fired": "good", "partial": "warn"}.get(result.outcome, "quiet")
 
 
-def _what(look: ResolutionSnapshot) -> str:
-    return look.place or "no cluster yet"
+def _what(snapshot: ResolutionSnapshot) -> str:
+    return snapshot.place or "no cluster yet"
 
 
-def _counts(look: ResolutionSnapshot) -> str:
-    if not look.place:
+def _counts(snapshot: ResolutionSnapshot) -> str:
+    if not snapshot.place:
         return ""
-    if not look.tasks:
+    if not snapshot.tasks:
         return "no tasks"
-    states = ", ".join(f"{count:,} {state}" for state, count in look.counts.items())
-    noun = "task" if len(look.tasks) == 1 else "tasks"
-    return f"{len(look.tasks):,} {noun}: {states}; seen in {figures.brief(look.seconds)}"
+    states = ", ".join(f"{count:,} {state}" for state, count in snapshot.counts.items())
+    noun = "task" if len(snapshot.tasks) == 1 else "tasks"
+    return f"{len(snapshot.tasks):,} {noun}: {states}; probed in {figures.brief(snapshot.seconds)}"
 
 
-def _head(look: ResolutionSnapshot) -> str:
-    fired = look.considered[-1] if look.considered else RuleResult(look.rule, "fired", "")
-    what = f"{_what(look)}, {_counts(look)}" if look.place else _what(look)
+def _head(snapshot: ResolutionSnapshot) -> str:
+    fired = (
+        snapshot.considered[-1] if snapshot.considered else RuleResult(snapshot.rule, "fired", "")
+    )
+    what = f"{_what(snapshot)}, {_counts(snapshot)}" if snapshot.place else _what(snapshot)
     return figures.clean(f"{what} (rule {fired.rule}: {fired.why})")
 
 
@@ -190,6 +194,6 @@ def _code(line: str) -> str:
     return "    " + "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
-def _close(look: ResolutionSnapshot) -> list[str]:
-    partial = [result for result in look.considered if result.outcome == "close"]
-    return [figures.clean(f"close: {result.rule}: {result.why}") for result in partial]
+def _partial_results(snapshot: ResolutionSnapshot) -> list[str]:
+    partial = [result for result in snapshot.considered if result.outcome == "partial"]
+    return [figures.clean(f"partial: {result.rule}: {result.why}") for result in partial]

@@ -134,7 +134,7 @@ def _row(node: NodeRow) -> Row:
         Cell(figures.count(node.results) if node.results else ""),
         Cell("" if ended else _queue(node), "warn" if _is_full(node) and not ended else ""),
         Cell("" if ended or node.batch_age_s is None else f"{figures.brief(node.batch_age_s)} ago"),
-        Cell(_gist(node.error)),
+        Cell(_error_line(node.error)),
     ]
 
 
@@ -150,14 +150,14 @@ def _is_full(node: NodeRow) -> bool:
     return node.queue_capacity is not None and (node.queue_depth or 0) >= node.queue_capacity
 
 
-def _gist(error: str) -> str:
+def _error_line(error: str) -> str:
     """Return an error's first line or, if that starts a traceback, its last line."""
     lines = [line for line in error[:50_000].splitlines() if line.strip()]
     if not lines:
         return ""
     if "Traceback" in lines[0]:
-        return figures.gist(lines[-1])
-    return figures.gist(lines[0])
+        return figures.short_error(lines[-1])
+    return figures.short_error(lines[0])
 
 
 def _trace(error: str) -> list[str]:

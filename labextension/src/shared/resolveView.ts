@@ -52,7 +52,7 @@ interface IChoices {
 interface IAttached {
   cluster: string;
   variable: string;
-  said: string;
+  message: string;
 }
 
 const WATCH_MS = 1000;
@@ -278,7 +278,7 @@ export class ResolveView implements IView {
     setText(this._rule, fired ? `rule ${fired.rule}: ${clean(fired.why)}` : '');
     this._rules.replaceChildren(
       ...resolution.considered.flatMap(({ rule, outcome, why }) => [
-        h('dt', { class: outcome === 'close' ? 'tfd-warn' : null }, `${rule}: ${outcome}`),
+        h('dt', { class: outcome === 'partial' ? 'tfd-warn' : null }, `${rule}: ${outcome}`),
         h('dd', {}, clean(why))
       ])
     );
@@ -325,10 +325,10 @@ export class ResolveView implements IView {
       'Use as cluster',
       async () => (await this._link.command('attach', query)) as IAttached,
       [this._use],
-      ({ said }) => said
+      ({ message }) => message
     );
     if (attached && !this._disposed) {
-      this._onAttached(attached.cluster, attached.said);
+      this._onAttached(attached.cluster, attached.message);
     }
   }
 

@@ -221,7 +221,7 @@ test('attaches to the resolved cluster', async () => {
   press('Use as cluster');
   expect(kernel.of('command').at(-1)).toMatchObject({ command: 'attach', resolver: 'auto' });
   const message = "attached to cluster 'found'";
-  kernel.reply({ value: { cluster: 'found', variable: 'cluster', said: message } });
+  kernel.reply({ value: { cluster: 'found', variable: 'cluster', message } });
   await settle();
   expect(attached).toHaveBeenCalledWith('found', message);
 });

@@ -108,7 +108,7 @@ shutil.rmtree(directory)
 SPARK_NODE = (
     "from tfd_notebook.spark.executor import executor, fork_server",
     """
-client = fork_server.ForkServerClient(executor.of_driver(), dict(os.environ))
+client = fork_server.ForkServerClient(executor.on_driver(), dict(os.environ))
 print(client.fork({}, [0, 2]) > 0)
 client.close()
 """,

@@ -156,7 +156,7 @@ def test_data_workers_with_localhost_and_a_remote_dispatcher() -> None:
             Probe(dispatcher, "alive", "dispatcher", version=9),
             {worker: Probe(worker, "alive", "data_worker")},
         )
-        return {finding.code for finding in diagnostics.look("service", service)}
+        return {finding.code for finding in diagnostics.run_checks("service", service)}
 
     diagnosis.load()
     assert codes_of("192.0.2.1:2222", "localhost:1") == {"TFD806"}
@@ -176,7 +176,8 @@ def test_restart_of_the_only_data_worker_is_found() -> None:
             rows={at: row},
         )
         return [
-            f"{finding.code} {finding.what}" for finding in diagnostics.look("service", service)
+            f"{finding.code} {finding.what}"
+            for finding in diagnostics.run_checks("service", service)
         ]
 
     diagnosis.load()
@@ -198,7 +199,7 @@ def test_data_worker_on_another_network_is_named() -> None:
             {at: Probe(at, "unreachable", reason="timed out")},
             rows={at: row},
         )
-        (finding,) = diagnostics.look("service", service)
+        (finding,) = diagnostics.run_checks("service", service)
         return finding.what
 
     diagnosis.load()
@@ -265,7 +266,7 @@ def dispatcher_of(*workers: str) -> Server:
 def test_unreachable_data_worker_is_probed_once(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
-        (finding,) = diagnostics.look("service", Service.inspect(dispatcher.address))
+        (finding,) = diagnostics.run_checks("service", Service.inspect(dispatcher.address))
     assert finding.code == "TFD811"
     assert f"{at} is unreachable from here" in finding.what
     assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
@@ -276,7 +277,7 @@ def test_reachable_data_worker_is_not_named(waits: dict[str, list[float]]) -> No
     diagnosis.load()
     answer = {probe._METHODS["data_worker"]: b""}
     with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
-        assert not list(diagnostics.look("service", Service.inspect(dispatcher.address)))
+        assert not list(diagnostics.run_checks("service", Service.inspect(dispatcher.address)))
         assert all(
             timeout <= data_service_checks._PROBE_SECONDS for timeout in waits[worker.address]
         )

@@ -44,7 +44,7 @@ def fired(**options: Any) -> tuple[str, detection.RuleOutcome]:
 
 def close(**options: Any) -> dict[str, str]:
     considered, _ = detection.detect(options)
-    return {item.rule: item.why for item in considered if item.outcome == "close"}
+    return {item.rule: item.why for item in considered if item.outcome == "partial"}
 
 
 def command(directory: Path, name: str, body: str) -> None:

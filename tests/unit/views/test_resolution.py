@@ -22,7 +22,7 @@ from tfd_notebook.resolution.service import read_options
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 RULES = (
     RuleResult("argument", "no", "no resolver was named"),
-    RuleResult("tf_config", "close", f"TF_CONFIG has no cluster {ESCAPE}"),
+    RuleResult("tf_config", "partial", f"TF_CONFIG has no cluster {ESCAPE}"),
     RuleResult("sagemaker", "fired", "SM_HOSTS is set"),
 )
 TASKS = (
@@ -41,8 +41,8 @@ def many(count: int) -> ResolutionSnapshot:
 
 
 def test_text_and_html_agree_and_escape_their_content() -> None:
-    bundle = views.look_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
-    assert bundle == views.look_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
+    bundle = views.resolution_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
+    assert bundle == views.resolution_bundle(replace(LOOK, trouble=f"no answer {ESCAPE}"))
     for shown in bundle.values():
         for words in ("SM_HOSTS", "1 alive, 1 hung, 1 mismatch", "worker:0 answers there", "GPU:2"):
             assert words in shown
@@ -54,23 +54,23 @@ def test_text_and_html_agree_and_escape_their_content() -> None:
 @pytest.mark.parametrize("count", [0, 1, 1000])
 def test_tables_have_limited_length(count: int) -> None:
     look = many(count)
-    table = views.sightings_table(look, 100)
+    table = views.task_status_table(look, 100)
     assert len(table) == min(count, 100)
     assert list(table.to_frame().columns) == list(resolution.COLUMNS)
     assert len(table.to_frame()) == count
-    shown = views.look_text(look, 80)
+    shown = views.resolution_text(look, 80)
     assert all(len(line) <= 80 for line in shown.splitlines())
     assert ("and 900 more tasks" in shown) == (count == 1000)
     if count:
         assert f"worker:{count - 1}" in shown
-        assert f"worker:{count - 1}" in views.look_html(look)
+        assert f"worker:{count - 1}" in views.resolution_html(look)
     else:
         assert "no tasks" in shown
-        assert "no tasks" in views.look_html(look)
+        assert "no tasks" in views.resolution_html(look)
 
 
 def test_narrow_text_keeps_task_state_and_reason() -> None:
-    shown = views.look_text(LOOK, 40)
+    shown = views.resolution_text(LOOK, 40)
     assert all(len(line) <= 40 for line in shown.partition("the next cell")[0].splitlines())
     assert "≠ mismatch" in shown
     assert "answers there" in shown
@@ -80,7 +80,7 @@ def test_suggestion_has_a_cell_and_no_table() -> None:
     look = ResolutionSnapshot(
         "local", "", 1.0, (), (RuleResult("local", "fired", "nothing else"),), "tfd.Cluster()"
     )
-    shown = views.look_text(look)
+    shown = views.resolution_text(look)
     assert shown.startswith("no cluster yet (rule local: nothing else)")
     assert shown.endswith("    tfd.Cluster()")
     assert "no tasks" not in shown
@@ -101,7 +101,7 @@ def test_changes_are_described() -> None:
     assert result[0].reason == "moved from w0:1 to w9:1"
     assert changes(TASKS, TASKS, 5.0) == ()
     look = replace(LOOK, changes=result)
-    for shown in views.look_bundle(look).values():
+    for shown in views.resolution_bundle(look).values():
         assert "moved from w0:1" in shown
     frame = views.changes_table(look).to_frame()
     assert list(frame.columns) == ["time", "task", "before", "after", "reason"]

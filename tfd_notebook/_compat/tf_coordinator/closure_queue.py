@@ -157,7 +157,7 @@ class WatchedQueue(Waiting):
         closure.name = function_name(trace)
         for each in closures.per_worker(closure):
             self.reads_input.add(closure.name)
-            if closures.is_foreign(each, self._store):
+            if closures.is_external(each, self._store):
                 raise UsageError(
                     "an argument of this closure belongs to another coordinator",
                     fix="create it again: iter(coordinator.create_per_worker_dataset(...))",

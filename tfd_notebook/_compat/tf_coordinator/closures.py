@@ -117,7 +117,7 @@ def watch(closure: Any, store: Store) -> None:
         closure._tfd_store = store
 
 
-def is_foreign(values: Any, store: Store) -> bool:
+def is_external(values: Any, store: Store) -> bool:
     """Return True if ``PerWorkerValues`` belong to a coordinator with another store."""
     closure = next((value._closure for value in values._values), None)
     return getattr(closure, "_tfd_store", store) is not store

@@ -108,15 +108,15 @@ def send_functions() -> None:
     function does not exist. TensorFlow interprets this as a restarted worker and retries
     indefinitely.
     """
-    here = context.context()
+    tf_context = context.context()
     with thread_parking.parked():  # another thread can call one of the functions
-        for name in here.list_function_names():
+        for name in tf_context.list_function_names():
             if name.startswith(_WRAPPED):
                 continue  # no other task calls these, and sending them writes log messages
-            definition = here.get_function_def(name)
+            definition = tf_context.get_function_def(name)
             # add_function_def() only sends functions that the context does not have yet.
-            here.remove_function(name)
-            here.add_function_def(definition)
+            tf_context.remove_function(name)
+            tf_context.add_function_def(definition)
 
 
 def resolver_of(strategy: Any) -> Any:
@@ -134,7 +134,7 @@ def cluster_of(coordinator: Any) -> Any:
     return getattr(coordinator, "_cluster", None)
 
 
-def is_made(coordinator: Any) -> bool:
+def is_constructed(coordinator: Any) -> bool:
     """Return True if TensorFlow's part of a coordinator exists. A strategy has one coordinator."""
     return bool(getattr(coordinator, "_has_initialized", False))
 

@@ -280,7 +280,7 @@ class Consumers:
                 iterator = source.meter.iterator() if source.meter is not None else None
                 reading, workers = source.reading(), self._workers()
                 try:
-                    source.live.look(iterator, reading, process, workers, source.used)
+                    source.live.update(iterator, reading, process, workers, source.used)
                 except Exception as error:  # the pipeline cannot be read
                     source.live.disabled = True
                     if self._publish is not None:

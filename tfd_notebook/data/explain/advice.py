@@ -109,7 +109,7 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
 
 
 def advise(
-    verdict: Bottleneck,
+    bottleneck: Bottleneck,
     workers: int,
     delivery: Delivery | None = None,
     dataset: Any = None,
@@ -119,7 +119,7 @@ def advise(
 
     Parameters
     ----------
-    verdict : Bottleneck
+    bottleneck : Bottleneck
     workers : int
         The number of data workers of the pipeline.
     delivery : Delivery, optional
@@ -128,23 +128,27 @@ def advise(
         The dataset that is read, and the one that was distributed. The advice names the variables
         that hold them.
     """
-    stage = verdict.stage
-    if verdict.kind == "consumer":
+    stage = bottleneck.stage
+    if bottleneck.kind == "consumer":
         return SINGLE if stage is not None else STEP
-    if verdict.kind == "stage":
-        if stage is not None and stage.kind == "Map" and not (stage.parallel or verdict.saturated):
+    if bottleneck.kind == "stage":
+        if (
+            stage is not None
+            and stage.kind == "Map"
+            and not (stage.parallel or bottleneck.saturated)
+        ):
             return PARALLEL
-        return ALL_PROCESSORS if verdict.saturated else LESS
-    if verdict.kind == "source" and stage is not None and stage.kind == "Generator":
+        return ALL_PROCESSORS if bottleneck.saturated else LESS
+    if bottleneck.kind == "source" and stage is not None and stage.kind == "Generator":
         return GENERATOR
-    if verdict.kind == "workers":
-        if verdict.task:
-            return inspect_worker(verdict.task)
-        return more_workers(workers, delivery, verdict.saturated)
+    if bottleneck.kind == "workers":
+        if bottleneck.task:
+            return inspect_worker(bottleneck.task)
+        return more_workers(workers, delivery, bottleneck.saturated)
     return {
         "source": SLOW_SOURCE,
         "python": PYTHON,
         "transfer": f"{batch(origin)}, or {MEMORY}",
         "device_copy": copy(dataset),
         "none": "",
-    }[verdict.kind]
+    }[bottleneck.kind]

@@ -23,7 +23,7 @@ _SATURATED = 0.85
 #: Share of the time with a contended GIL above which Python is the bottleneck.
 _LOCKED = 0.4
 #: Seconds that passing one element to Python takes.
-_HAND_OVER = 100e-6
+_TRANSFER_SECONDS = 100e-6
 #: Share of the time until the first element above which filling a buffer is the bottleneck.
 _FILLING = 0.3
 #: Number of elements below which the time to fill a buffer is negligible.
@@ -107,14 +107,14 @@ def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool)
     copy = next((s for s in last.walk() if s.kind == "CopyToDevice"), None)
     if copy is not None:
         return Bottleneck("device_copy", waits, copy)
-    hand_over = measurement.rate * _HAND_OVER
+    transfer = measurement.rate * _TRANSFER_SECONDS
     lane = next((lane for lane in measurement.lanes if _stage_of(lane) is not None), None)
     if not measurement.elements and (lane is None or lane.busy < _BUSY):
         # A stage in its first call has not counted an element yet.
         return Bottleneck("source", 1.0, next((s for s in last.walk() if s.is_source), last))
-    if lane is None or lane.busy < _BUSY or (hand_over > _BUSY and lane.busy < 0.8):
-        if hand_over > _BUSY and not _batched(last):
-            return Bottleneck("consumer", min(1.0, hand_over), last)
+    if lane is None or lane.busy < _BUSY or (transfer > _BUSY and lane.busy < 0.8):
+        if transfer > _BUSY and not _batched(last):
+            return Bottleneck("consumer", min(1.0, transfer), last)
         return Bottleneck("none", 1.0 - waits)
     # With all cores in use, the bottleneck is the largest user of them in any lane.
     among = measurement.lanes if saturated else (lane,)

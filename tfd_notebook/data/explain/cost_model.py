@@ -91,7 +91,7 @@ class Costs:
         self._stages: dict[_Key, Stage | None] = {}
         # Elements that a stage produced, and elements of the datasets that its function created.
         # The latter datasets and their counts can disappear between two readings.
-        self._given: dict[int, int] = defaultdict(int)
+        self._produced: dict[int, int] = defaultdict(int)
         self._created: dict[int, int] = defaultdict(int)
         self._wall = 0.0
         # The stage of each input of a node: by the node, then by the input.
@@ -109,7 +109,7 @@ class Costs:
                 self._stages[key] = stage
                 self._seconds[key] += max(0.0, node.seconds - (old.seconds if old else 0.0))
                 if depth < 2:
-                    (self._created if depth else self._given)[id(stage)] += elements
+                    (self._created if depth else self._produced)[id(stage)] += elements
             if lane == node.id and not first:
                 self._threads[lane] += node.parallelism * seconds
         self._before = dict(model.nodes)
@@ -128,9 +128,9 @@ class Costs:
         for key, seconds in self._seconds.items():
             lane, stage, kind, inner = key
             if inner and (created := self._created[stage]):
-                seconds *= max(1.0, self._given[stage] / created)
-            given = 0 if inner else self._given[stage]
-            by_lane[lane].append(StageCost(self._stages[key], kind, inner, seconds, given))
+                seconds *= max(1.0, self._produced[stage] / created)
+            produced = 0 if inner else self._produced[stage]
+            by_lane[lane].append(StageCost(self._stages[key], kind, inner, seconds, produced))
         lanes = []
         for lane, parts in by_lane.items():
             available = self._threads.get(lane, self._wall)

@@ -146,17 +146,17 @@ class _Explanation:
         measurement = self._measurement
         if measurement.empty:
             return Limit("none", figures=self._figures, advice="the dataset is empty")
-        verdict = judge(measurement, self._last, self._cores, self._step is not None)
-        if verdict.kind == "workers" and self._use is not None:
-            verdict = self._classify_service()
-        if verdict.kind == "device_copy" and verdict.stage is not None:
-            verdict = self._classify_copy(verdict)
-        kind = "none" if verdict.kind == "consumer" and self._target else verdict.kind
-        change, gain = getattr(self, f"_advise_{kind}")(verdict)
+        bottleneck = judge(measurement, self._last, self._cores, self._step is not None)
+        if bottleneck.kind == "workers" and self._use is not None:
+            bottleneck = self._classify_service()
+        if bottleneck.kind == "device_copy" and bottleneck.stage is not None:
+            bottleneck = self._classify_copy(bottleneck)
+        kind = "none" if bottleneck.kind == "consumer" and self._target else bottleneck.kind
+        change, gain = getattr(self, f"_advise_{kind}")(bottleneck)
         return Limit(
             kind=kind,
-            stage=verdict.name,
-            share=None if kind == "none" else min(1.0, verdict.share),
+            stage=bottleneck.name,
+            share=None if kind == "none" else min(1.0, bottleneck.share),
             figures=self._figures,
             advice=change,
             expected_gain=gain,
@@ -199,17 +199,17 @@ class _Explanation:
             return None
         return result if result.rate else None
 
-    def _classify_copy(self, verdict: Bottleneck) -> Bottleneck:
+    def _classify_copy(self, bottleneck: Bottleneck) -> Bottleneck:
         """Run the stages before a copy to a device. Without the copy they may be as slow."""
-        assert verdict.stage is not None
-        before = verdict.stage.inputs[0]
+        assert bottleneck.stage is not None
+        before = bottleneck.stage.inputs[0]
         left = self._until - time.monotonic()
         result = measure(
             before.dataset, max(0.5, left / 2 - 0.3), self._step, warm_up=0.3, last=before
         )
         self._figures["elements_per_s_without_copy"] = result.rate
         if self._measurement.rate and result.rate / self._measurement.rate >= _MIN_GAIN:
-            return replace(verdict, share=1 - self._measurement.rate / result.rate)
+            return replace(bottleneck, share=1 - self._measurement.rate / result.rate)
         return judge(result, before, self._cores, self._step is not None)
 
     def _try(
@@ -240,7 +240,7 @@ class _Explanation:
 
     # One method per kind of bottleneck. Each returns the advice and the expected gain.
 
-    def _advise_none(self, verdict: Bottleneck) -> tuple[str, float | None]:
+    def _advise_none(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
         waits = self._measurement.wait_fraction
         if self._step is not None and waits >= _STARVING_SHARE:
             return (
@@ -252,8 +252,8 @@ class _Explanation:
             return f"the data keeps up with the given step, which waits {share}", None
         return "", None
 
-    def _advise_consumer(self, verdict: Bottleneck) -> tuple[str, float | None]:
-        if verdict.stage is not None or self._step is None:
+    def _advise_consumer(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
+        if bottleneck.stage is not None or self._step is None:
             return advice.SINGLE, None
         alone = measure(self._dataset, max(0.3, self._until - time.monotonic() - 0.5), warm_up=0.5)
         gain = (
@@ -262,8 +262,8 @@ class _Explanation:
         self._figures["elements_per_s_without_step"] = alone.rate
         return advice.STEP, gain
 
-    def _advise_source(self, verdict: Bottleneck) -> tuple[str, float | None]:
-        stage = verdict.stage
+    def _advise_source(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
+        stage = bottleneck.stage
         assert stage is not None
         if stage.kind == "Generator":
             return advice.GENERATOR, None
@@ -281,8 +281,8 @@ class _Explanation:
         }.get(stage.kind, "pass num_parallel_reads=tf.data.AUTOTUNE")
         return f"read several files at a time: {how}", gain
 
-    def _advise_stage(self, verdict: Bottleneck) -> tuple[str, float | None]:
-        stage = verdict.stage
+    def _advise_stage(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
+        stage = bottleneck.stage
         assert stage is not None
         if stage.kind == "Shuffle":
             return self._shuffle(stage)
@@ -290,9 +290,9 @@ class _Explanation:
             gain = self._try(lambda: experiments.parallel(self._dataset, stage))
             if gain is not None and gain >= _MIN_GAIN:
                 return advice.PARALLEL, gain
-            if gain is None and not stage.parallel and not verdict.saturated:
+            if gain is None and not stage.parallel and not bottleneck.saturated:
                 return advice.PARALLEL, None
-        return (advice.ALL_PROCESSORS if verdict.saturated else advice.LESS), None
+        return (advice.ALL_PROCESSORS if bottleneck.saturated else advice.LESS), None
 
     def _shuffle(self, stage: Stage) -> tuple[str, float | None]:
         size = stage.number or 0
@@ -316,7 +316,7 @@ class _Explanation:
             None,
         )
 
-    def _advise_python(self, verdict: Bottleneck) -> tuple[str, float | None]:
+    def _advise_python(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
         cores = self._cores
         gain = min(
             float(cores), cores / max(self._measurement.cpu, self._busy, 1.0), self._max_gain
@@ -325,8 +325,8 @@ class _Explanation:
             return f"{advice.PYTHON}. This machine has no free core for data workers", None
         return f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})", gain
 
-    def _advise_device_copy(self, verdict: Bottleneck) -> tuple[str, float | None]:
-        stage = verdict.stage
+    def _advise_device_copy(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
+        stage = bottleneck.stage
         assert stage is not None
         if any(s.kind == "Prefetch" and stage in s.inputs for s in self._last.walk()):
             return "", None
@@ -334,7 +334,7 @@ class _Explanation:
         text = advice.copy(self._dataset, "dataset")
         return text, gain if gain is not None and gain >= _MIN_GAIN else None
 
-    def _advise_transfer(self, verdict: Bottleneck) -> tuple[str, float | None]:
+    def _advise_transfer(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
         use, measurement = self._use, self._measurement
         if use is None or use.again is None or not self._is_unchanged:
             origin = None if use is None else use.origin
@@ -358,9 +358,9 @@ class _Explanation:
         gain = self._try(lambda: use.origin, alternate=True)
         return advice.MEMORY, gain if gain is not None and gain >= _MIN_GAIN else None
 
-    def _advise_workers(self, verdict: Bottleneck) -> tuple[str, float | None]:
-        if verdict.task:
-            return advice.inspect_worker(verdict.task), None
+    def _advise_workers(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
+        if bottleneck.task:
+            return advice.inspect_worker(bottleneck.task), None
         used = sum(worker.cpu or 0.0 for worker in self._workers) + self._measurement.cpu
         self._figures["cpu_cores_all"] = used
         count = len(self._workers)
@@ -377,7 +377,7 @@ class _Explanation:
             cores = self._cores
         free = cores / max(used, self._busy, 0.05)
         gain = min(useful / count, free, self._max_gain)
-        if verdict.saturated or free < _MIN_GAIN:
+        if bottleneck.saturated or free < _MIN_GAIN:
             return advice.ALL_CORES_BUSY, None
         return advice.more_workers(count, delivery, False, useful), gain
 

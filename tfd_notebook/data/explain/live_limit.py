@@ -55,7 +55,7 @@ class ProcessSampler:
 
 
 class LiveLimit:
-    """The bottleneck of one consumer, updated by `look`.
+    """The bottleneck of one consumer, updated by `update`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class LiveLimit:
         """True if the pipeline contains a tf.data service. Also true while unknown."""
         return self._last is None or any(s.kind == "DataService" for s in self._last.walk())
 
-    def look(
+    def update(
         self,
         iterator: Any,
         reading: MetricTotals,
@@ -174,24 +174,26 @@ class LiveLimit:
             locked=sum(self._locked) / len(self._locked),
             lanes=tuple(self._costs.lanes()),
         )
-        verdict = judge(measurement, self._last, cores, reads)
-        if verdict.kind == "workers" and workers:
-            verdict = judge_service(measurement, workers, cores, None)
+        bottleneck = judge(measurement, self._last, cores, reads)
+        if bottleneck.kind == "workers" and workers:
+            bottleneck = judge_service(measurement, workers, cores, None)
             host = None if self._delivery is None else self._delivery.host()
             if host is None or host.service_on_this_host:
-                verdict = replace(verdict, saturated=verdict.saturated or is_busy(machine, cores))
+                bottleneck = replace(
+                    bottleneck, saturated=bottleneck.saturated or is_busy(machine, cores)
+                )
             else:
-                verdict = replace(verdict, saturated=False)
+                bottleneck = replace(bottleneck, saturated=False)
         figures = measurement.figures()
         del figures["first_element_s"]
-        share = None if verdict.kind == "none" else min(1.0, verdict.share)
+        share = None if bottleneck.kind == "none" else min(1.0, bottleneck.share)
         dataset = self._dataset()
-        use = use_in(dataset) if verdict.kind == "transfer" and dataset is not None else None
+        use = use_in(dataset) if bottleneck.kind == "transfer" and dataset is not None else None
         origin = None if use is None else use.origin
-        text = advise(verdict, len(workers), self._delivery, dataset, origin)
-        if verdict.kind == "device_copy":
+        text = advise(bottleneck, len(workers), self._delivery, dataset, origin)
+        if bottleneck.kind == "device_copy":
             prefetched = any(
-                s.kind == "Prefetch" and verdict.stage in s.inputs for s in self._last.walk()
+                s.kind == "Prefetch" and bottleneck.stage in s.inputs for s in self._last.walk()
             )
             name = dataset_variable(dataset, "dataset")
             hint = (
@@ -199,7 +201,7 @@ class LiveLimit:
                 "without it"
             )
             text = hint if prefetched else f"{text}, or {hint}"
-        return Limit(verdict.kind, verdict.name, share, figures, text)
+        return Limit(bottleneck.kind, bottleneck.name, share, figures, text)
 
 
 def worker_limit(
@@ -227,10 +229,10 @@ def worker_limit(
         for name, value in (("cpu_cores", mine.cpu), ("bytes_per_s", mine.bytes_per_s))
         if value is not None
     }
-    verdict = slow_worker(workers)
-    if verdict is not None and verdict.task == task:
-        share, advice = verdict.share, advise(verdict, len(workers))
-        return Limit("workers", verdict.name, share, figures, advice)
+    bottleneck = slow_worker(workers)
+    if bottleneck is not None and bottleneck.task == task:
+        share, advice = bottleneck.share, advise(bottleneck, len(workers))
+        return Limit("workers", bottleneck.name, share, figures, advice)
     if mine.cpu is not None and mine.cpu >= _BUSY_CORES:
         advice = more_workers(len(workers), delivery, saturated)
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)

@@ -61,7 +61,7 @@ class _Run:
         self._ended = ended
         self._costs = Costs(last)
         self._lags: list[float] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._iterator: Any = None
         self._meter: Any = None
         self._lock = threading.Lock()
@@ -125,16 +125,16 @@ class _Run:
                     size += reading.bytes - base[1]
                     waited += reading.waited - base[2]
                 used = time.process_time() - cpu
-                over = now >= end or self._over.is_set() or not any_came
-                if over and self._ended is not None:
+                is_end = now >= end or self._stopped.is_set() or not any_came
+                if is_end and self._ended is not None:
                     self._ended()
                 with self._lock:
                     self._iterator = None
                 del iterator
-                if over:
+                if is_end:
                     break
         finally:
-            self._over.set()
+            self._stopped.set()
             sampler.join(5)
             self._iterator = None
         if not self._counting:  # no element arrived during the measurement
@@ -155,7 +155,7 @@ class _Run:
 
     def _sample(self) -> None:
         """Sample the model and the contention for the GIL, and cancel a blocked pipeline."""
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             began = time.perf_counter()
             time.sleep(_PROBE)
             now = time.perf_counter()

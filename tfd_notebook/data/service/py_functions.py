@@ -132,7 +132,7 @@ class FunctionWatch:
 
         self._users[key] = weakref.ref(dataset, end), used
 
-    def gone(self, size: int) -> list[str]:
+    def unused(self, size: int) -> list[str]:
         """Return the tokens that have become unused since the previous call.
 
         Parameters
@@ -149,7 +149,7 @@ class FunctionWatch:
             ended.difference_update(tokens)
         return sorted(ended - self._permanent)
 
-    def gone_again(self, tokens: Iterable[str]) -> None:
+    def restore_unused(self, tokens: Iterable[str]) -> None:
         """Take back tokens that could not be sent to the workers."""
         self._ended.append(tuple(tokens))
 

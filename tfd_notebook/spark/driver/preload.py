@@ -32,5 +32,5 @@ def warm(sc: Any) -> None:
 
 def _import(_: Iterable[int]) -> Iterator[int]:
     with contextlib.suppress(Exception):
-        ForkServerClient(executor.here(), launch_plan.node_environment({}, None)).close()
+        ForkServerClient(executor.current(), launch_plan.node_environment({}, None)).close()
     return iter(())

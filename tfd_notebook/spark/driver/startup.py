@@ -89,7 +89,7 @@ class Launch:
             number: f"{host}:{reserved.getsockname()[1]}"
             for number, reserved in self._reserved_ports.items()
         }
-        owner = executor.of_driver()
+        owner = executor.on_driver()
         for node in self._driver_nodes:
             message = launch_plan.reservation(node, owner, addresses[node.node], None)
             node_server.reserve(node_server.nodes[node.node], {**message, "attempt": 0})
@@ -150,7 +150,7 @@ class Launch:
         """Start the nodes on the driver's host, after the addresses of all nodes are known."""
         if not self._reserved_ports:
             return
-        owner = executor.of_driver()
+        owner = executor.on_driver()
         environment = launch_plan.node_environment(self._plan.environment, ())
         nodes = self._node_server.nodes
         known = {number: node.address for number, node in nodes.items()}

@@ -52,7 +52,7 @@ class Start:
         yield pid
 
     def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
-        owner = executor.here()
+        owner = executor.current()
         gpus = _gpus(context)
         environment = launch_plan.node_environment(self._plan.environment, gpus)
         # The fork server imports TensorFlow while this task waits for the others.

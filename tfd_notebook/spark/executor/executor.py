@@ -37,7 +37,7 @@ class Executor:
     started: float
 
 
-def here() -> Executor:
+def current() -> Executor:
     """Return the executor of this Python worker.
 
     Raises
@@ -57,7 +57,7 @@ def here() -> Executor:
     )
 
 
-def of_driver() -> Executor:
+def on_driver() -> Executor:
     """Return the owner of nodes on the driver's host, which is this process."""
     return Executor("driver", socket.gethostname(), os.getpid(), _start_of(os.getpid()))
 

@@ -63,7 +63,9 @@ def inspect_spark(
         executors, silent = facts.executors(spark, spark_facts.free, timeout)
         spark_facts = dataclasses.replace(spark_facts, executors=executors, silent=silent)
     name = spark_facts.master or "Spark Connect"
-    return spark_facts, Findings(diagnostics.look("spark", spark_facts), [f"the Spark at {name}"])
+    return spark_facts, Findings(
+        diagnostics.run_checks("spark", spark_facts), [f"the Spark at {name}"]
+    )
 
 
 def report_lines(spark_facts: SparkFacts, findings: Findings) -> Iterator[str]:
@@ -131,7 +133,7 @@ def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
         context = application.context_of(sc)
         spark_slots.wait_for_executors(context, lambda: facts.of(context).free >= num)
         spark_facts = facts.of(sc, num)
-    for finding in diagnostics.look("spark", spark_facts):
+    for finding in diagnostics.run_checks("spark", spark_facts):
         if finding.code == SLOTS.code:
             raise NotEnoughSlots(finding.what, fix=finding.fix)
         if finding.code == DYNAMIC.code or (is_fed and finding.code == SPECULATION.code):

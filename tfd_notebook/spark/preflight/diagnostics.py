@@ -105,14 +105,14 @@ def slots(spark: SparkFacts) -> Iterator[Finding]:
     if spark.connect or spark.dynamic:
         return
     if spark.needed is not None and spark.free < spark.needed:
-        yield SLOTS.found(
+        yield SLOTS.finding(
             f"{spark.needed} nodes must run at the same time, but "
             f"{report(spark.slots, spark.held)}",
             ("shut down a cluster that holds slots, " if spark.held else "")
             + f"start Spark with {fixes.slot_settings_text(spark)}, or use fewer nodes",
         )
     elif not spark.slots:
-        yield SLOTS.found(
+        yield SLOTS.finding(
             "Spark has no executor", "wait until Spark has executors, or check its master"
         )
 
@@ -121,7 +121,7 @@ def slots(spark: SparkFacts) -> Iterator[Finding]:
 def dynamic(spark: SparkFacts) -> Iterator[Finding]:
     """Find dynamic allocation."""
     if spark.dynamic:
-        yield DYNAMIC.found(
+        yield DYNAMIC.finding(
             "spark.dynamicAllocation.enabled is true",
             "start Spark with spark.dynamicAllocation.enabled=false and "
             f"spark.executor.instances={spark.needed or 'the number of nodes'}",
@@ -132,7 +132,7 @@ def dynamic(spark: SparkFacts) -> Iterator[Finding]:
 def connect(spark: SparkFacts) -> Iterator[Finding]:
     """Find a session of Spark Connect."""
     if spark.connect:
-        yield CONNECT.found(
+        yield CONNECT.finding(
             "this session uses Spark Connect: its executors cannot be inspected",
             "feed DataFrames, and pass a schema to inference; for RDDs, streams, dfutil, "
             "pipelines, TFParallel and tasks on executors use a session of the driver's process, "
@@ -230,7 +230,7 @@ def readable(spark: SparkFacts) -> Iterator[Finding]:
     missing = [name for name in names[:1] if spark.setting(name) != "true"]
     missing += [] if encrypted else [names[1]]
     if missing:
-        yield READABLE.found(
+        yield READABLE.finding(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set",
             f"start Spark with {', '.join(f'{name}=true' for name in missing)}",
         )
@@ -240,7 +240,7 @@ def readable(spark: SparkFacts) -> Iterator[Finding]:
 def untested(spark: SparkFacts) -> Iterator[Finding]:
     """Find a cluster manager that this package is not tested with."""
     if not spark.connect and spark.manager not in _TESTED:
-        yield UNTESTED.found(
+        yield UNTESTED.finding(
             f"the master is {spark.master!r}",
             "try it, and report the result; docs/spark.md lists what is tested",
         )
@@ -251,12 +251,12 @@ def silent(spark: SparkFacts) -> Iterator[Finding]:
     """Find executors that did not answer the probe."""
     if spark.silent:
         if "PYTHON_VERSION_MISMATCH" in spark.silent or "Cannot run program" in spark.silent:
-            yield PYTHON.found(
+            yield PYTHON.finding(
                 f"executors cannot run this Python's functions: {spark.silent}",
                 fixes.environment(spark),
             )
         else:
-            yield SILENT.found(
+            yield SILENT.finding(
                 f"the probe of the executors failed: {spark.silent}",
                 "try again when no other job uses the executors, or see their logs",
             )
@@ -266,7 +266,7 @@ def silent(spark: SparkFacts) -> Iterator[Finding]:
 def speculation(spark: SparkFacts) -> Iterator[Finding]:
     """Find speculative execution, which runs tasks twice."""
     if spark.setting("spark.speculation") == "true":
-        yield SPECULATION.found(
+        yield SPECULATION.finding(
             "spark.speculation is true", "start Spark with spark.speculation=false"
         )
 
@@ -282,7 +282,7 @@ def gpus(spark: SparkFacts) -> Iterator[Finding]:
     )
     if have or hosts:
         known = f"executors have {have}" if have else ", ".join(hosts)
-        yield GPUS.found(
+        yield GPUS.finding(
             f"spark.task.resource.gpu.amount is not set, but there are GPUs: {known}",
             f"start Spark with {fixes.gpu_settings_text(spark)} and a script that prints their "
             "addresses, spark.executor.resource.gpu.discoveryScript; or set CUDA_VISIBLE_DEVICES= "
@@ -310,4 +310,4 @@ def _each(
         if problem := wrong(executor):
             hosts.setdefault(problem, set()).add(executor.host)
     for problem, names in hosts.items():
-        yield code.found(f"{listed(sorted(names))} {problem}", fix)
+        yield code.finding(f"{listed(sorted(names))} {problem}", fix)

@@ -181,7 +181,7 @@ def _json_args(parser: Parser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    records = attach.everywhere()
+    records = attach.all_clusters()
     table = views.clusters_table(records)
     print(json.dumps(records) if options.json else table.text(Screen().width))
     return 0
@@ -356,7 +356,7 @@ def _resolve(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(as_json(snapshot)))
         else:
-            print(views.look_text(snapshot, Screen().width))
+            print(views.resolution_text(snapshot, Screen().width))
         return 0
     check_seconds(options.watch)
     end = time.monotonic() + options.watch
@@ -364,9 +364,9 @@ def _resolve(options: argparse.Namespace) -> int:
         key = None
         while not screen.leaving:
             snapshot, previous_key = resolution.glance(), key
-            key = views.look_gist(snapshot)
+            key = views.resolution_change_key(snapshot)
             if not options.json:
-                screen.show(views.look_text(snapshot, screen.width), key)
+                screen.show(views.resolution_text(snapshot, screen.width), key)
             elif key != previous_key:
                 print(json.dumps(as_json(snapshot)), flush=True)
             if (left := end - time.monotonic()) <= 0:

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the findings. Return 1 if one of them is an error, else 0."""
     if options.name is not None and ":" in options.name:
         findings = diagnosis.doctor(options.name)
-        records, checked = findings.records(), list(findings.looked_at)
+        records, checked = findings.records(), list(findings.checked)
     elif options.name is not None or options.pid is not None:
         target = targets.find(options)
         records, checked = target.call("doctor", _SECONDS), [f"cluster {target.name!r}"]

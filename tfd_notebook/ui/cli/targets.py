@@ -76,7 +76,7 @@ def find(options: argparse.Namespace) -> ClusterTarget:
     UnknownName
         No cluster has this name or process.
     """
-    known = attach.everywhere()
+    known = attach.all_clusters()
     matches = [
         record
         for record in known

@@ -174,7 +174,7 @@ class _Start:
 
 
 def _list(options: argparse.Namespace) -> views.Table:
-    return views.clusters_table(attach.everywhere())
+    return views.clusters_table(attach.all_clusters())
 
 
 def _name_args(parser: Parser) -> None:

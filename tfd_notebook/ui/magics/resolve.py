@@ -85,7 +85,7 @@ def _attach(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     cluster = _service.resolution(request).attach(connect=False)
     bound = lookup.bind(shell.user_ns, variable, cluster)
     message = f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}"
-    return {"cluster": cluster.name, "variable": bound, "said": message}
+    return {"cluster": cluster.name, "variable": bound, "message": message}
 
 
 class _Resolve:
@@ -155,10 +155,10 @@ class _SnapshotView:
         self._snapshot = snapshot
 
     def __repr__(self) -> str:
-        return views.look_text(self._snapshot)
+        return views.resolution_text(self._snapshot)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return views.look_bundle(self._snapshot)
+        return views.resolution_bundle(self._snapshot)
 
 
 cleanup.on_unload(close)

@@ -114,7 +114,7 @@ def start_by(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         "cluster": started.cluster.name,
         "variable": started.variable,
         "reused": started.reused,
-        "said": started.message,
+        "message": started.message,
         "line": " ".join((PROG, *map(_readable, tokens))),
     }
 

@@ -153,7 +153,7 @@ def test_record_with_a_malformed_description_is_ignored(
 def test_list_states_that_hosts_were_not_probed(record: DetachedClusterRecord) -> None:
     record.set_lease(7200)
     record.describe(description(2))
-    (listed,) = attach.everywhere()
+    (listed,) = attach.all_clusters()
     assert (listed["state"], listed["observed"], listed["planned"]) == ("detached", None, 3)
     assert json.loads(json.dumps(listed)) == listed
     text = views.clusters_table([listed]).text()
