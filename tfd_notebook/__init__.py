@@ -120,6 +120,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
 def unload_ipython_extension(ipython: Any) -> None:
     """Stop all clusters and undo the loading, for ``%unload_ext tfd_notebook``."""
+    # Import time, as in `load_ipython_extension`.
     from tfd_notebook.ui import extension
 
     extension.unload(ipython)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,10 +32,10 @@ def exports(
         if not (home := modules[name]):
             return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(f"{package}.{home}"), name)
-        setattr(sys.modules[package], name, value)
+        setattr(importlib.import_module(package), name, value)
         return value
 
     def list_names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        return sorted({*vars(importlib.import_module(package)), *modules})
 
     return get_attribute, list_names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,4 +165,3 @@ def test_a_cluster_on_spark_is_listed_with_all_clusters(shell: Any, capsys: Any)
     finally:
         hub.leave(session)
         hub.await_end(LONG)
-    assert sys.modules["tfd_notebook.spark.driver.registry"]

@@ -102,7 +102,7 @@ def test_input_modes_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("root", "path", "full"),
     [
-        (LOCAL + "/", "data/a", LOCAL + "/work/dir/data/a"),
+        (LOCAL + "/", "data/a", LOCAL + "/current/dir/data/a"),
         (LOCAL + "/", "/data/a", LOCAL + "/data/a"),
         ("hdfs://name:8020", "data/a", "hdfs://name:8020/user/{me}/data/a"),
         ("hdfs://name:8020/", "/data/a", "hdfs://name:8020/data/a"),
@@ -116,7 +116,7 @@ def test_input_modes_are_numbers() -> None:
         ("hdfs:///", "foo/bar", "hdfs:///user/{me}/foo/bar"),
         ("viewfs:///", "/foo/bar", "viewfs:///foo/bar"),
         ("viewfs:///", "foo/bar", "viewfs:///user/{me}/foo/bar"),
-        (LOCAL, "foo/bar", LOCAL + "/work/dir/foo/bar"),
+        (LOCAL, "foo/bar", LOCAL + "/current/dir/foo/bar"),
         ("s3a://bucket", "foo/bar", "s3a://bucket/foo/bar"),
         ("hdfs://", "viewfs://foo/bar", "viewfs://foo/bar"),
         ("hdfs://name:8020", "s3a://bucket/a", "s3a://bucket/a"),
@@ -128,7 +128,7 @@ def test_input_modes_are_numbers() -> None:
 def test_paths_have_scheme_and_directory(root: str, path: str, full: str) -> None:
     import getpass
 
-    ctx = TFNodeContext(default_fs=root, working_dir="/work/dir")
+    ctx = TFNodeContext(default_fs=root, working_dir="/current/dir")
     assert ctx.absolute_path(path) == full.format(me=getpass.getuser())
     assert TFNode.hdfs_path(ctx, path) == ctx.absolute_path(path)
 

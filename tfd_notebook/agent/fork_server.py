@@ -117,6 +117,7 @@ def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) 
     """Fork the task that `request` describes; return its pid."""
 
     def work() -> None:
+        # Import time: only the fork server needs it, not the agent, which imports this module.
         from tfd_notebook.agent import task_process
 
         channel.close()
@@ -144,6 +145,7 @@ def main() -> None:
         with blocked_imports("pyarrow", "sklearn"):
             import tensorflow as tf
 
+            # Import time, as in `_fork_task`.
             from tfd_notebook.agent import task_process  # noqa: F401 - used by `_fork_task`
     except ImportError as error:
         _send(channel, {"error": str(error)})

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from tfd_notebook._compat.tf_data import graph, py_functions
 from tfd_notebook.agent import tf_servers, thread_activity
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.model.spec import Role
@@ -94,8 +95,6 @@ class TaskProcess:
 
     def install(self, blob: str, removed: list[str]) -> list[str]:
         """Install Python functions and remove some; return the user's modules that are stale."""
-        from tfd_notebook._compat.tf_data import py_functions
-
         changed = stale(self._modules)
         py_functions.forget(removed)
         py_functions.install(base64.b64decode(blob))
@@ -104,8 +103,6 @@ class TaskProcess:
 
     def inspect(self) -> dict[str, list[str]]:
         """Return the user's stale modules, and the ops of loaded op libraries."""
-        from tfd_notebook._compat.tf_data import graph
-
         return {
             "stale": stale(self._modules),
             "ops": sorted(graph.loaded_ops()),

@@ -41,6 +41,7 @@ class _Comm:
 
     def serve(self) -> Session:
         """Start serving the panels."""
+        # Import time: a kernel without panels does not need the hub.
         from tfd_notebook.bus import hub
         from tfd_notebook.bus.session import Session
 
@@ -51,6 +52,7 @@ class _Comm:
 
     def close(self) -> None:
         if self._session is not None:
+            # Import time, as in `serve`.
             from tfd_notebook.bus import hub
 
             hub.leave(self._session)
@@ -58,6 +60,7 @@ class _Comm:
             self.send({"kind": "bye"}, [])
 
     def handle_msg(self, message: Mapping[str, Any]) -> None:
+        # Import time, as in `serve`.
         from tfd_notebook.bus import hub
 
         hub.receive(self.serve(), message["content"].get("data"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tfd_notebook import views
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.config import build_config
@@ -22,6 +23,7 @@ from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.reports import ClusterReports
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.cluster.training import ParameterServerTraining
+from tfd_notebook.data.consume import observe
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service import distribute as service
 from tfd_notebook.launchers import base
@@ -318,8 +320,6 @@ class Cluster:
 
         The result is still a ``tf.data.Dataset``.
         """
-        from tfd_notebook.data.consume import observe  # imports TensorFlow
-
         self._context.require_running()
         return observe.watch(dataset, self._context.consumers, name)
 
@@ -483,8 +483,6 @@ class Cluster:
         return ClusterDispatcher(self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from tfd_notebook import views
-
         return views.mimebundle(self.snapshot())
 
     def __repr__(self) -> str:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import errors
+from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
+from tfd_notebook.model.snapshot import as_dict
 
 if TYPE_CHECKING:
     from tfd_notebook.model.snapshot import Snapshot
@@ -152,15 +153,10 @@ def _pack_error(error: errors.TfdError) -> dict[str, Any]:
 
 
 def _list(request: Request) -> Any:
-    from tfd_notebook import views
-
     return [views.brief(snapshot) for snapshot in snapshots(registry.running_clusters()).values()]
 
 
 def _snapshot(request: Request) -> Any:
-    from tfd_notebook import views
-    from tfd_notebook.model.snapshot import as_dict
-
     cluster = cluster_of(request)
     width = _number(request, "width", 110, least=20, most=1000)
     hold = _number(request, "hold", 0, least=0, most=3600)

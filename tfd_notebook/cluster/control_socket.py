@@ -22,7 +22,7 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.cluster import commands
-from tfd_notebook.net import unix_socket
+from tfd_notebook.net import runtime_dir, unix_socket
 
 __all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
 
@@ -90,9 +90,7 @@ class ControlServer:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        from tfd_notebook.net.runtime_dir import control_socket
-
-        self.path = path or control_socket(os.getpid())
+        self.path = path or runtime_dir.control_socket(os.getpid())
         #: The error of the last connection; empty if it was served.
         self._failure = ""
         self._slots = threading.BoundedSemaphore(_MAX_CLIENTS)
@@ -171,10 +169,8 @@ class ControlServer:
 
 def processes() -> tuple[int, ...]:
     """Return the pids of this user's processes that listen. Remove sockets of dead processes."""
-    from tfd_notebook.net.runtime_dir import own_files
-
     pids = []
-    for pid, path in own_files("sock"):
+    for pid, path in runtime_dir.own_files("sock"):
         try:
             with unix_socket.connect(path, _PEER_SECONDS):
                 pids.append(pid)
@@ -207,10 +203,8 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     TfdError
         The error that the command raised.
     """
-    from tfd_notebook.net.runtime_dir import control_socket
-
     try:
-        with unix_socket.connect(control_socket(pid), timeout) as peer:
+        with unix_socket.connect(runtime_dir.control_socket(pid), timeout) as peer:
             peer.sendall(json.dumps(dict(request)).encode() + b"\n")
             line = _read_line(peer, _MAX_REPLY_BYTES, timeout)
     except TimeoutError:

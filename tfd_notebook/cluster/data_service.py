@@ -11,6 +11,8 @@ from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.task_manager import DISPATCHER
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.stream import Stream
+from tfd_notebook.data.explain.live_limit import NOTHING
 from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.data.service.protocols import Registered, TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
@@ -114,8 +116,6 @@ class ClusterDataService:
         StateError
             The cluster is not running.
         """
-        from tfd_notebook.data.consume.stream import Stream
-
         self._context.require_running()
         with self._context.lock:
             if name is None:
@@ -204,8 +204,6 @@ class ClusterDataService:
     @property
     def limit(self) -> Limit:
         """The bottleneck of the current consumer. If there are several, of the one served last."""
-        from tfd_notebook.data.explain.live_limit import NOTHING
-
         latest = self.consumers.latest()
         return latest.live.limit if latest is not None else NOTHING
 

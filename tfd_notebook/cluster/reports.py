@@ -7,10 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tfd_notebook import errors
+from tfd_notebook import errors, views
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
-from tfd_notebook.data.service.usage import processors
+from tfd_notebook.data.consume import sampler
+from tfd_notebook.data.explain.advice import few_splits
+from tfd_notebook.data.explain.classification import is_busy
+from tfd_notebook.data.explain.live_limit import ProcessSampler
+from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
+from tfd_notebook.data.explain.scaling_estimate import forecast
+from tfd_notebook.data.service.usage import Workers, processors, workers_of
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import check_count
@@ -50,8 +56,6 @@ class ClusterReports:
             utilization and memory of the whole GPU by all processes. Empty if no worker or
             evaluator can get a GPU.
         """
-        from tfd_notebook import views
-
         return views.gpus_table(self._monitor.snapshot().gpus)
 
     def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
@@ -133,11 +137,6 @@ class ClusterReports:
 
     def worker_limit(self, task: str) -> Limit:
         """Return the bottleneck of one data worker."""
-        from tfd_notebook.data.consume import sampler
-        from tfd_notebook.data.explain.classification import is_busy
-        from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
-        from tfd_notebook.data.service.usage import workers_of
-
         latest = self._consumers.latest()
         return limit_of_worker(
             task,
@@ -167,8 +166,6 @@ class ClusterReports:
         StateError
             The dispatcher keeps no journal.
         """
-        from tfd_notebook import views
-
         self._context.require_dispatcher()
         journal = self._data_service.journal
         if journal is None:
@@ -208,8 +205,6 @@ class ClusterReports:
         StateError
             No consumer reads through the data workers.
         """
-        from tfd_notebook import views
-
         for count in data_workers:
             check_count("data_workers", count)
         self._context.require_running()
@@ -217,11 +212,6 @@ class ClusterReports:
 
     def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
         """Return an estimate for each of `counts`, and advice if more workers cannot help."""
-        from tfd_notebook.data.explain.advice import few_splits
-        from tfd_notebook.data.explain.live_limit import ProcessSampler
-        from tfd_notebook.data.explain.scaling_estimate import forecast
-        from tfd_notebook.data.service.usage import Workers
-
         source = self._consumers.latest()
         if source is None or not self._data_service.data_workers():
             raise errors.StateError(

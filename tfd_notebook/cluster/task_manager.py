@@ -317,7 +317,9 @@ class TaskManager:
 
         Data workers wait for their dispatcher. All other tasks start concurrently.
         """
-        specs = [self._task_spec(role, index) for role, some in requested.items() for index in some]
+        specs = [
+            self._task_spec(role, index) for role, indexes in requested.items() for index in indexes
+        ]
         if not specs or self._task_host is None:
             return
         held = self.task_host.reserve_ports(specs)

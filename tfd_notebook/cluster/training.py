@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.coordinator import connection as coordinator_connection
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Endpoint, Role
+from tfd_notebook.net.probe import probe_many
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -65,9 +67,8 @@ class ParameterServerTraining:
         --------
         tf.distribute.cluster_resolver.ClusterResolver
         """
-        from tfd_notebook.coordinator import connection as coordinator_connection
-
         coordinator_connection.require()
+        # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         self._context.require_running()
@@ -107,8 +108,6 @@ class ParameterServerTraining:
         """
         import tensorflow as tf
 
-        from tfd_notebook.coordinator import connection as coordinator_connection
-
         coordinator_connection.require()
         with self._context.lock:
             self._context.require_running()
@@ -147,9 +146,8 @@ class ParameterServerTraining:
         --------
         tf.distribute.coordinator.ClusterCoordinator
         """
-        from tfd_notebook.coordinator import connection as coordinator_connection
-
         coordinator_connection.require()
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
 
         with self._context.lock:
@@ -234,8 +232,6 @@ class ParameterServerTraining:
         TasksMissing
             A server does not respond within 5 seconds.
         """
-        from tfd_notebook.net.probe import probe_many
-
         rows = (*self._task_manager.rows_of(Role.WORKER), *self._task_manager.rows_of(Role.PS))
         running = [row for row in rows if not row.state.ended]
         probes = probe_many([row.address for row in running], timeout=_PROBE_SECONDS)
@@ -258,8 +254,6 @@ class ParameterServerTraining:
 
     def hide_gpus_from_kernel(self) -> None:
         """Hide the GPUs from this kernel if the cluster has workers and parameter servers."""
-        from tfd_notebook.coordinator import connection as coordinator_connection
-
         if not (self._task_manager.rows_of(Role.WORKER) and self._task_manager.rows_of(Role.PS)):
             return
         shared = self._task_manager.on_this_host and self._task_manager.gives_gpus
@@ -274,8 +268,8 @@ class ParameterServerTraining:
 
     def _handle_connection(self) -> None:
         """Set up a new connection of this process to the tasks. No-op if it is set up already."""
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
-        from tfd_notebook.coordinator import connection as coordinator_connection
 
         with coordinator_connection.new_connection_event() as is_new:
             if not is_new:
@@ -292,6 +286,7 @@ class ParameterServerTraining:
 
     def _require_local(self, strategy: Any) -> None:
         """Raise UsageError unless a strategy belongs to this cluster."""
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
 
         resolver = connection.resolver_of(strategy)
@@ -307,6 +302,7 @@ class ParameterServerTraining:
 
     def _bind_strategy(self, strategy: Any) -> None:
         """Set the current strategy of this cluster, and create its coordinator."""
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator.coordinator import Coordinator
 
@@ -359,8 +355,8 @@ class ParameterServerTraining:
         if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
             self._task_manager.scale(counts)
             return
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
-        from tfd_notebook.coordinator import connection as coordinator_connection
 
         if wanted < 1:
             raise errors.StateError(

@@ -34,6 +34,7 @@ def require() -> None:
         An internal is missing.
     """
     try:
+        # Imports TensorFlow.
         from tfd_notebook.coordinator import coordinator  # noqa: F401
     except (ImportError, AttributeError) as error:
         import tensorflow as tf
@@ -52,6 +53,7 @@ def await_readers() -> None:
     StateError
         An operation does not end. The error names its thread.
     """
+    # Imports TensorFlow.
     from tfd_notebook._compat.tf_coordinator import thread_parking
 
     with thread_parking.parked():
@@ -67,6 +69,7 @@ def prepare(spec: Mapping[str, Sequence[str]]) -> None:
         An earlier coordinator still waits for a lost worker, or this process has connected too
         often.
     """
+    # Imports TensorFlow.
     from tfd_notebook._compat.tf_coordinator import connection
 
     if not connection.await_stopped(_STOP_SECONDS):
@@ -95,6 +98,7 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
 
     `host` is the host name in all task addresses, or None if they differ.
     """
+    # Imports TensorFlow.
     from tfd_notebook._compat.tf_coordinator import connection
 
     port = connection.server_port()
@@ -129,6 +133,7 @@ def new_connection_event() -> Iterator[bool]:
     It stays new until a block ends without an error, so that failed work is retried.
     """
     global _last_connection, _last_port, _counted
+    # Imports TensorFlow.
     from tfd_notebook._compat.tf_coordinator import connection
 
     with _lock:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook.coordinator import error_hints
 from tfd_notebook.errors import CoordinatorError, StateError, TasksMissing, UsageError
 from tfd_notebook.net.clock import Deadline
 
@@ -221,8 +222,6 @@ class _TrainingLoop:
     def _is_loss(self, error: Exception) -> bool:
         """Return True if an error results from a lost or restarted parameter server."""
         import tensorflow as tf
-
-        from tfd_notebook.coordinator import error_hints
 
         if isinstance(error, StateError):
             return False

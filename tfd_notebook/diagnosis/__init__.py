@@ -8,11 +8,15 @@ from typing import Any
 
 from tfd_notebook.cluster import data_service, registry
 from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.data.diagnostics import inspect_dataset
+from tfd_notebook.diagnosis import cluster_checks, data_service_checks
 from tfd_notebook.errors import UnknownName, UsageError
 from tfd_notebook.model import diagnostics
 from tfd_notebook.model.diagnostics import Finding
 from tfd_notebook.model.spec import SERVER_ROLES, Role, TaskState
 from tfd_notebook.net import probe
+from tfd_notebook.resolvers import validation
+from tfd_notebook.resolvers.diagnostics import ClusterDescription, from_environment
 from tfd_notebook.views.diagnostics import Findings
 
 __all__ = ["doctor", "load"]
@@ -78,20 +82,17 @@ def doctor(target: Any = None) -> Findings:
         cluster = _cluster_by_name(target) if isinstance(target, str) else target
         return Findings(check_cluster(cluster), [f"cluster {cluster.name!r}"])
     if type(target).__module__.startswith("pyspark."):
+        # Import time: no other target needs Spark.
         from tfd_notebook.spark.preflight import check
 
         return check.inspect_spark(target)[1]
     if hasattr(target, "element_spec"):
-        from tfd_notebook.data.diagnostics import inspect_dataset
-
         return Findings(diagnostics.run_checks("dataset", inspect_dataset(target)), ["the dataset"])
     return _check_tasks(target)
 
 
 def check_all() -> Findings:
     """Check this process, TF_CONFIG, and all clusters of this process."""
-    from tfd_notebook.resolvers.diagnostics import from_environment
-
     load()
     findings = list(diagnostics.run_checks("process", None))
     checked = ["this process"]
@@ -108,9 +109,6 @@ def check_all() -> Findings:
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     """Check a cluster, its service, its servers and the datasets that read from it."""
-    from tfd_notebook.diagnosis import cluster_checks, data_service_checks
-    from tfd_notebook.resolvers.diagnostics import ClusterDescription
-
     load()
     yield from diagnostics.run_checks("cluster", cluster)
     snapshot = cluster.snapshot()
@@ -136,8 +134,6 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
         if known.read is not None
     ]
     if any(read is not None for read in reads):
-        from tfd_notebook.data.diagnostics import inspect_dataset
-
         for read in reads:
             if read is not None:
                 yield from diagnostics.run_checks("dataset", inspect_dataset(read))
@@ -149,8 +145,6 @@ def _ready(cluster: Cluster) -> set[str]:
 
 def _check_shared(clusters: Mapping[str, Cluster]) -> Iterator[Finding]:
     """Check resources that several clusters share."""
-    from tfd_notebook.diagnosis import cluster_checks
-
     yield from cluster_checks.oversubscribed_gpus(
         {name: cluster.snapshot() for name, cluster in clusters.items()}
     )
@@ -168,9 +162,6 @@ def _cluster_by_name(name: str) -> Cluster:
 
 
 def _check_address(address: str) -> Findings:
-    from tfd_notebook.diagnosis.data_service_checks import Service
-    from tfd_notebook.resolvers.diagnostics import ClusterDescription
-
     result = probe.probe(address, _PROBE_SECONDS)
     if result.alive and result.kind == "server" and result.task is not None:
         job, _, index = result.task.partition(":")
@@ -180,14 +171,11 @@ def _check_address(address: str) -> Findings:
         return Findings(diagnostics.run_checks("tasks", description), [checked])
     if result.alive and result.kind == "data_worker":
         return Findings([], [f"data worker at {result.address}"])
-    service = Service.inspect(address)
+    service = data_service_checks.Service.inspect(address)
     return Findings(diagnostics.run_checks("service", service), [service.place])
 
 
 def _check_tasks(target: Any) -> Findings:
-    from tfd_notebook.resolvers.diagnostics import ClusterDescription
-    from tfd_notebook.resolvers.validation import checked
-
     place = str(getattr(target, "place", "the named tasks"))
     spec = target.cluster_spec() if hasattr(target, "cluster_spec") else target
     jobs = {job: spec.task_indices(job) for job in spec.jobs} if hasattr(spec, "jobs") else None
@@ -201,7 +189,7 @@ def _check_tasks(target: Any) -> Findings:
             f"invalid target of type {type(target).__name__}",
             fix="name a cluster, an address, tasks or a dataset",
         )
-    tasks = checked(spec, place)
+    tasks = validation.checked(spec, place)
     # A resolver of several clusters renumbers their tasks, and then has `may_be`.
     may_be = getattr(target, "may_be", None)
     description = (

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tfd_notebook.data.service.servers import Dispatcher
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.diagnostics import VERSIONS
 from tfd_notebook.model.diagnostics import Finding, check, kind
@@ -180,7 +181,6 @@ def versions(service: Service) -> Iterator[Finding]:
     # TensorFlow has no API for its version of the protocol, so a dispatcher is started.
     if service.own or version is None or "tensorflow" not in sys.modules:
         return
-    from tfd_notebook.data.service.servers import Dispatcher
 
     dispatcher = Dispatcher()
     try:

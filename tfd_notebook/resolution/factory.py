@@ -7,11 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfd_notebook import resolvers
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
 from tfd_notebook.model.spec import Role
 from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
+from tfd_notebook.resolvers.validation import checked
 
 #: The choices, each with a description.
 CHOICES = {
@@ -69,7 +71,6 @@ def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
             f"no resolver {name!r}",
             fix=f"use one of {', '.join(CHOICES)}, or the path of a .json or .toml file",
         )
-    from tfd_notebook import resolvers
 
     kind = getattr(resolvers, _CLASSES[name])
     return kind(**_checked(kind, name, options))
@@ -78,8 +79,6 @@ def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
 def of_mapping(jobs: Any) -> Any:
     """Return a resolver of a ``tf.train.ClusterSpec``, or of a mapping that describes one."""
     import tensorflow as tf
-
-    from tfd_notebook.resolvers.validation import checked
 
     if isinstance(jobs, Mapping):
         jobs = tf.train.ClusterSpec(checked(jobs, "the mapping"))
@@ -105,9 +104,7 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
             "no remote kernel is open",
             fix='kernel = tfd.RemoteKernel("https://host:8888/?token=...")',
         )
-    from tfd_notebook.resolvers import KernelResolver
-
-    return KernelResolver(*kernels, task_type=task_type, task_id=task_id)
+    return resolvers.KernelResolver(*kernels, task_type=task_type, task_id=task_id)
 
 
 def _local(name: str | None = None) -> Any:

@@ -13,6 +13,7 @@ from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.resolution import MOST_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.resolution import detection, factory, suggestions
+from tfd_notebook.resolvers.validation import checked, tasks_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,6 +160,7 @@ class Resolution:
         --------
         tfd_notebook.attach
         """
+        # Import time: `tfd resolve` does not need `cluster.attach`, which imports all launchers.
         from tfd_notebook.cluster.attach import attach
 
         spec = self.cluster_spec()
@@ -289,6 +291,7 @@ class Resolution:
 
     def _own_name(self) -> str:
         """Return the cluster's name if it is a cluster of this process, else an empty string."""
+        # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         clusters = registry.clusters()
@@ -320,8 +323,8 @@ def _is_same_task(identity: str | None, job: str, index: int) -> bool:
 
 def _tasks(resolver: Any) -> Tasks:
     """Return the tasks of a ClusterResolver of any class."""
+    # Imports TensorFlow.
     from tfd_notebook.resolvers.base import Resolver
-    from tfd_notebook.resolvers.validation import checked, tasks_of
 
     if isinstance(resolver, Resolver):
         return resolver.tasks()

@@ -22,10 +22,10 @@ JOBS = ("chief", "master", "worker", "ps", "evaluator")
 _PROBE_SECONDS = 2.0
 _WHERE = "TF_CONFIG"
 
-UNSUPPORTED_JOB = kind(
+UNKNOWN_JOB = kind(
     "TFD801",
     "warning",
-    "unsupported job name",
+    "unknown job name",
     "strategies ignore the job, so that its tasks do nothing",
 )
 NO_CHIEF = kind(
@@ -171,12 +171,12 @@ def late(_: None) -> Iterator[Finding]:
 
 
 @check("tasks")
-def unsupported_jobs(description: ClusterDescription) -> Iterator[Finding]:
+def unknown_jobs(description: ClusterDescription) -> Iterator[Finding]:
     """Find jobs that TensorFlow does not support."""
     for job in description.tasks:
         if job not in JOBS:
             near = difflib.get_close_matches(job, JOBS, n=1)
-            yield UNSUPPORTED_JOB.finding(
+            yield UNKNOWN_JOB.finding(
                 f"unsupported job {job!r}",
                 (f"did you mean {near[0]!r}? " if near else "") + f"use {', '.join(JOBS)}",
                 description.place,

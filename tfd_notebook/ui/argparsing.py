@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook import views
 from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.model.spec import Policy, Service
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -335,9 +336,9 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     port : int
         TCP port of the dispatcher, 0 for a free one.
     """
+    # Import time: only the start of a cluster needs these modules.
     from tfd_notebook.cluster import attach
     from tfd_notebook.launchers import base
-    from tfd_notebook.model.spec import Policy, Service
 
     launcher = base.launcher(options.launcher)
     arguments: dict[str, Any] = {}
@@ -364,6 +365,7 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
 
 def launchers_table() -> views.Table:
     """Return a table of the installed launchers and the profiles, with the place of the tasks."""
+    # Import time, as in `make_cluster`.
     from tfd_notebook.launchers import base, profiles
 
     return views.Table(

@@ -222,6 +222,7 @@ async def tfd(*arguments: str, limit: float) -> str:
 
 
 def _any_detached() -> bool:
+    # Import time: the server starts without it.
     from tfd_notebook.launchers.client.detached import detached
 
     return bool(detached())

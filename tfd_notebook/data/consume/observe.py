@@ -70,6 +70,7 @@ def check_dataset(dataset: Any) -> None:
 def load_compat() -> ModuleType | None:
     """Return the module for TensorFlow's internals. None if this version is unsupported."""
     try:
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_data import iterator as tf_data_iterator
     except (ImportError, AttributeError) as error:
         import tensorflow as tf

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from tfd_notebook._compat.tf_data.meter import MetricTotals
+from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
 from tfd_notebook.data.explain.advice import advise, dataset_variable, more_workers
-from tfd_notebook.data.explain.classification import is_busy, slow_worker
+from tfd_notebook.data.explain.classification import is_busy, judge, judge_service, slow_worker
+from tfd_notebook.data.explain.cost_model import Costs, Measurement
 from tfd_notebook.data.service.usage import Delivery, Machine, WorkerUtilization, processors, use_in
 from tfd_notebook.model.limit import Limit
 
@@ -112,9 +114,6 @@ class LiveLimit:
         reads : bool
             Whether the elements are used. Otherwise the consumer only measures the pipeline.
         """
-        from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
-        from tfd_notebook.data.explain.cost_model import Costs
-
         now = time.perf_counter()
         if iterator is None or iterator.opened is None:
             return
@@ -160,9 +159,6 @@ class LiveLimit:
         reads: bool,
         machine: float,
     ) -> Limit:
-        from tfd_notebook.data.explain.classification import judge, judge_service
-        from tfd_notebook.data.explain.cost_model import Measurement
-
         base, cores = self._base, processors()
         measurement = Measurement(
             seconds=seconds,

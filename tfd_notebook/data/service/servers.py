@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from tfd_notebook._compat.tf_data import servers
 from tfd_notebook.agent.work_dir import check_usable
 from tfd_notebook.data.op_errors import as_op_errors
 from tfd_notebook.errors import (
@@ -63,8 +64,6 @@ class _Running:
     def _stop(self) -> None:
         server, self.server = self.server, None
         if server is not None:
-            from tfd_notebook._compat.tf_data import servers
-
             servers.stop(server)
         # TensorFlow's finaliser of a worker unregisters its address. It must run before another
         # server can use the port.
@@ -285,8 +284,6 @@ class Dispatcher(_Server):
     def _create(self) -> Any:
         from tensorflow.data.experimental.service import DispatchServer
 
-        from tfd_notebook._compat.tf_data import servers
-
         return servers.start(DispatchServer(self._config, start=False))
 
 
@@ -355,7 +352,5 @@ class DataWorker(_Server):
 
     def _create(self) -> Any:
         from tensorflow.data.experimental.service import WorkerServer
-
-        from tfd_notebook._compat.tf_data import servers
 
         return servers.start(WorkerServer(self._config, start=False))

@@ -6,6 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook.agent import tf_servers
+from tfd_notebook.coordinator import connection
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.spark.driver import launch_plan
@@ -32,8 +34,6 @@ def serve(args: Any, ctx: Any) -> None:
     --------
     tf.distribute.Server
     """
-    from tfd_notebook.agent import tf_servers
-
     cluster = {job: tasks for job, tasks in ctx.cluster_spec.items() if job != "evaluator"}
     settings = {"cluster": cluster, "job": ctx.job_name, "index": ctx.task_index}
     server = tf_servers.start(Role(ctx.job_name), ctx.port, settings)
@@ -55,9 +55,8 @@ class CoordinatedSparkCluster(SparkClusterBase):
         --------
         tf.distribute.cluster_resolver.ClusterResolver
         """
-        from tfd_notebook.coordinator import connection
-
         connection.require()
+        # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         return OwnResolver(self._servers, self._connected, self.name)
@@ -84,9 +83,8 @@ class CoordinatedSparkCluster(SparkClusterBase):
         """
         import tensorflow as tf
 
-        from tfd_notebook.coordinator import connection
-
         connection.require()
+        # Imports TensorFlow.
         from tfd_notebook.coordinator.coordinator import Coordinator
 
         self._require_servers()
@@ -136,8 +134,8 @@ class CoordinatedSparkCluster(SparkClusterBase):
             coordinator.stop()
 
     def _connected(self) -> None:
+        # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
-        from tfd_notebook.coordinator import connection
 
         with connection.new_connection_event() as is_new:
             if is_new:

@@ -53,6 +53,7 @@ def training(
     """
     options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
     if _is_frame(data):
+        # Imports pyarrow, which only DataFrames need.
         from tfd_notebook.spark.feed import arrow
 
         if not arrow.unsupported_columns(data):
@@ -122,6 +123,7 @@ def _feed(
 
 
 def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdError | None]:
+    # Imports pyarrow, which only DataFrames need.
     from tfd_notebook.spark.feed import arrow
 
     fed = frame.mapInArrow(feed, "error binary")
@@ -147,6 +149,7 @@ def _feed_by_arrow(
     feed_timeout: float,
 ) -> Iterator[Any]:
     """Feed a partition of record batches. An error of the node is a result."""
+    # Imports pyarrow, which only DataFrames need.
     from tfd_notebook.spark.feed import arrow
 
     report_retry()
@@ -174,6 +177,7 @@ def inference(
             f"schema= requires a DataFrame, got {type(data).__name__}",
             fix="omit schema=, or pass a DataFrame: spark.createDataFrame(rdd)",
         )
+    # Imports pyarrow, which only DataFrames need.
     from tfd_notebook.spark.feed import arrow
 
     if unsupported := arrow.unsupported_columns(data):
@@ -206,6 +210,7 @@ def _infer_by_arrow(
     schema: Any,
 ) -> Iterator[Any]:
     """Yield a partition's results as record batches."""
+    # Imports pyarrow, which only DataFrames need.
     from tfd_notebook.spark.feed import arrow
 
     with report_errors():

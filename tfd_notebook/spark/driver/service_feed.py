@@ -26,6 +26,7 @@ from typing import Any
 from tfd_notebook.errors import FeedTimeout, NodeLost
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import application, feeding, jobs, messages, startup
+from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.sender import InboxAddress
@@ -198,8 +199,6 @@ def _received(channel: secure_channel.AuthenticatedChannel, *kinds: str) -> dict
 
 def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Iterator[Any]:
     """Yield batches of the received rows in a data worker."""
-    from tfd_notebook.spark.feed import dataset
-
     message = {"type": "register_worker", "host": socket.gethostname(), "pid": os.getpid()}
     # Each iteration has its own inbox: a process may run several at the same time.
     directory = Path(tempfile.mkdtemp(prefix="tfd-feed-"))

@@ -69,6 +69,7 @@ class TFNodeContext:
 
     def absolute_path(self, path: str) -> str:
         """Return `path` with scheme and directory. It is relative to `working_dir`."""
+        # Import time: it imports NumPy, which this module must not need in the fork server.
         from tfd_notebook.spark.TFNode import hdfs_path
 
         return hdfs_path(self, path)
@@ -91,6 +92,7 @@ class TFNodeContext:
         input_mapping : mapping of str to str, optional
             From column names, in the order of the rows, to names of tensors.
         """
+        # Import time, as in `absolute_path`.
         from tfd_notebook.spark.TFNode import DataFeed
 
         return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)

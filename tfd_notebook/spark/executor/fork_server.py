@@ -202,6 +202,7 @@ def _import_tensorflow() -> TfdError | None:
             import cloudpickle  # noqa: F401
             import tensorflow  # noqa: F401 - loaded here, used after the fork
 
+            # Import time: clients of the fork server do not need the supervisor.
             from tfd_notebook.spark.executor import node_supervisor  # noqa: F401
     except Exception as error:
         return TensorFlowMissing(
@@ -260,6 +261,7 @@ def is_same_user(channel: socket.socket) -> bool:
 
 def _remove_ended(forked: set[int]) -> None:
     """Remove supervisors that have ended, and the directories of killed ones."""
+    # Import time, as in `_import_tensorflow`.
     from tfd_notebook.spark.executor import node_supervisor
 
     for pid in [pid for pid in forked if not os.path.exists(f"/proc/{pid}")]:
@@ -294,6 +296,7 @@ def _answer(
 
 
 def _fork(request: dict[str, Any], fds: list[int], open_sockets: list[socket.socket]) -> int:
+    # Import time, as in `_import_tensorflow`.
     from tfd_notebook.spark.executor import node_supervisor
 
     def work() -> None:

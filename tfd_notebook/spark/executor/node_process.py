@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfd_notebook.errors import FilterFailed
 from tfd_notebook.spark.executor.context import TFNodeContext
 
 #: Interval in seconds between reports of the inbox's counters.
@@ -105,6 +106,7 @@ class NodeProcess:
         self._report_success()
 
     def _open_inbox(self) -> Any:
+        # Import time: it imports NumPy, which this module must not need in the fork server.
         from tfd_notebook.spark.feed import Inbox
 
         self._inbox = Inbox(
@@ -183,7 +185,7 @@ class NodeProcess:
 
     def _restrict_port(self, port: int) -> None:
         """Restrict each server on the node's port to the hosts of the cluster."""
-        from tfd_notebook.errors import FilterFailed
+        # After the fork: `ports` imports grpc, which does not support forks of its users.
         from tfd_notebook.net import ports
 
         allow, host = self._request["peers"], self._request["host"]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
-from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns
+from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns, size_of
 from tfd_notebook.spark.feed.sender import FeedResult, Where, feed_chunks, infer_chunks
 
 #: Spark's setting for the number of rows per record batch. A batch is about four chunks.
@@ -181,8 +181,6 @@ def records_per_batch(frame: Any) -> int:
     ]
     size: float = sum(sizes)
     if not all(sizes):
-        from tfd_notebook.spark.feed.chunks import size_of
-
         rows = frame.limit(8).collect()
         size = max(map(size_of, rows), default=64)
     return max(1, min(1 << 16, int(_BATCH_BYTES // max(1, size))))

@@ -102,8 +102,6 @@ class DataFeed:
         """
         import numpy as np
 
-        from tfd_notebook.spark.feed import dataset
-
         spans = list(self._spans(batch_size))
         if not spans:
             empty = np.empty(0, object)
@@ -143,8 +141,6 @@ class DataFeed:
             The rows cannot become tensors: their lengths differ, or they have None among numbers.
             Within the dataset TensorFlow raises it as an error of its generator.
         """
-        from tfd_notebook.spark.feed import dataset
-
         return dataset.as_dataset(self, batch_size, output_signature, drop_remainder)
 
     def together(

@@ -14,6 +14,7 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook.cluster import attach
 from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.model.resolution import as_json
 from tfd_notebook.resolution import resolve
 from tfd_notebook.resolution.resolution import check_seconds
@@ -28,7 +29,7 @@ from tfd_notebook.ui.argparsing import (
     launchers_table,
     make_cluster,
 )
-from tfd_notebook.ui.cli import doctor, targets
+from tfd_notebook.ui.cli import demo, doctor, targets
 from tfd_notebook.ui.cli.screen import Screen
 from tfd_notebook.ui.magics import resolve as resolve_magic
 from tfd_notebook.ui.magics.stepper import number_and_name
@@ -134,8 +135,6 @@ def command_line() -> CommandLine:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from tfd_notebook.ui.cli import demo
-
     return int(demo.main() or 0)
 
 
@@ -381,8 +380,6 @@ def _sweep_args(parser: Parser) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from tfd_notebook.launchers.client.orphans import sweep
-
     orphans = sweep(dry_run=options.dry_run)
     rows = [
         (

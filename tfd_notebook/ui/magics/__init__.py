@@ -91,6 +91,7 @@ class _Magic:
         return factory
 
     def __call__(self, line: str, cell: str | None = None) -> Any:
+        # Import time: the extension registers magics that may never run.
         from tfd_notebook.errors import TfdError
         from tfd_notebook.ui.argparsing import HelpRequested, split
 
@@ -113,6 +114,7 @@ class _Magic:
 
     def complete(self, words: str) -> Any:
         """Return the completions after the magic's `words`, in the form of IPython's completer."""
+        # Import time: it imports IPython.
         from tfd_notebook.ui.magics.completion import complete
 
         return complete(self._commands, self._shell, words)

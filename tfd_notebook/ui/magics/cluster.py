@@ -10,6 +10,7 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook.cluster import attach, data_service
+from tfd_notebook.diagnosis import doctor
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import Role
@@ -23,7 +24,7 @@ from tfd_notebook.ui.argparsing import (
     requested_counts,
 )
 from tfd_notebook.ui.magics import lookup, start_form
-from tfd_notebook.ui.widgets import VIEWS
+from tfd_notebook.ui.widgets import VIEWS, StartForm, live
 
 #: Matches host:port, grpc://host:port and [::1]:port.
 _ADDRESS = re.compile(r"(?:grpc://)?(?:\[[^\]]+\]|[\w.-]+):\d+")
@@ -141,7 +142,6 @@ class _ClusterLine(CommandLine):
     def run(self, tokens: Any) -> Any:
         if tokens:
             return super().run(tokens)
-        from tfd_notebook.ui.widgets import StartForm
 
         hint = "%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? shows the help"
         table = _list(argparse.Namespace())
@@ -199,8 +199,6 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = lookup.pick(options.name)
     if options.live or options.view:
-        from tfd_notebook.ui.widgets import live
-
         return live(cluster, options.view or "cluster")
     return cluster.to_frame() if options.frame else views.View(cluster.snapshot())
 
@@ -389,8 +387,6 @@ class _Doctor:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        from tfd_notebook.diagnosis import doctor
-
         target = " ".join(options.cluster)
         if not target:
             return doctor()

@@ -9,6 +9,8 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion
 
+from tfd_notebook.coordinator.values import VALUE_STATES
+from tfd_notebook.launchers import base
 from tfd_notebook.resolution import factory
 from tfd_notebook.resolvers import providers
 from tfd_notebook.ui.argparsing import CommandLine, SingleCommand
@@ -116,8 +118,6 @@ def _functions(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def _states() -> Iterable[str]:
-    from tfd_notebook.coordinator.values import VALUE_STATES
-
     return VALUE_STATES
 
 
@@ -143,6 +143,4 @@ def _unfinished() -> list[str]:
 
 
 def _launchers() -> list[str]:
-    from tfd_notebook.launchers import base
-
     return [point.name for point in entry_points(group=base.ENTRY_POINTS)]

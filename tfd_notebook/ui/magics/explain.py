@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tfd_notebook.data.explain.explain import explain
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
 from tfd_notebook.ui.magics import lookup
@@ -15,8 +16,6 @@ def command_line(shell: Any) -> CommandLine:
     """Return ``%tfd_explain`` for `shell`."""
 
     def run(options: argparse.Namespace) -> Limit:
-        from tfd_notebook.data.explain.explain import explain
-
         step = None if options.step is None else lookup.evaluate(shell, options.step)
         return explain(
             lookup.evaluate(shell, options.dataset),

@@ -58,6 +58,7 @@ class _Cell:
 
 
 def _kernel(shell: Any, options: argparse.Namespace) -> Any:
+    # Import time: help and completion do not need NumPy and grpc.
     from tfd_notebook.remote_kernel import RemoteKernel
 
     kernel = lookup.evaluate(shell, options.kernel, "a tfd.RemoteKernel")

@@ -107,6 +107,7 @@ class _Resolve:
         return resolution.to_frame() if options.frame else resolution
 
     def _form(self, resolver: str, arguments: Mapping[str, Any]) -> Any:
+        # Import time: panels import this module, and only the magic needs widgets.
         from tfd_notebook.ui.widgets import ResolveForm
 
         extra = commands(self._shell)

@@ -9,10 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook import views
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.spark.driver import registry
+from tfd_notebook.spark.preflight import facts
+from tfd_notebook.spark.preflight.check import check
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, nearest
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.magics.cluster import report
+from tfd_notebook.ui.widgets import live
 
 #: Seconds to wait until a cluster that starts in the background is registered.
 _APPEAR_SECONDS = 10.0
@@ -71,8 +76,6 @@ def command_line(shell: Any) -> CommandLine:
 
 def on_spark() -> Mapping[str, Any]:
     """Return the running clusters on Spark of this process, by name."""
-    from tfd_notebook.spark.driver import registry
-
     return registry.running()
 
 
@@ -81,8 +84,6 @@ def _pick(name: str | None, ended: bool = False) -> Any:
 
     With `ended`, the most recent cluster is also accepted after its end.
     """
-    from tfd_notebook.spark.driver import registry
-
     running, last = registry.running(), registry.last()
     if name is not None:
         if name in running:
@@ -108,7 +109,6 @@ def _pick(name: str | None, ended: bool = False) -> Any:
 def _session(shell: Any, variable: str | None) -> Any:
     if variable is not None:
         return lookup.evaluate(shell, variable, "a SparkSession")
-    from tfd_notebook._compat import pyspark as compat_pyspark
 
     session = compat_pyspark.active_session()
     if session is None:
@@ -184,8 +184,8 @@ class _Run:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
+        # Import time: it imports NumPy.
         from tfd_notebook.spark import TFCluster
-        from tfd_notebook.spark.preflight import facts
 
         variable = lookup.check_variable(options.output)
         session = _session(self._shell, options.spark)
@@ -223,8 +223,6 @@ class _Run:
 
 def _begin(run: Callable[..., Any]) -> Any:
     """Return the future of a cluster after it is registered, so that the next cell can show it."""
-    from tfd_notebook.spark.driver import registry
-
     appeared = threading.Event()
     registry.on_change(appeared.set)
     try:
@@ -340,9 +338,6 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = _pick(options.onspark, ended=True)
     if options.live:
-        from tfd_notebook.spark.driver import registry
-        from tfd_notebook.ui.widgets import live
-
         followed: Any = registry.adapter_of(cluster)
         return live(followed)
     snapshot = cluster.snapshot()
@@ -377,8 +372,6 @@ class _Check:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        from tfd_notebook.spark.preflight.check import check
-
         session = _session(self._shell, options.spark)
         if options.background:
             return check(session, options.executors, wait=False)

@@ -83,6 +83,7 @@ def commands(shell: Any) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
 
 def form() -> dict[str, Any]:
     """Return the fields of the form for a new cluster, as JSON values."""
+    # Import time: panels import this module before they show the form.
     from tfd_notebook.launchers import base
 
     launchers = {name: kind for name, kind in base.kinds().items() if kind.offered}

@@ -21,6 +21,7 @@ from tfd_notebook._compat.ipykernel import (
 from tfd_notebook._version import VERSION
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Extra, Session
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UsageError
 from tfd_notebook.ui import cleanup
 
@@ -164,8 +165,6 @@ class _Form(WidgetView):
         return {**commands, self._cluster_command: lambda request: self._follow(command(request))}
 
     def _follow(self, answer: Any) -> Any:
-        from tfd_notebook.cluster.registry import clusters
-
         self._session.cluster = clusters().get(answer["cluster"])
         return answer
 
