@@ -1,4 +1,4 @@
-"""The three ways in which a notebook reads a dataset, behind one function."""
+"""One function for the three consumers of a notebook: a loop, `model.fit` and a stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import tensorflow as tf
 import tfd_notebook as tfd
 
 KINDS = ("for", "fit", "stream")
-#: Elements above this are not told apart by `consume`.
+#: `consume` counts all elements from this number upwards as one.
 MOST = 10_000
 
 
 class Enough(Exception):
-    """Raised by `on_batch` where nothing more is to be read."""
+    """Raised by `on_batch` to end the read."""
 
 
 def consume(
@@ -27,20 +27,20 @@ def consume(
     dataset: Any,
     on_batch: Callable[[int], None] = lambda number: None,
 ) -> Counter[int]:
-    """Read a dataset of batches of numbers to its end; return how often each number came.
+    """Read a dataset of batches of numbers to its end; return the count of each number.
 
-    `on_batch` is called after each batch with how many there were; it may raise `Enough`.
+    `on_batch` is called after each batch with the number of batches. It may raise `Enough`.
     """
     return {"for": _loop, "fit": _fit, "stream": _stream}[kind](cluster, dataset, on_batch)
 
 
 def _loop(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     with contextlib.suppress(Enough):
         for number, batch in enumerate(dataset, 1):
-            seen.update(batch.numpy().tolist())
+            counts.update(batch.numpy().tolist())
             on_batch(number)
-    return seen
+    return counts
 
 
 def _stream(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
@@ -49,7 +49,7 @@ def _stream(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None])
 
 
 class _Counts(keras.Model):
-    """Learns how often each number came."""
+    """Model whose training step counts the numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Counts(keras.Model):
         return {"batches": tf.constant(1.0)}
 
 
-class _Tell(keras.callbacks.Callback):
+class _CallOnBatch(keras.callbacks.Callback):
     def __init__(self, on_batch: Callable[[int], None]) -> None:
         super().__init__()
         self._on_batch = on_batch
@@ -75,6 +75,6 @@ def _fit(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) ->
     model = _Counts()
     model.compile(jit_compile=False)
     with contextlib.suppress(Enough):
-        model.fit(cluster.observe(dataset), verbose=0, callbacks=[_Tell(on_batch)])
+        model.fit(cluster.observe(dataset), verbose=0, callbacks=[_CallOnBatch(on_batch)])
     counts = model.counts.numpy().tolist()
     return Counter({number: count for number, count in enumerate(counts) if count})

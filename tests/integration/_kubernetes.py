@@ -1,7 +1,7 @@
-"""Kubernetes' API as far as pods go, over TLS, and as strict as the real one.
+"""Fake of Kubernetes' API for pods, over TLS, and as strict as the real one.
 
-No API server can be had here. This one is built from the official client's models, and answers what
-it does not know with an error: other paths, parameters, fields of pods, selectors, tokens.
+Tests have no API server. This fake uses the models of the official client. It refuses unknown
+paths, parameters, fields of pods, selectors and tokens with an error.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _REASONS = {
     500: "InternalError",
     503: "ServiceUnavailable",
 }
-#: What Go takes for it.
+#: Values that Go parses as true.
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _KEY = r"(?:[\w.-]+/)?[\w.-]+"
 
 
 class Refusal(Exception):
-    """An answer with a status of its own."""
+    """An error of the API, with its HTTP status."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -86,16 +86,16 @@ class Refusal(Exception):
 
 
 class Kubernetes:
-    """The server; a context manager.
+    """The server, as a context manager.
 
     Attributes
     ----------
     roles : dict of str to str
-        Which namespace each token may read; ``"*"`` is all of them.
+        The namespace that each token may read. ``"*"`` stands for all namespaces.
     most : int
-        How many pods a page has at most, whatever the limit.
+        The maximum number of pods on a page, for any requested limit.
     requests : list
-        Path and parameters of each request that was let in.
+        Path and parameters of each authorized request.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -106,7 +106,7 @@ class Kubernetes:
         self.most = 500
         self.requests: list[tuple[str, dict[str, str]]] = []
         self._pods: dict[tuple[str, str], Json] = {}
-        #: Version, namespace and event; what was compacted away is not among them.
+        #: Version and event of the changes since the last compaction.
         self._events: deque[tuple[int, Json]] = deque()
         self._version = 100
         self._compacted = 100
@@ -138,28 +138,28 @@ class Kubernetes:
             self._news.notify_all()
         self._server.shutdown()
         self._thread.join()
-        for connection in list(self.connections):  # clients keep theirs
+        for connection in list(self.connections):  # clients keep their connections open
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
-    # What happens in the cluster
+    # Changes of the cluster
 
     def apply(self, **described: Any) -> Json:
-        """Create or change a pod; see `pod`."""
-        made = pod(**described)
-        key = (made["metadata"]["namespace"], made["metadata"]["name"])
+        """Create or change a pod; `pod` has the arguments."""
+        created = pod(**described)
+        key = (created["metadata"]["namespace"], created["metadata"]["name"])
         with self._news:
-            self._tell("MODIFIED" if key in self._pods else "ADDED", made)
-            self._pods[key] = made
-        return made
+            self._publish("MODIFIED" if key in self._pods else "ADDED", created)
+            self._pods[key] = created
+        return created
 
     def delete(self, name: str, namespace: str = "mine") -> None:
         with self._news:
-            self._tell("DELETED", self._pods.pop((namespace, name)))
+            self._publish("DELETED", self._pods.pop((namespace, name)))
 
     def compact(self) -> None:
-        """Forget all that has happened: watches from before are gone, and so are pages."""
+        """Discard all earlier events, so that running watches and pages expire."""
         with self._news:
             self._version += 1
             self._compacted = self._version
@@ -167,11 +167,11 @@ class Kubernetes:
             self._news.notify_all()
 
     def fail(self, *faults: int | str) -> None:
-        """Answer the next requests with these: a status, ``"half"`` an answer, or ``"silence"``."""
+        """Set the faults of the next requests: an HTTP status, ``"half"`` or ``"silence"``."""
         self._faults.extend(faults)
 
     def kubeconfig(self, token: str = "token", namespace: str = "mine") -> Path:
-        """Write a kubeconfig of somebody who has a token."""
+        """Write a kubeconfig for a user with this token."""
         path = self._directory / f"kubeconfig-{token}"
         named = {
             "cluster": {
@@ -192,13 +192,13 @@ class Kubernetes:
 
     @property
     def watchers(self) -> int:
-        """How many watches there are now."""
+        """The number of running watches."""
         return self._watchers
 
-    # What is answered
+    # Replies
 
     def answer(self, path: str, query: dict[str, str], token: str | None) -> Json:
-        """Return the list that is asked for, or what a watch needs."""
+        """Return the requested list, or the selection for a watch."""
         if token not in self.roles:
             raise Refusal(401, "Unauthorized")
         match = re.fullmatch(r"/api/v1(?:/namespaces/([a-z0-9-]+))?/pods", path)
@@ -210,15 +210,15 @@ class Kubernetes:
         if unknown := set(query) - _LIST:
             raise Refusal(400, f"unknown query parameters: {sorted(unknown)}")
         self.requests.append((path, query))
-        wanted = _Wanted(match[1], query)
+        selection = _Selection(match[1], query)
         if query.get("watch") in _TRUE:
-            return {"watch": wanted}
-        return self._page(wanted, query)
+            return {"watch": selection}
+        return self._page(selection, query)
 
     def fault(self) -> int | str | None:
         return self._faults.popleft() if self._faults else None
 
-    def _page(self, wanted: _Wanted, query: dict[str, str]) -> Json:
+    def _page(self, selection: _Selection, query: dict[str, str]) -> Json:
         with self._news:
             limit = min(_whole(query, "limit", 0) or len(self._pods), self.most)
             if "limit" not in query:
@@ -228,28 +228,28 @@ class Kubernetes:
                 version, start = _decoded(query["continue"])
                 if version < self._compacted:
                     raise Refusal(410, "The provided continue parameter is too old")
-            found = [
-                made
-                for (_, name), made in sorted(self._pods.items())
-                if wanted.has(made) and name > start
+            matches = [
+                item
+                for (_, name), item in sorted(self._pods.items())
+                if selection.has(item) and name > start
             ]
             metadata: Json = {"resourceVersion": str(version)}
-            if len(found) > limit:
-                last = found[limit - 1]["metadata"]["name"]
+            if len(matches) > limit:
+                last = matches[limit - 1]["metadata"]["name"]
                 token = json.dumps([version, last]).encode()
                 metadata["continue"] = base64.b64encode(token).decode()
-                metadata["remainingItemCount"] = len(found) - limit
+                metadata["remainingItemCount"] = len(matches) - limit
             return {
                 "kind": "PodList",
                 "apiVersion": "v1",
                 "metadata": metadata,
-                "items": found[:limit],
+                "items": matches[:limit],
             }
 
-    def events(self, wanted: _Wanted) -> Any:
-        """Yield the events of a watch, until its time is over, and None now and then."""
-        end = time.monotonic() + wanted.seconds
-        version = wanted.version
+    def events(self, selection: _Selection) -> Any:
+        """Yield the events of a watch until its timeout, and None at each poll."""
+        end = time.monotonic() + selection.seconds
+        version = selection.version
         self._watchers += 1
         try:
             while True:
@@ -268,10 +268,10 @@ class Kubernetes:
                 sent = not new
                 yield None
                 for _, event in new:
-                    if wanted.has(event["object"]):
+                    if selection.has(event["object"]):
                         sent = True
                         yield event
-                if not sent and wanted.bookmarks:
+                if not sent and selection.bookmarks:
                     yield {
                         "type": "BOOKMARK",
                         "object": {
@@ -283,15 +283,15 @@ class Kubernetes:
         finally:
             self._watchers -= 1
 
-    def _tell(self, kind: str, made: Json) -> None:
+    def _publish(self, kind: str, item: Json) -> None:
         self._version += 1
-        made["metadata"]["resourceVersion"] = str(self._version)
-        self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(made))}))
+        item["metadata"]["resourceVersion"] = str(self._version)
+        self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(item))}))
         self._news.notify_all()
 
 
-class _Wanted:
-    """Which pods a request means, and from when."""
+class _Selection:
+    """The pods that a request selects, and the version from which it watches them."""
 
     def __init__(self, namespace: str | None, query: dict[str, str]) -> None:
         self._namespace = namespace
@@ -301,12 +301,12 @@ class _Wanted:
         self.seconds = _whole(query, "timeoutSeconds", 1800)
         self.bookmarks = query.get("allowWatchBookmarks") in _TRUE
 
-    def has(self, made: Json) -> bool:
-        labels = made["metadata"].get("labels", {})
+    def has(self, item: Json) -> bool:
+        labels = item["metadata"].get("labels", {})
         return (
-            self._namespace in (None, made["metadata"]["namespace"])
+            self._namespace in (None, item["metadata"]["namespace"])
             and all((labels.get(key) in values) == wanted for key, values, wanted in self._labels)
-            and all((_at(made, path) == value) == wanted for path, value, wanted in self._fields)
+            and all((_at(item, path) == value) == wanted for path, value, wanted in self._fields)
         )
 
 
@@ -315,7 +315,7 @@ class _Server(ThreadingHTTPServer):
     kubernetes: Kubernetes
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that hang up, or do not like the certificate."""
+        """Ignore clients that disconnect or refuse the certificate."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -341,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = kubernetes.fault()
         try:
             if isinstance(fault, int):
-                raise Refusal(fault, f"told to answer {fault}")
+                raise Refusal(fault, f"injected fault {fault}")
             if fault == "silence":
                 self.connection.recv(1)  # until the client hangs up
                 self.close_connection = True
@@ -382,13 +382,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
                 self.wfile.flush()
             self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # who watched has gone
+        except OSError:  # the client has disconnected
             self.close_connection = True
         finally:
             events.close()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Do not log requests."""
 
 
 def pod(
@@ -404,9 +404,9 @@ def pod(
     age: int = 0,
     **more: Any,
 ) -> Json:
-    """Return a pod as the API shows it, checked by the client's models.
+    """Return a pod in the format of the API, checked by the models of the official client.
 
-    `owner` is the kind of what made it, `age` in seconds; `more` are fields of its metadata.
+    `owner` is the kind of its owner, `age` is in seconds, and `more` are fields of its metadata.
     """
     born = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1_700_000_000 - age))
     metadata = {
@@ -430,7 +430,7 @@ def pod(
     if ip:
         status |= {"podIP": ip, "podIPs": [{"ip": ip}]}
     listed = [{"name": port, "containerPort": number} for port, number in (ports or {}).items()]
-    made: Json = {
+    result: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
@@ -440,20 +440,20 @@ def pod(
         },
         "status": status,
     }
-    _check(made)
-    return made
+    _check(result)
+    return result
 
 
-def _check(made: Json) -> None:
-    """Fail on a field that a pod does not have: the models know all of them."""
+def _check(item: Json) -> None:
+    """Fail on a field that the models do not have."""
     api = client.ApiClient()
-    answer = SimpleNamespace(data=json.dumps(made))
+    answer = SimpleNamespace(data=json.dumps(item))
     try:
         read = api.deserialize(answer, "V1Pod")
     except TypeError:
         read = api.deserialize(answer.data, "V1Pod", "application/json")
     back = json.loads(json.dumps(api.sanitize_for_serialization(read)))
-    lost = set(_paths(made)) - set(_paths(back))
+    lost = set(_paths(item)) - set(_paths(back))
     assert not lost, f"a pod has no {sorted(lost)}"
 
 
@@ -469,38 +469,38 @@ def _paths(value: Any, path: str = "") -> Any:
 
 
 def _selector(text: str) -> list[tuple[str, set[str | None], bool]]:
-    """Return key, values, and whether the label has to be among them."""
-    found: list[tuple[str, set[str | None], bool]] = []
+    """Return key, values, and True if the label must have one of the values."""
+    requirements: list[tuple[str, set[str | None], bool]] = []
     for part in filter(None, re.split(r",(?![^(]*\))", text)):
         part = part.strip()
         if match := re.fullmatch(rf"({_KEY})\s*(==?|!=)\s*([\w.-]*)", part):
-            found.append((match[1], {match[3]}, match[2] != "!="))
+            requirements.append((match[1], {match[3]}, match[2] != "!="))
         elif match := re.fullmatch(rf"({_KEY})\s+(in|notin)\s+\(([\w.,\s-]+)\)", part):
             values: set[str | None] = {value.strip() for value in match[3].split(",")}
-            found.append((match[1], values, match[2] == "in"))
+            requirements.append((match[1], values, match[2] == "in"))
         elif match := re.fullmatch(rf"(!?)({_KEY})", part):
-            found.append((match[2], {None}, bool(match[1])))
+            requirements.append((match[2], {None}, bool(match[1])))
         else:
             raise Refusal(400, f"unable to parse requirement: {part!r}")
-    return found
+    return requirements
 
 
 def _fields(text: str) -> list[tuple[str, str, bool]]:
-    found = []
+    requirements = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"([\w.]+)(==?|!=)(.*)", part)
         if not match:
             raise Refusal(400, f"invalid selector: {part!r}; can't understand it")
         if match[1] not in _FIELDS:
             raise Refusal(400, f"field label not supported: {match[1]}")
-        found.append((match[1], match[3], match[2] != "!="))
-    return found
+        requirements.append((match[1], match[3], match[2] != "!="))
+    return requirements
 
 
-def _at(made: Any, path: str) -> str:
+def _at(value: Any, path: str) -> str:
     for name in path.split("."):
-        made = made.get(name, {})
-    return made if isinstance(made, str) else ""
+        value = value.get(name, {})
+    return value if isinstance(value, str) else ""
 
 
 def _whole(query: dict[str, str], name: str, default: int) -> int:

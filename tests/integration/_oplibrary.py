@@ -1,4 +1,4 @@
-"""An op library that is made with a C compiler: one op, which gives 10,000 zeros."""
+"""An op library, built with a C compiler. Its only op returns 10,000 zeros."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SOURCE = r"""
 #include <stddef.h>
 #include <stdint.h>
 
-/* TensorFlow's own headers of these are C++. */
+/* TensorFlow's headers of these functions are C++. */
 typedef void compute_t(void*, void*);
 typedef void shape_t(void*, void*);
 extern void *TF_NewStatus(void), *TF_NewOpDefinitionBuilder(const char*);
@@ -29,18 +29,18 @@ enum { OK = 0, INT32 = 3 };
 static void compute(void* unused, void* context) {
   int64_t count = 10000;
   void* status = TF_NewStatus();
-  void* made = TF_AllocateOutput(context, 0, INT32, &count, 1, count * 4, status);
+  void* output = TF_AllocateOutput(context, 0, INT32, &count, 1, count * 4, status);
   if (TF_GetCode(status) == OK) {
-    for (int i = 0; i < count; i++) ((int32_t*)TF_TensorData(made))[i] = 0;
-    TF_DeleteTensor(made);
+    for (int i = 0; i < count; i++) ((int32_t*)TF_TensorData(output))[i] = 0;
+    TF_DeleteTensor(output);
   }
   TF_DeleteStatus(status);
 }
 
 static void shape(void* context, void* status) {
-  void* found = TF_ShapeInferenceContextVectorFromSize(context, 10000);
-  TF_ShapeInferenceContextSetOutput(context, 0, found, status);
-  TF_DeleteShapeHandle(found);
+  void* vector = TF_ShapeInferenceContextVectorFromSize(context, 10000);
+  TF_ShapeInferenceContextSetOutput(context, 0, vector, status);
+  TF_DeleteShapeHandle(vector);
 }
 
 __attribute__((constructor)) static void load(void) {
@@ -57,12 +57,12 @@ __attribute__((constructor)) static void load(void) {
 
 
 def build(directory: Path) -> Path:
-    """Compile it, and return its path; ``tf.load_op_library`` gives ``tfd_test_zeros()``."""
+    """Compile the library, which has the op ``tfd_test_zeros``, and return its path."""
     import tensorflow as tf
 
-    source, made = directory / "zeros.c", directory / "zeros.so"
+    source, library = directory / "zeros.c", directory / "zeros.so"
     source.write_text(_SOURCE)
-    command = ["gcc", "-shared", "-fPIC", str(source), "-o", str(made)]
+    command = ["gcc", "-shared", "-fPIC", str(source), "-o", str(library)]
     command += tf.sysconfig.get_link_flags()
     subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return made
+    return library

@@ -24,7 +24,7 @@ os._exit(0)
 
 
 def run_python(source, *arguments):
-    """Start Python on `source`, with its standard streams as pipes."""
+    """Run `source` in a separate Python, with pipes for standard input and output."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", source, *arguments],
         stdin=subprocess.PIPE,
@@ -34,7 +34,7 @@ def run_python(source, *arguments):
 
 
 def read_line(process, seconds=60.0):
-    """Return the next line that `process` prints; kill it if there is none in time."""
+    """Return the next line of output of a process; kill the process at the timeout."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -51,7 +51,7 @@ def end(process):
 
 
 class Service:
-    """A dispatcher and its workers; a context manager."""
+    """A dispatcher and its workers, as a context manager."""
 
     def __init__(self, workers=1):
         self.dispatcher = run_python(_SERVER, "dispatcher")

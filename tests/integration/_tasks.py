@@ -1,7 +1,7 @@
-"""TensorFlow servers in processes of their own, forked from one that has imported TensorFlow.
+"""TensorFlow servers in separate processes, forked from a process that has imported TensorFlow.
 
-Without anything of tfd_notebook but the held ports: for tests of what lies below its launchers.
-Load it with ``runpy.run_path``; run as a script it is the process that forks.
+For tests of the parts below the launchers, so this module does not use tfd_notebook. Tests load it
+with ``runpy.run_path``. As a script, it is the process that forks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Tasks:
-    """Starts and ends servers; a context manager."""
+    """Context manager that starts servers, and ends them at its exit."""
 
     def __enter__(self) -> Tasks:
         self._forks = subprocess.Popen(
@@ -29,11 +29,11 @@ class Tasks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._forks:  # the end of its input ends it and all servers
+        with self._forks:  # the end of its input ends the process and all servers
             self._forks.stdin.close()
 
     def start(self, role: str, port: int, **settings: Any) -> int:
-        """Start a server, wait until its constructor returned, and return its pid."""
+        """Start a server, wait until its constructor has returned, and return its pid."""
         self._forks.stdin.write(json.dumps({"role": role, "port": port, **settings}) + "\n")
         answer = json.loads(self._forks.stdout.readline())
         assert "pid" in answer, answer
@@ -71,7 +71,7 @@ def make_server(role: str, port: int, work_dir: str = "", dispatcher: int = 0) -
 def main() -> None:
     import ctypes
 
-    import tensorflow  # noqa: F401 - what the forks are for
+    import tensorflow  # noqa: F401 - imported before the first fork
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

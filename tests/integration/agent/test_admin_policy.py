@@ -1,4 +1,4 @@
-"""What an administrator allows, where it is the agent that sees to it."""
+"""Limits of the administrator that the agent enforces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 
 POLICY = "# of this host\nmemory_gb = 1.2\n"
 
-#: Has a worker hold more and more memory, and prints what becomes of it.
+#: Makes a worker allocate more and more memory, and prints the result.
 GREEDY = """
 import json, tensorflow as tf, tfd_notebook as tfd
 
@@ -38,42 +38,42 @@ with tfd.Cluster(data_workers=1, name="greedy", policy=policy) as cluster:
     try:
         read(2_000)
     except tfd.errors.DataLoss as error:
-        said = error.what
+        message = error.what
     reason = cluster.snapshot().task("data_worker:0").reason
     cluster.restart("data_worker:0")
     read(10)
     notices = [notice.what for notice in cluster.snapshot().notices]
-    print("found " + json.dumps([modest, said, reason, notices]))
+    print("result " + json.dumps([modest, message, reason, notices]))
 """
 
 
-def test_a_task_that_holds_too_much_memory_is_ended(tmp_path: Path) -> None:
-    """In a mount namespace whose /etc has a policy; the machine's own has none."""
+def test_task_above_the_memory_limit_is_ended(tmp_path: Path) -> None:
+    """The program runs in a mount namespace with its own /etc, which has a policy."""
     etc = tmp_path / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
     (etc / "tfd_notebook").mkdir()
     file = etc / "tfd_notebook/policy.toml"
     file.write_text(POLICY)
     file.chmod(0o644)
-    become = 'mount --bind "$1" /etc && shift && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", become, "sh", etc, sys.executable, "-c", GREEDY],
+    enter = 'mount --bind "$1" /etc && shift && exec "$@"'
+    completed = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", enter, "sh", etc, sys.executable, "-c", GREEDY],
         capture_output=True,
         text=True,
         timeout=160,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    modest, said, reason, notices = json.loads(done.stdout.split("found ")[1])
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    modest, message, reason, notices = json.loads(completed.stdout.split("result ")[1])
     assert modest
-    quoted = "/etc/tfd_notebook/policy.toml, line 2: memory_gb = 1.2"
-    assert any("each task may use 1.2 GB" in what and quoted in what for what in notices)
+    limit_line = "/etc/tfd_notebook/policy.toml, line 2: memory_gb = 1.2"
+    assert any("each task may use 1.2 GB" in what and limit_line in what for what in notices)
     assert "GB of memory, more than a task may" in reason
-    assert quoted in reason
-    assert quoted in said
+    assert limit_line in reason
+    assert limit_line in message
 
 
-#: In a control group with a limit: a shuffle buffer outgrows it, and a smaller one does not.
+#: Joins a control group with a limit. A large shuffle buffer exceeds it, a smaller one does not.
 SHUFFLE = """
 import json, sys
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
@@ -89,22 +89,22 @@ policy = tfd.Policy(restarts=0)
 with tfd.Cluster(data_workers=1, name="shuffled", policy=policy) as cluster:
     pid = cluster.snapshot().task("data_worker:0").pid
     with open(f"/proc/{pid}/oom_score_adj", "w") as file:
-        file.write("900")  # the kernel chooses it, and not this process
+        file.write("900")  # makes the kernel choose it before this process
     try:
         read(4_000)
     except tfd.errors.DataLoss as error:
-        said = str(error)
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD854")
+        message = str(error)
+    (finding,) = (item for item in tfd.doctor(cluster) if item.code == "TFD854")
     notices = [str(notice) for notice in cluster.snapshot().notices if notice.severity == "error"]
     cluster.restart("data_worker:0")
     count = read(10)
     codes = tfd.doctor(cluster).codes
-    print("found " + json.dumps([said, found.what, found.fix, notices, count, codes]))
+    print("result " + json.dumps([message, finding.what, finding.fix, notices, count, codes]))
 """
 
 
-def test_a_data_worker_that_the_kernel_kills_for_memory() -> None:
-    """The limit is that of a group around the group of the task."""
+def test_data_worker_killed_for_memory_is_explained() -> None:
+    """The limit belongs to the parent of the control group of the task."""
     root = Path("/sys/fs/cgroup/memory")
     version_1 = root.is_dir()
     outer = (root if version_1 else root.parent) / f"tfd-limit-{os.getpid()}"
@@ -116,16 +116,16 @@ def test_a_data_worker_that_the_kernel_kills_for_memory() -> None:
         if version_1:
             (outer / "memory.use_hierarchy").write_text("1")
         inner.mkdir()
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", SHUFFLE, inner], capture_output=True, text=True, timeout=160
         )
-        assert done.returncode == 0, done.stderr[-3000:]
+        assert completed.returncode == 0, completed.stderr[-3000:]
     finally:
         if inner.exists():
             inner.rmdir()
         outer.rmdir()
-    said, what, fix, notices, count, codes = json.loads(done.stdout.split("found ")[1])
-    for text in (said, what, notices[0]):
+    message, what, fix, notices, count, codes = json.loads(completed.stdout.split("result ")[1])
+    for text in (message, what, notices[0]):
         assert "data_worker:0" in text
         assert f"2.50 GB, was reached (peak 2.50 GB, {outer})" in text
         assert "restart" not in text

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-#: Run by Python when it starts: an agent waits until the test releases it.
+#: Python runs this when it starts. An agent waits until the test opens the gate.
 SITE = """
 import os
 if "TFD_AGENT_DIR" in os.environ:
@@ -30,46 +30,48 @@ def start():
     except LaunchError as error:
         print(error.what, flush=True)
 
-def do(work):
+def run(work):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(60)
     if thread.is_alive():
-        print("it waits for the agent", flush=True)
+        print("the call waits for the agent", flush=True)
         os._exit(1)
 
 starting = threading.Thread(target=start, daemon=True)
 starting.start()
-do(local.agent_pids)
+run(local.agent_pids)
 print("pids", flush=True)
 {then}
 """
 
 SHUT_DOWN = """
-do(local.shutdown)
+run(local.shutdown)
 starting.join()
 """
-GO_ON = """
+OPEN_GATE = """
 with open(os.environ["TFD_TEST_GATE"], "w"):
     pass
 starting.join()
 assert local.agent_pids()
-do(local.shutdown)
+run(local.shutdown)
 """
 
 
 @pytest.mark.parametrize(
-    ("then", "said"),
+    ("then", "expected"),
     [
         (SHUT_DOWN, ["pids", "the agent was shut down during its start"]),
-        (GO_ON, ["pids", "started"]),
+        (OPEN_GATE, ["pids", "started"]),
     ],
     ids=["shutdown", "start"],
 )
-def test_nothing_waits_for_an_agent_that_starts(tmp_path: Path, then: str, said: list[str]) -> None:
+def test_other_calls_do_not_wait_for_a_starting_agent(
+    tmp_path: Path, then: str, expected: list[str]
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(SITE)
     os.mkfifo(tmp_path / "gate")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(then=then)],
         env={
             **os.environ,
@@ -80,5 +82,5 @@ def test_nothing_waits_for_an_agent_that_starts(tmp_path: Path, then: str, said:
         text=True,
         timeout=150,
     )
-    assert done.stdout.splitlines() == said, done.stderr
-    assert done.returncode == 0, done.stderr
+    assert completed.stdout.splitlines() == expected, completed.stderr
+    assert completed.returncode == 0, completed.stderr

@@ -1,4 +1,4 @@
-"""What consumers in TensorFlow make of a task that is gone for good."""
+"""TensorFlow's consumers and the error server of a failed task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfd_notebook.net.probe import dispatcher_workers
 pytestmark = pytest.mark.integration
 Tasks = runpy.run_path(str(Path(__file__).parents[1] / "_tasks.py"))["Tasks"]
 TEXT = "[TFD302] data_worker:0 is gone\nNext: restart it"
-#: TensorFlow's client tries again after at most this, where the task has died a moment ago.
+#: The longest pause of TensorFlow's client between two attempts shortly after a task died.
 SOON = 5.0
 
 
@@ -44,7 +44,7 @@ class Service:
     def dataset(self, mode: str, elements: int) -> Any:
         import tensorflow as tf
 
-        # The end of a bare iterator may wait a minute for what tunes it.
+        # The end of a bare iterator may wait a minute for the autotuning thread.
         options = tf.data.Options()
         options.autotune.enabled = False
         dataset = tf.data.Dataset.range(elements).batch(10)
@@ -69,7 +69,7 @@ def service(tasks: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
 
 
 class Consumer(threading.Thread):
-    """A plain loop over a dataset, and how it ended."""
+    """A plain loop over a dataset, with its elements and its error."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(daemon=True)
@@ -100,14 +100,14 @@ class Consumer(threading.Thread):
     ids=["one of two workers", "the only worker", "the dispatcher"],
     indirect=["service"],
 )
-def test_stuck_consumer_gets_the_text(service: Service, victim: str, mode: str) -> None:
+def test_blocked_consumer_gets_the_error_text(service: Service, victim: str, mode: str) -> None:
     import tensorflow as tf
 
     consumer = Consumer(service.dataset(mode, 10_000_000))
     assert consumer.some.wait(20)
     port = service.dispatcher if victim == "dispatcher" else service.workers[0]
     service.kill(port)
-    assert not consumer.ended(0.5)  # it would wait for ever
+    assert not consumer.ended(0.5)  # without an error server, the wait has no end
     with ErrorServer({port: TEXT}):
         assert consumer.ended(SOON)
     assert isinstance(consumer.error, tf.errors.DataLossError)
@@ -115,7 +115,7 @@ def test_stuck_consumer_gets_the_text(service: Service, victim: str, mode: str) 
 
 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_later_epochs_are_whole(service: Service, mode: str) -> None:
+def test_later_epochs_are_complete(service: Service, mode: str) -> None:
     service.kill(service.workers[0])
     with ErrorServer({service.workers[0]: TEXT}, dispatcher=service.target):
         for _ in range(2):
@@ -125,19 +125,19 @@ def test_later_epochs_are_whole(service: Service, mode: str) -> None:
             assert sorted(consumer.elements) == list(range(300))
 
 
-def test_later_epochs_would_wait_for_ever(service: Service) -> None:
-    """The reason for the test above: a dispatcher gives work to workers that are gone."""
+def test_later_epochs_wait_without_the_heartbeat_replies(service: Service) -> None:
+    """The reason for the error server: a dispatcher assigns work to lost workers."""
     service.kill(service.workers[0])
     consumer = Consumer(service.dataset("parallel_epochs", 300))
     assert consumer.some.wait(10)
     assert not consumer.ended(3)
     assert sorted(consumer.elements) == list(range(300))
-    with ErrorServer({service.workers[0]: TEXT}):  # set the thread free
+    with ErrorServer({service.workers[0]: TEXT}):  # ends the thread
         assert consumer.ended(SOON)
 
 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_warn_ends_with_what_is_left(service: Service, mode: str) -> None:
+def test_on_loss_warn_ends_with_the_remaining_elements(service: Service, mode: str) -> None:
     consumer = Consumer(service.dataset(mode, 10_000))
     assert consumer.some.wait(20)
     service.kill(service.workers[0])

@@ -1,4 +1,4 @@
-"""No file of a directory that other users may write to runs in a process that is started."""
+"""Started processes run no file from directories that other users can write to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
-#: Runs in place of one of Python's own modules, where a process looks for them in its directory.
+#: Replaces a module of the standard library if the working directory is on the import path.
 POISON = """
 import sys
 with open({log!r}, "a") as log:
@@ -19,8 +19,8 @@ with open({log!r}, "a") as log:
 raise ImportError("another user's file")
 """
 
-#: What every program here begins with: the state of a notebook's kernel, in which the working
-#: directory is on the import path. It is first here, which is worse than IPython's place for it.
+#: The first lines of each program, which set the state of a notebook's kernel. The working
+#: directory is first on the import path, which is worse than in IPython.
 KERNEL = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -55,7 +55,6 @@ command = [sys.executable, *remote.join_agent("0123456789ab", start=True)]
 relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 handshake = json.loads(relay.stdout.readline().removeprefix("TFDHELLO "))
 assert "error" not in handshake and "import_error" not in handshake, handshake
-request = {"id": 1, "method": "clusters", "arguments": {}}
 print("connected")
 relay.communicate(timeout=60)
 """,
@@ -65,8 +64,8 @@ SPARK_END = (
     """
 given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
 command = [sys.executable, "-u", "-c", relay.bootstrap("spark_executor")]
-said = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
-print(said.stdout.partition(" ")[0], said.stderr)
+completed = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
+print(completed.stdout.partition(" ")[0], completed.stderr)
 """,
 )
 SSH = (
@@ -83,15 +82,15 @@ TUNNEL = (
     "from tfd_notebook.agent import processes; from tfd_notebook.net import runtime_dir as runtime",
     """
 directory, lock = runtime.new_agent_dir("0123456789ab")
-config, log = directory / "way.conf", directory / "stunnel.log"
+config, log = directory / "tunnel.conf", directory / "stunnel.log"
 
 async def main():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    way = ["client = yes", f"accept = {port}", "connect = 127.0.0.1:9"]
-    config.write_text("\\n".join(["foreground = yes", "pid =", "[way]", *way, ""]))
-    asked = {"command": ["stunnel", str(config)], "listeners": [listener.fileno()]}
-    variables = {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": json.dumps(asked)}
+    tunnel = ["client = yes", f"accept = {port}", "connect = 127.0.0.1:9"]
+    config.write_text("\\n".join(["foreground = yes", "pid =", "[tunnel]", *tunnel, ""]))
+    request = {"command": ["stunnel", str(config)], "listeners": [listener.fileno()]}
+    variables = {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": json.dumps(request)}
     started = processes.Processes("0123456789ab", directory)
     pid, ended = started.run("stunnel", variables, log, [listener.fileno()])
     while not ended.done() and not psutil.Process(pid).name().startswith("stunnel"):
@@ -116,14 +115,14 @@ client.close()
 TENSORBOARD = (
     "import pathlib, queue, tempfile\nfrom tfd_notebook.spark.executor import tensorboard",
     """
-said = queue.Queue()
+messages = queue.Queue()
 with tempfile.TemporaryDirectory() as temporary:
     request = {"tensorboard": "logs", "host": "127.0.0.1", "directory": os.getcwd()}
-    board = tensorboard.start(request, pathlib.Path(temporary), said.put)
-    first = said.get(timeout=120)
+    board = tensorboard.start(request, pathlib.Path(temporary), messages.put)
+    first = messages.get(timeout=120)
     print(first["board"][:17], first.get("no_board", ""))
     board.end()
-    said.get(timeout=60)
+    messages.get(timeout=60)
 """,
 )
 LAB = (
@@ -136,7 +135,7 @@ print(asyncio.run(labserver.tfd("list", "--json", limit=100)))
 
 @pytest.fixture
 def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a working and a temporary directory with such files, and where these would write."""
+    """Return a working and a temporary directory with such files, and the path of their log."""
     log = tmp_path / "ran"
     for name in ("working", "temporary"):
         directory = tmp_path / name
@@ -162,7 +161,7 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
         pytest.param(LAB, "fork", "[]", id="jupyter-server"),
     ],
 )
-def test_nothing_runs_from_the_working_or_the_temporary_directory(
+def test_writable_directories_are_not_on_the_import_path(
     poisoned: tuple[Path, Path, Path], program: tuple[str, str], method: str, printed: str
 ) -> None:
     check(poisoned, program, printed, {"TFD_START_METHOD": method})
@@ -176,7 +175,7 @@ def test_nothing_runs_from_the_working_or_the_temporary_directory(
         pytest.param(SPARK_END, "TFDHELLO", id="relay-of-an-executor"),
     ],
 )
-def test_an_empty_entry_of_pythonpath_adds_no_working_directory(
+def test_empty_pythonpath_entry_adds_no_working_directory(
     poisoned: tuple[Path, Path, Path], program: tuple[str, str], printed: str
 ) -> None:
     check(poisoned, program, printed, {"PYTHONPATH": os.pathsep})
@@ -188,10 +187,10 @@ def check(
     printed: str,
     variables: dict[str, str],
 ) -> None:
-    """Run a program there, whose processes get such variables; none may run a file there."""
+    """Run a program with these variables, and fail if it runs a file of the directories."""
     working, temporary, log = poisoned
     imports, code = program
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", KERNEL.format(imports=imports, variables=variables) + code],
         cwd=working,
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -200,5 +199,7 @@ def check(
         timeout=160,
     )
     assert not log.exists(), log.read_text()
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == printed or done.stdout.startswith(printed + " "), done.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip() == printed or completed.stdout.startswith(printed + " "), (
+        completed.stdout
+    )

@@ -1,4 +1,4 @@
-"""A cluster's life at its edges: settings, directories, the dispatcher's contract, stopping."""
+"""Settings, directories, the contract of the dispatcher, and the stop of a cluster."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Range = tf.data.Dataset.range
 service = tf.data.experimental.service
 
 
-def test_settings_of_the_user_leave_the_others_alone() -> None:
-    # TensorFlow's class writes 0 for every interval that is not set, and takes 0 for 1 ms.
+def test_user_settings_do_not_change_other_settings() -> None:
+    # TensorFlow's class stores 0 for every interval that is not set, and 0 means 1 ms.
     settings = tfd.Service(
         worker_config=service.WorkerConfig("ignored:1", heartbeat_interval_ms=250),
         dispatcher_config=service.DispatcherConfig(job_gc_check_interval_ms=500),
@@ -31,11 +31,11 @@ def test_settings_of_the_user_leave_the_others_alone() -> None:
     with tfd.Cluster(data_workers=1, name="settings", service=settings) as cluster:
         dataset = Range(20).apply(cluster.distribute("dynamic"))
         assert len(list(dataset)) == 20
-        time.sleep(1.0)  # a job that is collected after 1 ms would be forgotten by now
+        time.sleep(1.0)  # with an interval of 1 ms, the job would be removed in this time
         assert len(list(dataset)) == 20
 
 
-def test_a_work_dir_is_used_again(tmp_path: Path) -> None:
+def test_work_dir_can_be_reused(tmp_path: Path) -> None:
     kept = tfd.Service(work_dir=str(tmp_path))
     for number in range(2):
         with tfd.Cluster(data_workers=1 + number, name="kept", service=kept) as cluster:
@@ -47,7 +47,7 @@ def test_a_work_dir_is_used_again(tmp_path: Path) -> None:
     assert {stat.S_IMODE(journal.stat().st_mode) for journal in journals} == {0o700}
 
 
-def test_promised_arguments_by_position(tmp_path: Path) -> None:
+def test_documented_arguments_can_be_positional(tmp_path: Path) -> None:
     with tfd.Cluster(data_workers=1, name="positions") as cluster:
         read = Range(5).apply(cluster.distribute("dynamic", "named"))
         assert len(list(read)) == 5
@@ -61,7 +61,7 @@ def test_promised_arguments_by_position(tmp_path: Path) -> None:
             cluster.distribute("dynamic", job_nam="x")
 
 
-def test_the_dispatcher_keeps_its_contract() -> None:
+def test_dispatcher_follows_the_contract_of_tensorflow() -> None:
     cluster = tfd.Cluster(name="contract", start=False)
     dispatcher = cluster.dispatcher
     for call in (dispatcher.join, lambda: dispatcher.target):
@@ -69,12 +69,12 @@ def test_the_dispatcher_keeps_its_contract() -> None:
             call()
     assert dispatcher.workers == ()
     assert repr(dispatcher) == "<dispatcher of cluster 'contract', new>"
-    dispatcher.stop()  # as TensorFlow's own: nothing to stop
+    dispatcher.stop()  # no-op, as in TensorFlow
     dispatcher.start()
     assert cluster.state == "ready"
     target = dispatcher.target
     pid = cluster.tasks[0].pid
-    dispatcher.start()  # it runs, and goes on
+    dispatcher.start()  # no-op, because the dispatcher runs
     assert cluster.tasks[0].pid == pid
     with pytest.raises(TimeLimit):
         dispatcher.join(timeout=0.1)
@@ -87,7 +87,7 @@ def test_the_dispatcher_keeps_its_contract() -> None:
     assert repr(dispatcher).endswith(f"at {target}, stopped>")
 
 
-def test_scaling_brings_back_what_was_given_up() -> None:
+def test_scaling_restarts_failed_workers() -> None:
     policy = tfd.Policy(restarts=0)
     with tfd.Cluster(data_workers=2, name="given-up", policy=policy) as cluster:
         pid = cluster.snapshot().task("data_worker:0").pid
@@ -100,7 +100,7 @@ def test_scaling_brings_back_what_was_given_up() -> None:
 
 
 @pytest.mark.parametrize("mode", ["off", "dynamic"])
-def test_no_worker_left_is_an_error_in_every_loop(mode: str) -> None:
+def test_loop_without_data_workers_raises_an_error(mode: str) -> None:
     with tfd.Cluster(data_workers=1, name="none-left") as cluster:
         dataset = Range(50).filter(lambda x: x >= 0).apply(cluster.distribute(mode))
         assert len(list(dataset)) == 50
@@ -114,7 +114,7 @@ def test_no_worker_left_is_an_error_in_every_loop(mode: str) -> None:
         assert len(list(dataset)) == 50
 
 
-def test_a_dataset_outlives_its_cluster_and_says_so() -> None:
+def test_dataset_of_a_stopped_cluster_raises_an_error() -> None:
     with tfd.Cluster(data_workers=1, name="gone") as cluster:
         dataset = Range(50).apply(cluster.distribute("off"))
     with pytest.raises(StateError, match="is stopped"):
@@ -123,14 +123,14 @@ def test_a_dataset_outlives_its_cluster_and_says_so() -> None:
         list(dataset.batch(2))
 
 
-def test_only_datasets_are_read() -> None:
+def test_values_other_than_datasets_are_refused() -> None:
     with tfd.Cluster(name="wrong-kind") as cluster:
         for call in (cluster.stream, cluster.observe):
             with pytest.raises(UsageError, match="got list"):
                 call([1, 2])
 
 
-def test_a_cluster_that_stops_is_not_handed_out() -> None:
+def test_stopping_cluster_is_not_returned() -> None:
     cluster = tfd.Cluster(data_workers=2, name="again")
     stopper = threading.Thread(target=cluster.stop)
     stopper.start()
@@ -143,7 +143,7 @@ def test_a_cluster_that_stops_is_not_handed_out() -> None:
     cluster.stop()
 
 
-def test_streams_beside_a_dataset_of_the_same_name() -> None:
+def test_stream_gets_a_name_distinct_from_an_observed_dataset() -> None:
     with tfd.Cluster(data_workers=1, name="names") as cluster:
         endless = Range(1 << 40).batch(10).apply(cluster.distribute("off"))
         reading = iter(cluster.observe(endless, name="train"))
@@ -153,14 +153,14 @@ def test_streams_beside_a_dataset_of_the_same_name() -> None:
         second = cluster.stream(endless, name="train").start()
         assert first.state == "stopped"
         assert list(cluster.streams) == [second.name]
-        # TensorFlow cannot be stopped while it opens an iterator: that thread would be left.
+        # A stop while TensorFlow opens an iterator would leave its thread behind.
         assert second.wait(elements=1, timeout=30)
         with pytest.raises(UnknownName):
             cluster.logs("train")
 
 
 @pytest.mark.root
-def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
+def test_full_disk_is_named(tmp_path: Path) -> None:
     import subprocess
 
     small = tmp_path / "small"

@@ -1,4 +1,4 @@
-"""Clusters that outlive their kernel: detached, found again, renewed, and ended by anybody."""
+"""Detached clusters: attach, renew, and stop from any process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ START = """
 import tfd_notebook as tfd
 print("pids", [t.pid for t in stays.tasks], [t.pid for t in goes.tasks])
 """
-# A job by name: the dispatcher knows how far it has come. One element at a time is under way.
+# The dispatcher stores the progress of a named job. One element at a time is requested.
 JOB = """
 import tensorflow as tf
 numbers = tf.data.Dataset.range(400).apply(stays.distribute(
@@ -42,8 +42,8 @@ numbers = tf.data.Dataset.range(400).apply(stays.distribute(
 """
 
 
-def pids_in(said: str) -> tuple[list[int], list[int]]:
-    stays, goes = said.split("pids ")[1].split("] [")
+def pids_in(output: str) -> tuple[list[int], list[int]]:
+    stays, goes = output.split("pids ")[1].split("] [")
     return json.loads(stays + "]"), json.loads("[" + goes.splitlines()[0])
 
 
@@ -55,18 +55,18 @@ def runs(pid: int) -> bool:
 
 
 def cli(*arguments: str, status: int = 0) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "tfd_notebook", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+    assert completed.returncode == status, completed.stderr
+    return completed.stdout + completed.stderr
 
 
-def elsewhere(code: str) -> None:
-    """Have another process take the cluster up, as ``c``, and run `code`."""
+def in_other_process(code: str) -> None:
+    """Attach to the cluster in another process, as ``c``, and run `code` there."""
     attached = "import tfd_notebook as tfd; c = tfd.attach('stays', connect=False); "
     subprocess.run([sys.executable, "-c", attached + code], check=True, timeout=60)
 
@@ -76,16 +76,16 @@ def agent_has_ended(directory: Path) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    """End what a test that failed has left detached."""
+def _end_detached() -> Iterator[None]:
+    """End the detached clusters that a failed test left behind."""
     yield
-    for one in detached.detached():
-        os.kill(one.pid, signal.SIGTERM)
+    for cluster in detached.detached():
+        os.kill(cluster.pid, signal.SIGTERM)
 
 
 @pytest.fixture
 def stays() -> Iterator[tfd.Cluster]:
-    """A detached cluster that this process holds; ended however the test leaves it."""
+    """Return a detached cluster of this process, which ends after the test in any case."""
     cluster = tfd.Cluster(data_workers=1, name="stays", if_exists="replace")
     cluster.detach(1.0)
     yield cluster
@@ -93,66 +93,69 @@ def stays() -> Iterator[tfd.Cluster]:
         cli("stop", "stays")
 
 
-def test_a_restarted_kernel_finds_its_cluster_and_the_job_goes_on() -> None:
+def test_restarted_kernel_attaches_and_the_job_continues() -> None:
     with Kernel() as kernel:
-        said = kernel.run(START)
-        assert "detached until" in said
-        mine, others = pids_in(said)
+        output = kernel.run(START)
+        assert "detached until" in output
+        kept, ended = pids_in(output)
         before = kernel.run(
-            JOB + "import itertools; print('seen', [int(x) for x in itertools.islice(numbers, 50)])"
+            JOB
+            + "import itertools; print('numbers', [int(x) for x in itertools.islice(numbers, 50)])"
         )
         kernel.restart()
-        until(lambda: not any(runs(pid) for pid in others))
-        assert all(runs(pid) for pid in mine)
-        found = kernel.run("%load_ext tfd_notebook\n%tfd_cluster attach -o stays")
-        assert "variable 'stays'" in found
-        said = kernel.run("print([t.pid for t in stays.tasks], stays.state)")
-        assert said.startswith(f"{mine} ready")
-        after = kernel.run(JOB + "print('seen', [int(x) for x in numbers])", timeout=60)
-        first, second = (set(json.loads(part.split("seen ")[1])) for part in (before, after))
+        until(lambda: not any(runs(pid) for pid in ended))
+        assert all(runs(pid) for pid in kept)
+        attached = kernel.run("%load_ext tfd_notebook\n%tfd_cluster attach -o stays")
+        assert "variable 'stays'" in attached
+        output = kernel.run("print([t.pid for t in stays.tasks], stays.state)")
+        assert output.startswith(f"{kept} ready")
+        after = kernel.run(JOB + "print('numbers', [int(x) for x in numbers])", timeout=60)
+        first, second = (set(json.loads(part.split("numbers ")[1])) for part in (before, after))
         assert len(first) == 50
-        assert not first & second, "the job began anew"
-        # What was under way to the kernel that ended is lost, and nothing else.
+        assert not first & second, "the job started again"
+        # Only elements that were sent to the ended kernel are lost.
         assert len(first | second) >= 380
-        # The same start cell takes the cluster that lives.
+        # The same start cell attaches to the running cluster.
         assert "is already running" in kernel.run(
             "%tfd_cluster start --data-workers 1 --name stays -o stays --detach 2"
         )
         assert "is stopped" in kernel.run("stays.stop()\nprint('is', stays.state)")
-        until(lambda: not any(runs(pid) for pid in mine))
+        until(lambda: not any(runs(pid) for pid in kept))
 
 
-def test_it_survives_a_killed_kernel_and_ends_from_a_terminal() -> None:
+def test_cluster_of_a_killed_kernel_is_stopped_in_a_terminal() -> None:
     with Kernel() as kernel:
-        mine, others = pids_in(kernel.run(START))
+        kept, ended = pids_in(kernel.run(START))
         os.kill(kernel.pid, signal.SIGKILL)
-        until(lambda: not any(runs(pid) for pid in others))
-        assert all(runs(pid) for pid in mine)
-    (where,) = detached.detached()
-    for path in (where.directory, where.directory / "stays"):
+        until(lambda: not any(runs(pid) for pid in ended))
+        assert all(runs(pid) for pid in kept)
+    (cluster,) = detached.detached()
+    for path in (cluster.directory, cluster.directory / "stays"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for path in (
-        where.directory / runtime_dir.STATE_FILE,
-        where.directory / "stays" / runtime_dir.STATE_FILE,
-        where.directory / SOCKET,
+        cluster.directory / runtime_dir.STATE_FILE,
+        cluster.directory / "stays" / runtime_dir.STATE_FILE,
+        cluster.directory / SOCKET,
     ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not [left for left in orphans.sweep() if left.agent]
     listed = json.loads(cli("list", "--json"))
-    assert [(one["name"], one["state"], one["pid"]) for one in listed] == [("stays", "ready", None)]
+    assert [(record["name"], record["state"], record["pid"]) for record in listed] == [
+        ("stays", "ready", None)
+    ]
     before = detached.detached()[0].lease
     assert "detached until" in cli("renew", "stays", "--hours", "3")
     assert detached.detached()[0].lease > before + 3600
     assert "data_worker:0" in cli("watch", "stays", "--once")
     assert "is stopped" in cli("stop", "stays")
-    until(lambda: not any(runs(pid) for pid in mine))
-    until(lambda: agent_has_ended(where.directory))
+    until(lambda: not any(runs(pid) for pid in kept))
+    until(lambda: agent_has_ended(cluster.directory))
     assert "no running cluster" in cli("list")
 
 
-def test_a_terminal_starts_one_that_a_notebook_takes_up() -> None:
-    said = cli("start", "--data-workers", "1", "--name", "outside", "--detach", "0.5")
-    assert 'tfd.attach("outside")' in said
+def test_notebook_attaches_to_a_cluster_started_in_a_terminal() -> None:
+    output = cli("start", "--data-workers", "1", "--name", "outside", "--detach", "0.5")
+    assert 'tfd.attach("outside")' in output
     cluster = tfd.attach("outside")
     try:
         import tensorflow as tf
@@ -161,7 +164,7 @@ def test_a_terminal_starts_one_that_a_notebook_takes_up() -> None:
         assert sorted(int(x) for x in numbers) == list(range(10))
         assert 0 < (cluster.snapshot().lease or 0) - time.time() <= 1800
         assert tfd.attach("outside") is cluster
-        # As whole as in the process that started it.
+        # The same control as in the process that started the cluster.
         cluster.scale(data_workers=2)
         cluster.kill("data_worker:0")
         until(lambda: cluster.snapshot().task("data_worker:0").restarts == 1)  # type: ignore[union-attr]
@@ -184,7 +187,7 @@ def _none(cluster: tfd.Cluster) -> dict[str, int]:
     return {str(role): n for role, n in cluster.snapshot().planned.items() if not n}
 
 
-def test_a_reader_is_told_when_somebody_else_stops_it(stays: tfd.Cluster) -> None:
+def test_reader_is_notified_of_a_stop_by_another_process(stays: tfd.Cluster) -> None:
     import tensorflow as tf
 
     endless = tf.data.Dataset.range(10**9).apply(stays.distribute("off"))
@@ -192,7 +195,7 @@ def test_a_reader_is_told_when_somebody_else_stops_it(stays: tfd.Cluster) -> Non
     def read() -> None:
         for number, _ in enumerate(endless):
             if number == 10:
-                elsewhere("c.stop()")
+                in_other_process("c.stop()")
 
     with pytest.raises(errors.TfdError, match="stays"):
         read()
@@ -200,7 +203,7 @@ def test_a_reader_is_told_when_somebody_else_stops_it(stays: tfd.Cluster) -> Non
     assert any("stopped from another process" in n.what for n in stays.snapshot().notices)
 
 
-def test_a_lease_that_is_over_ends_everything(stays: tfd.Cluster) -> None:
+def test_expired_lease_ends_all_tasks(stays: tfd.Cluster) -> None:
     pids = [task.pid for task in stays.tasks if task.pid]
     stays.detach(2.0 / 3600)
     until(lambda: stays.ended)
@@ -209,7 +212,7 @@ def test_a_lease_that_is_over_ends_everything(stays: tfd.Cluster) -> None:
     until(lambda: not any(runs(pid) for pid in pids))
 
 
-def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> None:
+def test_duplicate_names_are_refused_and_with_detaches(stays: tfd.Cluster) -> None:
     with stays:
         pass
     assert stays.state == "left"
@@ -226,7 +229,7 @@ def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> No
     cli("stop", "stays")
 
 
-# As two do that are detached at the same moment.
+# Skips the check for namesakes, as if two clusters were detached at the same moment.
 TWIN = """
 import tfd_notebook as tfd
 from tfd_notebook.cluster.lease import Lease
@@ -235,37 +238,37 @@ tfd.Cluster(name="twin").detach(1)
 """
 
 
-def test_two_of_one_name_are_told_apart_by_their_agents() -> None:
+def test_namesakes_are_identified_by_their_agents() -> None:
     for process in [subprocess.Popen([sys.executable, "-c", TWIN]) for _ in range(2)]:
         assert process.wait(60) == 0
-    one, other = (where.pid for where in detached.detached())
+    first, second = (cluster.pid for cluster in detached.detached())
     listed = json.loads(cli("list", "--json"))
     assert [(each["name"], each["pid"], each["agent"]) for each in listed] == [
-        ("twin", None, one),
-        ("twin", None, other),
+        ("twin", None, first),
+        ("twin", None, second),
     ]
-    assert f"agent {other}" in cli("list")
-    with pytest.raises(errors.UsageError, match=rf"agent={one}\).*tfd stop twin --pid {one}"):
+    assert f"agent {second}" in cli("list")
+    with pytest.raises(errors.UsageError, match=rf"agent={first}\).*tfd stop twin --pid {first}"):
         tfd.attach("twin")
-    assert f"twin (detached, agent {other})" in cli("stop", "twin", status=2)
-    cluster = tfd.attach("twin", agent=other)
+    assert f"twin (detached, agent {second})" in cli("stop", "twin", status=2)
+    cluster = tfd.attach("twin", agent=second)
     records = tfd.clusters().everywhere.records()
     assert [(each["pid"], each.get("agent")) for each in records] == [
         (os.getpid(), None),
-        (None, one),
+        (None, first),
     ]
-    assert "is stopped" in cli("stop", "twin", "--pid", str(one))
+    assert "is stopped" in cli("stop", "twin", "--pid", str(first))
     assert cluster.state == "ready"
-    assert [where.pid for where in detached.detached()] == [other]
+    assert [item.pid for item in detached.detached()] == [second]
     cluster.stop()
 
 
-def test_a_cluster_that_does_not_exist_is_named(stays: tfd.Cluster) -> None:
+def test_unknown_name_suggests_a_similar_one(stays: tfd.Cluster) -> None:
     with pytest.raises(errors.UnknownName, match="did you mean 'stays'"):
         tfd.attach("stay")
 
 
-def test_what_is_listed_names_other_processes_and_detached_ones(stays: tfd.Cluster) -> None:
+def test_list_includes_other_processes_and_detached_clusters(stays: tfd.Cluster) -> None:
     everywhere = tfd.clusters()
     assert list(everywhere) == ["stays"]
     (record,) = everywhere.everywhere.records()
@@ -278,20 +281,20 @@ def test_what_is_listed_names_other_processes_and_detached_ones(stays: tfd.Clust
     cli("stop", "stays")
 
 
-def test_strangers_at_the_socket_get_nothing(stays: tfd.Cluster) -> None:
+def test_invalid_bytes_at_the_socket_get_no_reply(stays: tfd.Cluster) -> None:
     from tfd_notebook.net import unix_socket
 
-    (where,) = detached.detached()
+    (cluster,) = detached.detached()
     for sent in (b"\x80\x04garbage\n", b"TFD1 h a 1 2 {}\n", b'{"method": "close"}\n', b"\n" * 10):
-        with unix_socket.connect(where.directory / SOCKET, 10.0) as peer:
+        with unix_socket.connect(cluster.directory / SOCKET, 10.0) as peer:
             peer.sendall(sent)
             peer.shutdown(1)
             assert peer.recv(100) == b""
     assert stays.state == "ready"
 
 
-def test_a_kernel_frozen_past_its_connection_keeps_everything(stays: tfd.Cluster) -> None:
-    """Who attaches hears of what happened while it was away."""
+def test_suspended_process_receives_the_missed_events(stays: tfd.Cluster) -> None:
+    """An attached process that was suspended receives the missed events."""
     code = (
         "import sys, tfd_notebook as tfd\n"
         "c = tfd.attach('stays', connect=False)\n"
@@ -301,18 +304,18 @@ def test_a_kernel_frozen_past_its_connection_keeps_everything(stays: tfd.Cluster
         "print(row.restarts, row.state)\n"
     )
     pipe: Any = subprocess.PIPE
-    other = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
     try:
-        assert other.stdout
-        assert other.stdout.readline() == "attached\n"
-        other.send_signal(signal.SIGSTOP)
+        assert process.stdout
+        assert process.stdout.readline() == "attached\n"
+        process.send_signal(signal.SIGSTOP)
         stays.kill("data_worker:0")
         until(lambda: stays.snapshot().task("data_worker:0").restarts == 1)  # type: ignore[union-attr]
         until(lambda: stays.state == "ready")
-        other.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
         time.sleep(0.2)
-        said, _ = other.communicate("\n", timeout=30)
+        output, _ = process.communicate("\n", timeout=30)
     finally:
-        other.kill()
-        other.communicate()
-    assert said.split() == ["1", "ready"]
+        process.kill()
+        process.communicate()
+    assert output.split() == ["1", "ready"]

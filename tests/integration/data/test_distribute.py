@@ -1,4 +1,4 @@
-"""Datasets through a service: every argument, every policy, and what must be refused."""
+"""Datasets through a service: arguments, policies and refused values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ os._exit(0)
 
 
 class Worker:
-    """A data worker in a process of its own."""
+    """A data worker in a separate process."""
 
     def __init__(self, dispatcher: str) -> None:
         self._child = subprocess.Popen(
@@ -95,7 +95,7 @@ class Worker:
 
 
 class Host:
-    """The least that a cluster is to the data path."""
+    """The minimal host of a data service, in place of a cluster."""
 
     def __init__(self, dispatcher: tfd.Dispatcher, workers: list[Any], work_dir: str) -> None:
         self.name = uuid.uuid4().hex[:8]
@@ -121,7 +121,7 @@ class Host:
         )
 
     def check_room(self, needed: int) -> None:
-        pass  # there is enough
+        """Accept every size."""
 
     def install_functions(
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
@@ -173,14 +173,14 @@ def _inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture
 def outside(_outside: Host) -> Host:
-    """Two data workers in other processes."""
+    """Return a host with two data workers in other processes."""
     _outside.consumers, _outside.static, _outside.policy = Consumers(), False, Policy()
     return _outside
 
 
 @pytest.fixture
 def inside(_inside: Host) -> Host:
-    """Two data workers in this process."""
+    """Return a host with two data workers in this process."""
     _inside.consumers, _inside.static = Consumers(), False
     return _inside
 
@@ -190,7 +190,10 @@ def values(dataset: Any) -> list[int]:
 
 
 def at_once(*datasets: Any) -> list[list[int]]:
-    """Return the `values` of all; TensorFlow takes a second to notice the end of each."""
+    """Return the `values` of all datasets, read concurrently.
+
+    TensorFlow takes a second to detect the end of each.
+    """
     with ThreadPoolExecutor(len(datasets)) as pool:
         return list(pool.map(values, datasets))
 
@@ -201,7 +204,7 @@ def through(host: Host, dataset: Any, mode: Any, **options: Any) -> Any:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Any:
-    """Six files of five numbers each, as a dataset that can be sharded by file."""
+    """Return a dataset of six files with five numbers each, which can be sharded by file."""
     for number in range(6):
         np.arange(5 * number, 5 * number + 5).tofile(tmp_path / f"{number}.bin")
     names = [str(path) for path in sorted(tmp_path.iterdir())]
@@ -228,30 +231,30 @@ class TestPolicies:
         assert read == [list(range(30))] * len(modes)
         assert outside.static
 
-    def test_hint(self, outside: Host) -> None:
+    def test_mode_hint_shards_the_dataset(self, outside: Host) -> None:
         dataset = Range(20).shard(HINT, HINT).map(lambda x: x * 2)
         assert values(through(outside, dataset, "hint")) == list(range(0, 40, 2))
         assert outside.static
 
-    def test_hint_without_a_hint_is_warned_about(self, outside: Host) -> None:
+    def test_mode_hint_without_a_hint_warns(self, outside: Host) -> None:
         with pytest.warns(UserWarning, match='works like "off"'):
             dataset = through(outside, Range(5), "hint")
         assert values(dataset) == sorted([*range(5), *range(5)])
 
-    def test_the_same_in_this_process(self, inside: Host, files: Any) -> None:
+    def test_modes_work_with_workers_of_this_process(self, inside: Host, files: Any) -> None:
         plans = ((Range(20), "dynamic"), (files, "file"), (Range(20), "off"))
         read = at_once(*(through(inside, dataset, mode) for dataset, mode in plans))
         assert read == [list(range(20)), list(range(30)), sorted([*range(20)] * 2)]
 
-    def test_how_often_an_epoch_delivers_is_said_once(
+    def test_deliveries_per_epoch_are_printed_once(
         self, outside: Host, capsys: pytest.CaptureFixture[str]
     ) -> None:
         host = Host.__new__(Host)
         vars(host).update(vars(outside), name="fresh")
         for mode in ("off", "parallel_epochs", "dynamic", "off"):
             through(host, Range(5), mode)
-        said = capsys.readouterr()
-        lines = (said.out + said.err).splitlines()  # out where a test left IPython running
+        captured = capsys.readouterr()
+        lines = (captured.out + captured.err).splitlines()  # out if a test left IPython running
         assert len(lines) == 2
         assert "'fresh': mode \"off\"" in lines[0]
         assert "each of the 2 data workers" in lines[0]
@@ -263,7 +266,9 @@ class TestArguments:
         ("mode", "fix"),
         [("dynamik", "'dynamic'"), ("file_or_date", "'file_or_data'"), (1, "off, dynamic")],
     )
-    def test_a_wrong_mode_gets_the_nearest_one(self, outside: Host, mode: Any, fix: str) -> None:
+    def test_unknown_mode_suggests_the_nearest_one(
+        self, outside: Host, mode: Any, fix: str
+    ) -> None:
         with pytest.raises(UnknownName) as caught:
             distribute.distribute(outside, mode)
         assert fix in str(caught.value.fix)
@@ -284,14 +289,16 @@ class TestArguments:
             ({"compression": "gzip"}, "compression"),
         ],
     )
-    def test_what_cannot_be_meant_is_refused(
+    def test_invalid_options_are_refused(
         self, outside: Host, options: dict[str, Any], what: str
     ) -> None:
         with pytest.raises(UsageError, match=what):
             distribute.distribute(outside, "dynamic", **options)
 
     @pytest.mark.parametrize("place", ["outside", "inside"])
-    def test_options_that_change_no_value(self, place: str, request: pytest.FixtureRequest) -> None:
+    def test_valid_options_do_not_change_the_elements(
+        self, place: str, request: pytest.FixtureRequest
+    ) -> None:
         host = request.getfixturevalue(place)
         options: list[dict[str, Any]] = [
             *({"compression": word} for word in ("auto", "AUTO", "snappy", "SNAPPY", None)),
@@ -304,26 +311,26 @@ class TestArguments:
         read = at_once(*(through(host, Range(9), "dynamic", **given) for given in options))
         assert read == [list(range(9))] * len(options)
 
-    def test_local_workers_are_asked_for_where_there_are_none(self, outside: Host) -> None:
+    def test_local_options_need_workers_of_this_process(self, outside: Host) -> None:
         for options in ({"target_workers": "LOCAL"}, {"data_transfer_protocol": "local"}):
             with pytest.raises(NoWorkers, match="in this process"):
                 through(outside, Range(9), "dynamic", **options)
 
-    def test_something_that_is_no_dataset(self, outside: Host) -> None:
+    def test_values_other_than_datasets_are_refused(self, outside: Host) -> None:
         with pytest.raises(UsageError, match="expected a tf"):
             distribute.distribute(outside, "dynamic")([1, 2])
 
-    def test_inside_a_function(self, outside: Host) -> None:
+    def test_distribute_works_in_a_tf_function(self, outside: Host) -> None:
         @tf.function(autograph=False)
         def total() -> Any:
             dataset = through(outside, Range(9), "dynamic")
-            return dataset.reduce(tf.constant(0, tf.int64), lambda one, other: one + other)
+            return dataset.reduce(tf.constant(0, tf.int64), lambda total, number: total + number)
 
         assert int(total()) == 36
 
 
 class TestCardinality:
-    def test_it_is_exact_where_it_is_known(self, outside: Host) -> None:
+    def test_known_cardinality_is_exact(self, outside: Host) -> None:
         dataset = Range(20).map(lambda x: x + 1).shuffle(5).prefetch(1)
         read = through(outside, dataset, "dynamic")
         assert int(read.cardinality()) == 20
@@ -332,7 +339,9 @@ class TestCardinality:
         assert int(through(outside, Range(3).repeat(), "off").cardinality()) == -1
 
     @pytest.mark.parametrize("mode", ["dynamic", "off"])
-    def test_a_correct_epoch_never_fails(self, outside: Host, mode: str) -> None:
+    def test_complete_epoch_of_unknown_length_raises_no_error(
+        self, outside: Host, mode: str
+    ) -> None:
         datasets = [
             Range(21).batch(4).map(lambda x: x[0]),
             Range(21).filter(lambda x: x % 3 == 0),
@@ -344,60 +353,60 @@ class TestCardinality:
         assert {int(dataset.cardinality()) for dataset in read} == {tf.data.UNKNOWN_CARDINALITY}
         assert all(at_once(*read))
 
-    def test_consumers_that_share_a_job_get_parts(self, outside: Host) -> None:
+    def test_consumers_of_one_job_share_the_elements(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         first, second = (through(outside, Range(100), "dynamic", job_name=name) for _ in range(2))
         assert int(first.cardinality()) == tf.data.UNKNOWN_CARDINALITY
         iterators = [iter(first), iter(second)]
-        got = [int(next(iterator)) for iterator in iterators]
-        got += [int(x) for iterator in iterators for x in iterator]
-        assert sorted(got) == list(range(100))
+        elements = [int(next(iterator)) for iterator in iterators]
+        elements += [int(x) for iterator in iterators for x in iterator]
+        assert sorted(elements) == list(range(100))
 
-    def test_on_loss_warn_promises_no_count(self, outside: Host) -> None:
+    def test_on_loss_warn_makes_the_cardinality_unknown(self, outside: Host) -> None:
         outside.policy = Policy(on_loss="warn")
         read = through(outside, Range(5), "dynamic")
         assert int(read.cardinality()) == tf.data.UNKNOWN_CARDINALITY
 
 
 class TestJobs:
-    def test_a_second_epoch_is_no_reuse(self, outside: Host) -> None:
+    def test_second_epoch_does_not_count_as_a_finished_job(self, outside: Host) -> None:
         dataset = through(outside, Range(5), "dynamic", job_name=uuid.uuid4().hex)
         assert values(dataset) == values(dataset) == list(range(5))
 
-    def test_who_starts_to_read_after_the_others_is_told(self, outside: Host) -> None:
+    def test_late_reader_of_a_job_is_warned(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         first = through(outside, Range(5), "dynamic", job_name=name)
         second = through(outside, Range(5), "dynamic", job_name=name)
         assert len(values(first)) == 5
         with pytest.warns(UserWarning, match="no element is left"):
             assert values(second.map(lambda number: number)) == []
-        assert len(values(second)) == 5  # its next epoch is a whole one, and nothing is said
+        assert len(values(second)) == 5  # its next epoch is complete and has no warning
 
     @pytest.mark.parametrize("journal", [True, False])
-    def test_a_finished_job_is_refused_and_a_fresh_name_offered(
+    def test_finished_job_is_refused_with_a_new_name(
         self, outside: Host, journal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not journal:
             monkeypatch.setattr(outside, "journal", None)
         name = uuid.uuid4().hex
         dataset = through(outside, Range(5), "dynamic", job_name=name)
-        again = through(outside, Range(5), "dynamic", job_name=name)
+        unread = through(outside, Range(5), "dynamic", job_name=name)
         assert len(values(dataset)) == 5
-        del again
+        del unread
         with pytest.raises(FinishedJob) as caught:
             through(outside, Range(5), "dynamic", job_name=name)
         assert f"job_name='{name}-2'" in str(caught.value.fix)
         fresh = through(outside, Range(5), "dynamic", job_name=f"{name}-2")
         assert len(values(fresh)) == 5
 
-    def test_a_job_of_another_mode_is_refused(self, outside: Host) -> None:
+    def test_job_of_another_mode_is_refused(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         iterator = iter(through(outside, Range(5).repeat(), "dynamic", job_name=name))
         assert next(iterator) is not None
         with pytest.raises(UsageError, match="processing_mode='dynamic'"):
             through(outside, Range(5).repeat(), "off", job_name=name)
 
-    def test_a_coordinated_read(self, outside: Host) -> None:
+    def test_coordinated_consumers_read_in_rounds(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         readers = [
             through(
@@ -416,7 +425,7 @@ class TestJobs:
         assert read[0] == [0, 0, 2, 2]
         assert read[1] == [1, 1, 3, 3]
 
-    def test_a_cross_trainer_cache(self, outside: Host) -> None:
+    def test_cross_trainer_cache_repeats_the_elements(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         firsts = []
         for trainer in ("a", "b"):
@@ -424,7 +433,7 @@ class TestJobs:
             dataset = Range(1_000_000_000).repeat()
             read = through(outside, dataset, "off", job_name=name, cross_trainer_cache=cache)
             firsts.append([int(x) for x in read.take(4)])
-        # Without the cache the second would go on where the first has stopped.
+        # Without the cache, the second read would continue after the first.
         assert min(firsts[0]) == min(firsts[1]) == 0
 
     @pytest.mark.parametrize(
@@ -434,7 +443,7 @@ class TestJobs:
             {"cross_trainer_cache": tf_service.CrossTrainerCache("t")},
         ],
     )
-    def test_a_finite_dataset_is_refused_there(
+    def test_finite_dataset_is_refused_for_shared_reads(
         self, outside: Host, options: dict[str, Any]
     ) -> None:
         with pytest.raises(UsageError, match=r"(?s)has 5 elements.*\.repeat\(\)"):
@@ -442,14 +451,14 @@ class TestJobs:
 
 
 class TestRegistered:
-    def test_register_and_read(self, outside: Host) -> None:
+    def test_registered_dataset_can_be_read(self, outside: Host) -> None:
         dataset = Range(6).map(lambda x: (x, tf.strings.as_string(x)))
         dataset_id = distribute.register(outside, dataset)
         read = distribute.from_dataset_id(outside, "dynamic", dataset_id)
         assert read.element_spec == dataset.element_spec
         assert sorted(int(x) for x, _ in read.as_numpy_iterator()) == list(range(6))
 
-    def test_an_id_of_ones_own(self, outside: Host) -> None:
+    def test_dataset_id_can_be_chosen(self, outside: Host) -> None:
         name = uuid.uuid4().hex
         assert distribute.register(outside, Range(6), dataset_id=name) == name
         assert distribute.register(outside, Range(6), dataset_id=name) == name
@@ -459,11 +468,11 @@ class TestRegistered:
             distribute.register(outside, Range(7), dataset_id=name)
 
     @pytest.mark.parametrize("spec", [None, tf.TensorSpec((), tf.int64)])
-    def test_an_unknown_id(self, outside: Host, spec: Any) -> None:
+    def test_unknown_dataset_id_is_refused(self, outside: Host, spec: Any) -> None:
         with pytest.raises(UsageError, match="nowhere"):
             distribute.from_dataset_id(outside, "dynamic", "nowhere", spec)
 
-    def test_a_finished_job_of_it(self, outside: Host) -> None:
+    def test_finished_job_of_a_registered_dataset_is_refused(self, outside: Host) -> None:
         dataset_id = distribute.register(outside, Range(6))
         read = distribute.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
         assert len(values(read)) == 6
@@ -472,7 +481,7 @@ class TestRegistered:
 
 
 class TestSave:
-    def test_it_returns_when_all_is_written(self, outside: Host, tmp_path: Path) -> None:
+    def test_save_returns_after_the_last_write(self, outside: Host, tmp_path: Path) -> None:
         path = str(tmp_path / "saved")
         distribute.save(
             outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path
@@ -481,31 +490,35 @@ class TestSave:
         with pytest.raises(UsageError, match="already"):
             distribute.save(outside, Range(10), path)
 
-    def test_its_wait_has_a_limit(self, outside: Host, tmp_path: Path) -> None:
+    def test_save_has_a_timeout(self, outside: Host, tmp_path: Path) -> None:
         with pytest.raises(TimeLimit, match="not complete"):
             distribute.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
 
-    def test_it_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_save_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outside, "journal", None)
         with pytest.raises(UsageError, match="journal"):
             distribute.save(outside, Range(10), "nowhere")
 
 
 class TestRefused:
-    def test_no_data_worker(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_data_workers_are_an_error(
+        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(outside, "workers", [])
         with pytest.raises(NoWorkers, match="no data worker"):
             through(outside, Range(5), "dynamic")
         with pytest.raises(NoWorkers):
             distribute.from_dataset_id(outside, "dynamic", "some")
 
-    def test_no_dispatcher(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_dispatcher_is_an_error(
+        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(outside, "service_target", "grpc://localhost:1")
         monkeypatch.setattr("tfd_notebook.data.service.validation._DISPATCHER_SECONDS", 0.2)
         with pytest.raises(DispatcherLost, match="connection refused"):
             through(outside, Range(5), "dynamic")
 
-    def test_objects_of_this_process(self, outside: Host, inside: Host) -> None:
+    def test_mutable_tables_and_iterators_are_refused(self, outside: Host, inside: Host) -> None:
         table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, -2, -3)
         table.insert(tf.range(5, dtype=tf.int64), tf.range(5, dtype=tf.int64))
         with pytest.raises(NotSerializable, match="a lookup table that can change"):
@@ -516,27 +529,29 @@ class TestRefused:
         with pytest.raises(NotSerializable, match="a lookup table that can change"):
             through(inside, Range(5).map(table.lookup), "dynamic")
 
-    def test_tables_and_variables_that_can_travel(self, outside: Host) -> None:
+    def test_static_tables_and_variables_are_copied(self, outside: Host) -> None:
         keys = tf.range(5, dtype=tf.int64)
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 2), -1)
-        one = tf.Variable(1, dtype=tf.int64)
-        dataset = Range(5).map(lambda x: table.lookup(x) + one)
+        increment = tf.Variable(1, dtype=tf.int64)
+        dataset = Range(5).map(lambda x: table.lookup(x) + increment)
         assert values(through(outside, dataset, "dynamic")) == [1, 3, 5, 7, 9]
 
-    def test_datasets_as_elements(self, outside: Host, inside: Host) -> None:
+    def test_elements_that_are_datasets_need_local_workers(
+        self, outside: Host, inside: Host
+    ) -> None:
         with pytest.raises(NotSerializable, match="elements are datasets"):
             through(outside, Range(5).window(2), "dynamic")
         read = through(inside, Range(5).window(2), "dynamic")
         assert sorted(x for window in read for x in values(window)) == list(range(5))
 
-    def test_state_that_the_user_forbids(self, outside: Host) -> None:
+    def test_external_state_policy_fail_is_respected(self, outside: Host) -> None:
         options = tf.data.Options()
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
         dataset = Range(5).map(lambda x: tf.random.uniform(())).with_options(options)
         with pytest.raises(NotSerializable, match="cannot be sent"):
             through(outside, dataset, "dynamic")
 
-    def test_a_definition_that_is_too_large(
+    def test_too_large_graph_is_refused(
         self, outside: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
@@ -573,7 +588,7 @@ os._exit(0)
 
 
 class TestFunctions:
-    def test_a_numpy_function(self, outside: Host) -> None:
+    def test_numpy_function_runs_in_the_workers(self, outside: Host) -> None:
         offset = 7
 
         def shift(x: Any) -> Any:
@@ -583,7 +598,7 @@ class TestFunctions:
         assert values(through(outside, dataset, "dynamic")) == [7, 8, 9, 10]
         assert "shift" in next(reversed(outside.functions.values()))
 
-    def test_a_generator(self, outside: Host) -> None:
+    def test_generator_runs_in_the_workers(self, outside: Host) -> None:
         def count() -> Iterator[int]:
             yield from range(3)
 
@@ -592,7 +607,7 @@ class TestFunctions:
         )
         assert values(through(outside, dataset, "off")) == [0, 0, 1, 1, 2, 2]
 
-    def test_py_function_with_a_gradient(self, outside: Host) -> None:
+    def test_py_function_with_a_gradient_runs_in_the_workers(self, outside: Host) -> None:
         def gradient(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(x)
@@ -602,7 +617,7 @@ class TestFunctions:
         dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(gradient)
         assert values(through(outside, dataset, "dynamic")) == [2, 4]
 
-    def test_one_that_cannot_travel(self, outside: Host, inside: Host) -> None:
+    def test_function_that_cannot_be_serialised_is_named(self, outside: Host, inside: Host) -> None:
         stack = contextlib.ExitStack()
         stack.push(sys.stdout)
 
@@ -614,8 +629,8 @@ class TestFunctions:
             through(outside, dataset, "dynamic")
         assert values(through(inside, dataset, "dynamic")) == [0, 1, 2, 3]
 
-    def test_two_kernels_never_run_each_others(self, outside: Host) -> None:
-        """Nor does a kernel that was restarted: both count their functions from zero."""
+    def test_kernels_run_their_own_functions_only(self, outside: Host) -> None:
+        """TensorFlow counts the functions of each kernel from zero, also after a restart."""
         kernels = [
             subprocess.Popen(
                 [sys.executable, "-c", KERNEL, factor, outside.service_target],

@@ -1,4 +1,4 @@
-"""What limits a pipeline: real ones, each held back by something known."""
+"""Bottlenecks of real pipelines, each with a known cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Range = tf.data.Dataset.range
 
 
 def heavy(number: Any) -> Any:
-    """Take some milliseconds; random, so that TensorFlow runs it one after the other."""
+    """Spend some milliseconds. The random op keeps TensorFlow from running it in parallel."""
     return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal([600, 600]))
 
 
@@ -42,12 +42,12 @@ def in_python(number: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=2, name="explain") as made:
-        yield made
+    with tfd.Cluster(data_workers=2, name="explain") as cluster:
+        yield cluster
 
 
 class TestStages:
-    def test_a_stage_is_named_as_it_was_written(self) -> None:
+    def test_stages_are_named_by_the_user_code(self) -> None:
         dataset = Range(9).shuffle(3).map(heavy).batch(2).prefetch(1)
         names = [stage.label for stage in stages_of(dataset).walk()]
         assert names == ["prefetch(1)", "batch(2)", "map(heavy)", "shuffle(3)", "range()"]
@@ -55,22 +55,24 @@ class TestStages:
         assert len(sites) == 1
         assert re.fullmatch(r"test_explain\.py:\d+", sites.pop())
 
-    def test_functions_in_python_are_known(self) -> None:
+    def test_stages_with_python_functions_are_marked(self) -> None:
         def wrapped(number: Any) -> Any:
             return tf.numpy_function(in_python, [number], tf.int64)
 
         def numbers() -> Iterator[int]:
             yield 1
 
-        made = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec((), tf.int64))
-        stages = list(stages_of(made.map(wrapped).map(lambda x: x + 1)).walk())
+        generated = tf.data.Dataset.from_generator(
+            numbers, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        stages = list(stages_of(generated.map(wrapped).map(lambda x: x + 1)).walk())
         assert [(s.label, s.python) for s in stages] == [
             ("map(lambda)", False),
             ("map(wrapped)", True),
             ("from_generator(numbers)", True),
         ]
 
-    def test_files_and_several_inputs(self, tmp_path: Path) -> None:
+    def test_stages_of_files_and_several_inputs_are_named(self, tmp_path: Path) -> None:
         file = str(tmp_path / "a.tfrecord")
         with tf.io.TFRecordWriter(file) as writer:
             writer.write(b"x")
@@ -81,7 +83,7 @@ class TestStages:
         assert kinds[-1] == "range()"
 
 
-class TestTrials:
+class TestExperiments:
     def check(self, before: Any, after: Any) -> None:
         assert after is not None
         assert after.element_spec == before.element_spec
@@ -90,7 +92,7 @@ class TestTrials:
     def stage(self, dataset: Any, kind: str) -> Any:
         return next(stage for stage in stages_of(dataset).walk() if stage.kind == kind)
 
-    def test_a_map_in_several_threads(self) -> None:
+    def test_parallel_map_keeps_the_elements(self) -> None:
         dataset = Range(20).map(lambda x: x + 1).map(lambda x: x * 2).batch(3)
         for stage in stages_of(dataset).walk():
             if stage.kind == "Map":
@@ -98,25 +100,25 @@ class TestTrials:
                 after = [batch.tolist() for batch in changed.as_numpy_iterator()]
                 assert after == [batch.tolist() for batch in dataset.as_numpy_iterator()]
 
-    def test_an_interleave_and_a_flat_map_give_the_same_elements(self) -> None:
+    def test_parallel_interleave_keeps_the_elements(self) -> None:
         spread = Range(4).interleave(lambda x: Range(x, x + 3), cycle_length=2).map(lambda x: x)
         self.check(spread, experiments.parallel(spread, self.stage(spread, "Interleave")))
         flat = Range(4).flat_map(lambda x: Range(x, x + 3))
         changed = experiments.parallel(flat, self.stage(flat, "FlatMap"))
         assert sorted(changed.as_numpy_iterator()) == sorted(flat.as_numpy_iterator())
 
-    def test_a_smaller_buffer(self) -> None:
+    def test_smaller_shuffle_buffer_of_one_keeps_the_order(self) -> None:
         dataset = Range(50).shuffle(50, seed=1).map(lambda x: x)
         changed = experiments.smaller_buffer(dataset, self.stage(dataset, "Shuffle"), 1)
         assert list(changed.as_numpy_iterator()) == list(range(50))
 
-    def test_what_cannot_be_changed_is_left(self) -> None:
+    def test_stage_without_a_change_returns_none(self) -> None:
         dataset = Range(5).batch(2)
         assert experiments.parallel(dataset, self.stage(dataset, "Batch")) is None
 
 
 class TestExplain:
-    def test_a_slow_stage_and_what_the_change_would_gain(self) -> None:
+    def test_slow_stage_has_advice_and_expected_gain(self) -> None:
         limit = tfd.explain(Range(ENDLESS).map(heavy).prefetch(2), seconds=4)
         assert limit.kind == "stage"
         assert limit.stage.startswith("map(heavy) (test_explain.py:")
@@ -126,7 +128,7 @@ class TestExplain:
         assert limit.expected_gain is not None
         assert limit.expected_gain > 1.1
 
-    def test_python_under_its_lock(self) -> None:
+    def test_python_function_under_the_gil_is_the_bottleneck(self) -> None:
         def wrapped(number: Any) -> Any:
             return tf.numpy_function(in_python, [number], tf.int64)
 
@@ -136,7 +138,7 @@ class TestExplain:
         assert limit.stage.startswith("map(wrapped)")
         assert "it would help" in limit.service
 
-    def test_a_generator_that_waits_is_a_slow_source(self) -> None:
+    def test_waiting_generator_is_a_slow_source(self) -> None:
         def slow() -> Iterator[int]:
             while True:
                 time.sleep(0.01)
@@ -147,7 +149,7 @@ class TestExplain:
         assert limit.kind == "source"
         assert limit.stage.startswith("from_generator(slow)")
 
-    def test_a_slow_consumer_and_a_target_that_is_met(self) -> None:
+    def test_slow_consumer_and_met_target_are_detected(self) -> None:
         dataset = Range(ENDLESS).map(lambda x: x + 1).batch(4)
         limit = tfd.explain(dataset, seconds=2, step=lambda batch: time.sleep(0.02))
         assert limit.kind == "consumer"
@@ -155,18 +157,18 @@ class TestExplain:
         assert limit.expected_gain > 2
         assert tfd.explain(dataset, seconds=1, step_time=0.02).kind == "none"
 
-    def test_a_buffer_that_fills(self) -> None:
-        made = Range(ENDLESS).map(heavy, num_parallel_calls=2).shuffle(1_000)
-        limit = tfd.explain(made, seconds=5)
+    def test_filling_shuffle_buffer_is_the_bottleneck(self) -> None:
+        shuffled = Range(ENDLESS).map(heavy, num_parallel_calls=2).shuffle(1_000)
+        limit = tfd.explain(shuffled, seconds=5)
         assert limit.kind == "stage"
         assert limit.stage.startswith("shuffle(1000)")
 
-    def test_data_that_ends_is_begun_again(self) -> None:
+    def test_finite_dataset_is_repeated(self) -> None:
         limit = tfd.explain(Range(200).map(heavy), seconds=3)
         assert limit.figures["elements_per_s"] > 20
         assert limit.stage.startswith("map(heavy)")
 
-    def test_nothing_comes(self) -> None:
+    def test_source_without_elements_is_the_bottleneck(self) -> None:
         def never() -> Iterator[int]:
             time.sleep(3)
             yield from ()
@@ -178,29 +180,31 @@ class TestExplain:
         assert (limit.kind, limit.figures["elements_per_s"]) == ("source", 0)
         assert limit.stage.startswith("from_generator(never)")
 
-    def test_an_empty_dataset(self) -> None:
+    def test_empty_dataset_is_reported(self) -> None:
         limit = tfd.explain(Range(0), seconds=1)
         assert limit.figures["elements_per_s"] == 0
         assert "is empty" in repr(limit)
 
-    def test_ragged_elements_and_a_pipeline_that_does_not_tune_itself(self) -> None:
+    def test_ragged_elements_and_disabled_autotuning_are_supported(self) -> None:
         ragged = Range(ENDLESS).map(lambda n: tf.ragged.range([n % 3, n % 5])).map(lambda r: r)
-        assert tfd.explain(ragged, seconds=4).figures["elements_per_s"] > 0  # tracing counts, too
+        assert (
+            tfd.explain(ragged, seconds=4).figures["elements_per_s"] > 0
+        )  # the seconds include tracing
         options = tf.data.Options()
         options.autotune.enabled = False
         limit = tfd.explain(
             Range(ENDLESS).map(heavy).with_options(options), seconds=1, step_time=0.001
         )
-        assert limit.kind in ("none", "stage")  # without its model TensorFlow tells little
+        assert limit.kind in ("none", "stage")  # without its model, TensorFlow reports few figures
         assert "keeps up" not in repr(limit)
 
-    def test_a_generator_of_a_built_in_method(self) -> None:
+    def test_generator_may_be_a_built_in_method(self) -> None:
         dataset = tf.data.Dataset.from_generator(
             {1: 2, 3: 4}.values, output_signature=tf.TensorSpec((), tf.int64)
         )
         assert tfd.explain(dataset.repeat(), seconds=1).figures["elements_per_s"] > 0
 
-    def test_a_step_that_compiles_first(self) -> None:
+    def test_compilation_of_the_first_step_does_not_count(self) -> None:
         calls = []
 
         def step(batch: Any) -> None:
@@ -209,7 +213,7 @@ class TestExplain:
 
         assert tfd.explain(Range(ENDLESS).batch(4), seconds=2, step=step).kind == "consumer"
 
-    def test_a_pipeline_that_fails(self) -> None:
+    def test_error_of_the_pipeline_is_raised(self) -> None:
         dataset = Range(9).map(
             lambda x: tf.debugging.check_numerics(1 / tf.cast(x - 5, tf.float32), "five")
         )
@@ -225,17 +229,17 @@ class TestExplain:
             ({"step_time": 1.0, "step": print}, "step and step_time"),
         ],
     )
-    def test_bad_arguments(self, options: dict[str, Any], what: str) -> None:
+    def test_invalid_arguments_are_refused(self, options: dict[str, Any], what: str) -> None:
         with pytest.raises(UsageError, match=what):
             tfd.explain(Range(5), **options)
 
-    def test_what_is_no_dataset(self) -> None:
+    def test_values_other_than_datasets_are_refused(self) -> None:
         with pytest.raises(UsageError, match="got list"):
             tfd.explain([1, 2])
 
 
 class TestThroughACluster:
-    def test_small_elements(self, cluster: tfd.Cluster) -> None:
+    def test_transfer_of_small_elements_is_the_bottleneck(self, cluster: tfd.Cluster) -> None:
         dataset = Range(ENDLESS).map(lambda x: x * 2).apply(cluster.distribute("off"))
         limit = tfd.explain(dataset, seconds=5)
         assert limit.kind == "transfer"
@@ -244,7 +248,7 @@ class TestThroughACluster:
         assert limit.expected_gain > 1.5
         assert "not worth it here" in limit.service
 
-    def test_the_workers_pipeline_is_compared_only_with_its_like(
+    def test_slow_workers_are_the_bottleneck_despite_a_later_batch(
         self, cluster: tfd.Cluster
     ) -> None:
         dataset = Range(ENDLESS).map(heavy).apply(cluster.distribute("off")).batch(8)
@@ -252,7 +256,7 @@ class TestThroughACluster:
         assert limit.kind == "workers"
         assert "not worth it" not in repr(limit)
 
-    def test_what_is_done_behind_the_service(self, cluster: tfd.Cluster) -> None:
+    def test_slow_stage_after_the_service_is_the_bottleneck(self, cluster: tfd.Cluster) -> None:
         dataset = (
             Range(ENDLESS)
             .batch(64)
@@ -262,7 +266,7 @@ class TestThroughACluster:
         limit = tfd.explain(dataset, seconds=4)
         assert (limit.kind, limit.stage.split(" ")[0]) == ("stage", "map(lambda)")
 
-    def test_a_stream_tells_while_it_runs(self, cluster: tfd.Cluster) -> None:
+    def test_running_stream_has_a_bottleneck_and_a_forecast(self, cluster: tfd.Cluster) -> None:
         dataset = Range(ENDLESS).map(heavy).batch(2).apply(cluster.distribute("off"))
         with cluster.stream(dataset, name="live").start() as stream:
             deadline = time.monotonic() + 30
@@ -276,14 +280,14 @@ class TestThroughACluster:
             row = next(row for row in cluster.snapshot().streams if row.name == "live")
             assert row.limit == stream.limit.sentence()
             assert {task.limit.kind for task in cluster.tasks} <= {"workers", "none"}
-            now, found = cluster.what_if(4).records()
+            now, predicted = cluster.what_if(4).records()
             assert now["data_workers"] == 2
-            assert found["low"] <= found["elements_per_s"] <= found["high"]
-            assert found["data_workers"] == 4
+            assert predicted["low"] <= predicted["elements_per_s"] <= predicted["high"]
+            assert predicted["data_workers"] == 4
             assert tfd.compare(limit, stream).gain > 0
 
-    def test_a_source_with_one_split(self, cluster: tfd.Cluster) -> None:
-        """A generator is read by one data worker; several of them by both."""
+    def test_source_with_one_split_gets_no_advice_to_scale(self, cluster: tfd.Cluster) -> None:
+        """One generator is read by one data worker, several generators by both."""
 
         def slow(_: int = 0) -> Iterator[int]:
             for number in range(10_000):
@@ -302,7 +306,7 @@ class TestThroughACluster:
                 because = table.records()[-1]["because"]
             return live, f"{because}: {table}", tfd.explain(read, seconds=3).advice
 
-        for text in advised(generator(), "one"):
+        for text in advised(generator(), "single"):
             assert "More data workers cannot help: from_generator(slow)" in text
             assert "has one split" in text
             assert "interleave" in text
@@ -312,7 +316,9 @@ class TestThroughACluster:
             assert "cannot help" not in text
             assert "splits" not in text
 
-    def test_one_file(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
+    def test_single_file_gets_no_advice_to_scale(
+        self, cluster: tfd.Cluster, tmp_path: Path
+    ) -> None:
         files = [str(tmp_path / f"{name}.tfrecord") for name in "abc"]
         for file in files:
             with tf.io.TFRecordWriter(file) as writer:
@@ -330,12 +336,12 @@ class TestThroughACluster:
             assert limit.kind == "workers"
             return limit.advice
 
-        said = advised(files[:1])
-        assert "More data workers cannot help: TFRecordDataset()" in said
-        assert "several files" in said
+        advice = advised(files[:1])
+        assert "More data workers cannot help: TFRecordDataset()" in advice
+        assert "several files" in advice
         assert "cannot help" not in advised(files)
 
-    def test_advice_counts_the_cores_that_other_processes_use(self, cluster: tfd.Cluster) -> None:
+    def test_advice_counts_cores_used_by_other_processes(self, cluster: tfd.Cluster) -> None:
         def wait(number: Any) -> Any:
             time.sleep(0.02)
             return number
@@ -353,8 +359,8 @@ class TestThroughACluster:
                 burner.kill()
                 burner.wait()
 
-    def test_one_slow_worker_in_coordinated_reads(self, tmp_path: Path) -> None:
-        """It sleeps twice as long: all workers send as much and use as much processor time."""
+    def test_slow_worker_of_coordinated_reads_is_named(self, tmp_path: Path) -> None:
+        """It sleeps twice as long, so all workers send the same and use the same processor time."""
         marks = str(tmp_path)
 
         def wait(number: Any) -> Any:
@@ -398,7 +404,7 @@ class TestThroughACluster:
             assert named <= {"", "data_worker:1"}
             assert "data_worker:1" in streams[0].limit.advice
             slow.unlink()
-            # Repaired: an answer that rests on five seconds names no worker.
+            # After the repair, the figures of five seconds name no worker.
             name = streams[0].name
             before = len(cluster.limits(name))
             until(lambda: len(cluster.limits(name)) >= before + 3, 60)
@@ -406,7 +412,7 @@ class TestThroughACluster:
             for stream in streams:
                 stream.stop()
 
-    def test_a_consumer_that_is_slow(self, cluster: tfd.Cluster) -> None:
+    def test_slow_loop_is_the_bottleneck(self, cluster: tfd.Cluster) -> None:
         dataset = Range(ENDLESS).batch(2).apply(cluster.distribute("off"))
         live = None
         deadline = time.monotonic() + 30
@@ -420,12 +426,12 @@ class TestThroughACluster:
         assert live.share is not None
         assert live.share > 0.8
 
-    def test_what_cannot_be_compared(self, cluster: tfd.Cluster) -> None:
+    def test_comparison_needs_measured_datasets(self, cluster: tfd.Cluster) -> None:
         dataset = Range(5).apply(cluster.distribute("dynamic"))
         with pytest.raises(UsageError, match="it has no limit"):
             tfd.compare(dataset, dataset)  # type: ignore[arg-type]
 
-    def test_nothing_is_read(self) -> None:
+    def test_idle_cluster_has_no_bottleneck(self) -> None:
         with tfd.Cluster(name="idle") as idle:
             assert idle.limit.kind == "none"
             with pytest.raises(StateError, match="no consumer reads"):
@@ -437,14 +443,14 @@ class TestThroughACluster:
 
 
 class TestAccounting:
-    def test_off_delivers_once_for_each_worker_and_says_so(self, cluster: tfd.Cluster) -> None:
+    def test_repeated_deliveries_of_mode_off_are_reported(self, cluster: tfd.Cluster) -> None:
         dataset = Range(50).apply(cluster.distribute("off"))
         assert len(list(cluster.observe(dataset, name="twice"))) == 100
         row = next(row for row in cluster.snapshot().streams if row.name == "twice")
         assert "delivered 100 elements of a dataset of 50" in row.epoch
         assert "each of the 2 data workers" in row.epoch
 
-    def test_stages_behind_the_service_hide_no_account(self, cluster: tfd.Cluster) -> None:
+    def test_epochs_are_counted_through_one_to_one_stages(self, cluster: tfd.Cluster) -> None:
         dataset = Range(50).apply(cluster.distribute("off", job_name="shared-job"))
         behind = {
             "one-to-one": dataset.map(lambda x: x + 1).prefetch(2),
@@ -459,7 +465,7 @@ class TestAccounting:
         assert "delivered 100 elements of a dataset of 50" in epochs["one-to-one"]
         assert epochs["batched"] == ""
 
-    def test_a_registered_dataset_is_accounted_too(self, cluster: tfd.Cluster) -> None:
+    def test_epochs_of_a_registered_dataset_are_counted(self, cluster: tfd.Cluster) -> None:
         known = cluster.register(Range(20))
         dataset = cluster.from_dataset_id("off", known, job_name="by-id")
         assert len(list(dataset)) == 40
@@ -471,7 +477,7 @@ class TestAccounting:
             "transfer",
         )
 
-    def test_half_a_pass_is_no_loss(self, cluster: tfd.Cluster) -> None:
+    def test_unfinished_epoch_is_not_reported(self, cluster: tfd.Cluster) -> None:
         dataset = cluster.observe(Range(50).apply(cluster.distribute("dynamic")), name="half")
         iterator = iter(dataset)
         for _ in range(10):
@@ -480,22 +486,20 @@ class TestAccounting:
         row = next(row for row in cluster.snapshot().streams if row.name == "half")
         assert row.epoch == ""
 
-    def test_batches_that_the_workers_make_are_not_counted_as_loss(
-        self, cluster: tfd.Cluster
-    ) -> None:
+    def test_dropped_remainder_of_batches_is_not_reported(self, cluster: tfd.Cluster) -> None:
         dataset = Range(1_000).batch(32, drop_remainder=True)
         dataset = dataset.apply(cluster.distribute("dynamic"))
         list(cluster.observe(dataset, name="batched"))
         row = next(row for row in cluster.snapshot().streams if row.name == "batched")
         assert row.epoch == ""
 
-    def test_dynamic_has_nothing_to_add(self, cluster: tfd.Cluster) -> None:
+    def test_complete_epoch_is_not_reported(self, cluster: tfd.Cluster) -> None:
         dataset = Range(50).apply(cluster.distribute("dynamic"))
         assert len(list(cluster.observe(dataset, name="once"))) == 50
         row = next(row for row in cluster.snapshot().streams if row.name == "once")
         assert row.epoch == ""
 
-    def test_jobs_and_who_shares_them(self, cluster: tfd.Cluster) -> None:
+    def test_jobs_list_their_readers(self, cluster: tfd.Cluster) -> None:
         both = [
             Range(ENDLESS).apply(cluster.distribute("dynamic", job_name="shared")) for _ in range(2)
         ]
@@ -515,7 +519,7 @@ class TestAccounting:
         for stream in streams:
             stream.stop()
 
-    def test_how_far_a_pass_is(self, cluster: tfd.Cluster) -> None:
+    def test_jobs_show_the_progress_of_an_epoch(self, cluster: tfd.Cluster) -> None:
         files = tf.data.Dataset.from_tensor_slices(np.arange(30)).concatenate(Range(10))
         dataset = files.batch(4).apply(cluster.distribute("dynamic", job_name="far"))
         assert len(list(dataset)) >= 10
@@ -524,13 +528,13 @@ class TestAccounting:
         assert (job["splits"], job["splits_total"]) == (40, 40)
         assert "40 of 40 (100%)" in str(jobs)
 
-    def test_a_repeated_source_has_no_end_to_be_near_to(self, cluster: tfd.Cluster) -> None:
+    def test_repeated_source_has_no_total_of_splits(self, cluster: tfd.Cluster) -> None:
         dataset = Range(4).repeat(3).apply(cluster.distribute("dynamic", job_name="again"))
         assert len(list(dataset)) == 12
         job = next(row for row in cluster.jobs().records() if row["job"] == "again")
         assert job["splits_total"] is None
 
-    def test_without_a_journal(self) -> None:
+    def test_jobs_need_a_journal(self) -> None:
         service = tfd.Service(fault_tolerant=False)
         with tfd.Cluster(name="plain", service=service) as plain, pytest.raises(StateError):
             plain.jobs()

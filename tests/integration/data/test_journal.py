@@ -1,4 +1,4 @@
-"""The journal that TensorFlow writes."""
+"""The journal of TensorFlow's dispatcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfd_notebook.net import probe
 pytestmark = pytest.mark.integration
 
 
-def test_follows_a_dispatcher(tmp_path: Path) -> None:
+def test_journal_matches_the_dispatcher(tmp_path: Path) -> None:
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -41,8 +41,8 @@ def test_follows_a_dispatcher(tmp_path: Path) -> None:
     assert not state.finished("train")
     assert state.clients == 1
     assert {task.worker_address for task in state.tasks} == set(state.workers)
-    seen = probe.worker_tasks(state.workers[0])
-    assert {(t.task_id, t.iteration_id) for t in seen} == {
+    running = probe.worker_tasks(state.workers[0])
+    assert {(t.task_id, t.iteration_id) for t in running} == {
         (t.id, t.iteration_id) for t in state.tasks_of(state.workers[0])
     }
 
@@ -55,11 +55,11 @@ def test_follows_a_dispatcher(tmp_path: Path) -> None:
     assert state.finished("train")
     assert state.clients == 0
     assert not state.finished("train", repetition=2)
-    # And it is true: whoever joins that job now gets nothing.
-    again = tf.data.Dataset.range(100).apply(
+    # A consumer that joins the finished job gets no element.
+    late = tf.data.Dataset.range(100).apply(
         service.distribute("distributed_epoch", dispatcher.target, job_name="train")
     )
-    assert list(again) == []
+    assert list(late) == []
 
     shared = tf.data.Dataset.range(100).repeat()
     shared = shared.apply(
@@ -78,7 +78,7 @@ def test_follows_a_dispatcher(tmp_path: Path) -> None:
     assert whole == journal.read()
     del workers
     del dispatcher
-    # The next one goes on in a file of its own.
+    # The next dispatcher continues in a new file.
     dispatcher = service.DispatchServer(config)
     worker = service.WorkerServer(service.WorkerConfig(dispatcher.target.partition("://")[2]))
     assert len(journal.read().workers) == 3

@@ -1,4 +1,4 @@
-"""Watched datasets against a real service: counted, cancelled, interrupted, translated."""
+"""Observed datasets of a real service: counts, cancellation, interrupts and error texts."""
 
 import gc
 import pickle
@@ -34,7 +34,7 @@ def examples(count):
 
 
 def in_thread(function):
-    """Call `function` in a thread; return the thread and the list its error will be in."""
+    """Call `function` in a thread; return the thread and the list that receives its error."""
     raised = []
 
     def run():
@@ -48,7 +48,7 @@ def in_thread(function):
     return thread, raised
 
 
-def test_an_epoch_is_counted_and_the_next_continues_the_row(service):
+def test_next_epoch_continues_the_count_of_the_row(service):
     consumers = Consumers()
     dataset = watch(distributed(examples(50).batch(4), service), consumers, "train").prefetch(2)
     assert sum(1 for _ in dataset) == 13
@@ -62,11 +62,11 @@ def test_an_epoch_is_counted_and_the_next_continues_the_row(service):
 
 
 def blocked_dataset(service):
-    """A dataset that gives one element and then nothing, for ever, because nobody serves it."""
+    """Return a dataset that blocks after its first element, because its service will be killed."""
     return distributed(examples(10**6).batch(4), service)
 
 
-def test_cancel_all_ends_a_blocked_loop_with_our_error():
+def test_cancel_all_ends_a_blocked_loop_with_the_given_error():
     consumers = Consumers()
     with Service() as service:
         dataset = watch(blocked_dataset(service), consumers, "lost")
@@ -87,7 +87,7 @@ def test_cancel_all_ends_a_blocked_loop_with_our_error():
     assert row.state == "stopped"
 
 
-def test_a_loop_that_looks_for_a_dead_dispatcher_can_be_cancelled():
+def test_loop_that_waits_for_a_dead_dispatcher_can_be_cancelled():
     consumers = Consumers()
     with Service(workers=0) as service:
         dataset = watch(blocked_dataset(service), consumers)
@@ -98,7 +98,7 @@ def test_a_loop_that_looks_for_a_dead_dispatcher_can_be_cancelled():
         thread.join(2)
         assert type(raised[0]) is errors.DispatcherLost
         until(lambda: consumers.rows()[0].state == "failed")
-        # The thread that TensorFlow keeps looking in ends when somebody answers.
+        # TensorFlow's thread polls for the dispatcher until a server answers.
         port = int(service.target.split(":")[-1])
         with ErrorServer({port: "[TFD306] gone"}):
             until(lambda: "tfd-open-iterator" not in [t.name for t in threading.enumerate()])
@@ -126,7 +126,7 @@ def slow_examples(count, seconds):
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:.shuffle=True.")
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
-def test_keras_counts_and_waits(service, steps_per_execution):
+def test_keras_datasets_are_counted_with_their_wait_fraction(service, steps_per_execution):
     consumers = Consumers()
     train = watch(slow_examples(16, 0.03), consumers, "train")
     check = watch(
@@ -150,7 +150,7 @@ def test_keras_counts_and_waits(service, steps_per_execution):
 
 
 @pytest.mark.filterwarnings("ignore:.shuffle=True.")
-def test_a_fit_that_waits_is_seen_and_cancelled():
+def test_waiting_fit_is_detected_and_cancelled():
     consumers = Consumers()
     with Service() as service:
         examples = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat(10**6)
@@ -168,7 +168,7 @@ def test_a_fit_that_waits_is_seen_and_cancelled():
     assert consumers.rows()[0].state == "failed"
 
 
-def test_an_iterator_is_dead_after_its_cancellation(service):
+def test_cancelled_iterator_keeps_raising_the_error(service):
     consumers = Consumers()
     iterator = iter(watch(distributed(examples(100), service), consumers))
     next(iterator)
@@ -188,7 +188,7 @@ def failing_in(number):
     return tf.data.Dataset.range(10).map(check)
 
 
-def test_the_users_error_names_worker_and_stage_and_keeps_its_class(service):
+def test_pipeline_error_names_worker_and_stage(service):
     consumers = Consumers(task_of=lambda address: "data_worker:0")
     with pytest.raises(errors.PipelineError, match="label too big") as caught:
         for _ in watch(distributed(failing_in(5), service), consumers, "train"):
@@ -205,14 +205,14 @@ def test_the_users_error_names_worker_and_stage_and_keeps_its_class(service):
     assert "label too big" in row.error
 
 
-def test_python_function_in_another_process_is_named(service):
+def test_missing_python_function_is_named(service):
     dataset = tf.data.Dataset.range(3).map(lambda i: tf.numpy_function(abs, [i], tf.int64))
     with pytest.raises(errors.NotSerializable, match="does not have a Python function"):
         next(iter(watch(distributed(dataset, service), Consumers())))
 
 
 @pytest.mark.filterwarnings("ignore:.shuffle=True.")
-def test_the_users_error_in_fit_is_translated(service):
+def test_pipeline_error_in_fit_is_translated(service):
     dataset = failing_in(5).map(lambda i: (tf.fill([4], 1.0), tf.ones([1]))).batch(1)
     with pytest.raises(errors.PipelineError, match=r"data worker.*label too big") as caught:
         model().fit(watch(distributed(dataset, service), Consumers()), verbose=0)
@@ -258,7 +258,7 @@ def stream():
 def wait():
     with Stream(dataset, consumers) as stream: stream.wait()
 
-def tell():
+def report_stuck():
     while not consumers.stuck(0.5): time.sleep(0.02)
     print("STUCK", flush=True)
 
@@ -266,7 +266,7 @@ next(iter(dataset))
 print("MOVES", flush=True)
 sys.stdin.readline()
 for scenario in (loop, fit, captured, passed, stream, wait):
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=report_stuck, daemon=True).start()
     try:
         scenario()
         print("ended", flush=True)
@@ -279,7 +279,7 @@ print([t.name for t in threading.enumerate() if t.name.startswith("tfd")], flush
 """
 
 
-def test_ctrl_c_with_the_only_worker_killed():
+def test_ctrl_c_ends_every_consumer_without_workers():
     with Service() as own:
         script = run_python(_SCRIPT, own.target)
         try:

@@ -1,4 +1,4 @@
-"""What hangs, crashes or lies in a bare tf.data service, for each way to read from a cluster."""
+"""Hangs, crashes and silent losses of a bare tf.data service, for each kind of consumer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ENDLESS = 10**9
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """A plain loop, Keras or a Stream."""
+    """Return the kind of consumer: a plain loop, Keras or a stream."""
     return str(request.param)
 
 
@@ -50,8 +50,8 @@ def _pair() -> Iterator[tfd.Cluster]:
 
 @pytest.fixture
 def pair(_pair: tfd.Cluster) -> Iterator[tfd.Cluster]:
-    """Two data workers that come back whatever happens to them."""
-    with mended(_pair):
+    """Yield a cluster whose two data workers restart after every fault."""
+    with repaired(_pair):
         yield _pair
 
 
@@ -64,21 +64,21 @@ def _mortal(request: pytest.FixtureRequest) -> Iterator[tfd.Cluster]:
 
 @pytest.fixture
 def mortal(_mortal: tfd.Cluster) -> Iterator[tfd.Cluster]:
-    """Two data workers that stay dead."""
-    with mended(_mortal):
+    """Yield a cluster whose two data workers are not restarted."""
+    with repaired(_mortal):
         yield _mortal
 
 
 @pytest.fixture(scope="module")
 def growing() -> Iterator[tfd.Cluster]:
-    """A cluster that is scaled up and down again."""
+    """Yield a cluster that is scaled up and down."""
     with tfd.Cluster(data_workers=2, name="growing") as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
-def mended(cluster: tfd.Cluster) -> Iterator[None]:
-    """Restart at the end what is down, or would be slow to come back another time."""
+def repaired(cluster: tfd.Cluster) -> Iterator[None]:
+    """Restart at the end all tasks that failed, or whose next restart would be delayed."""
     before = {task.task: task.restarts for task in cluster.snapshot().tasks}
     yield
     for task in cluster.snapshot().tasks:
@@ -91,7 +91,7 @@ def batches(count: int, size: int = 1) -> Any:
 
 
 def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
-    """Return an `on_batch` that acts after batch `number`."""
+    """Return an `on_batch` that calls `action` after batch `number`."""
 
     def on_batch(batch: int) -> None:
         if batch == number:
@@ -100,14 +100,17 @@ def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
     return on_batch
 
 
-def enough_after(number: int, action: Callable[[], object], done: Callable[[], Any]) -> Any:
-    """Return an `on_batch` that acts after batch `number`, and reads on until `done` and more."""
+def enough_after(number: int, action: Callable[[], object], recovered: Callable[[], Any]) -> Any:
+    """Return an `on_batch` that calls `action` after batch `number`.
+
+    The read ends 30 batches after `recovered` returns True.
+    """
     last: list[int] = []
 
     def on_batch(batch: int) -> None:
         if batch == number:
             action()
-        elif batch > number and not last and done():
+        elif batch > number and not last and recovered():
             last.append(batch + 30)
         elif last and batch >= last[0]:
             raise Enough
@@ -119,8 +122,8 @@ def row(cluster: tfd.Cluster, task: str) -> Any:
     return cluster.snapshot().task(task)
 
 
-def comes_back(cluster: tfd.Cluster, task: str) -> Callable[[], bool]:
-    """Return what tells whether `task` was restarted since now and is ready."""
+def restart_check(cluster: tfd.Cluster, task: str) -> Callable[[], bool]:
+    """Return a function that returns True once `task` is ready again after a restart."""
     before = row(cluster, task).restarts
 
     def back() -> bool:
@@ -130,8 +133,8 @@ def comes_back(cluster: tfd.Cluster, task: str) -> Callable[[], bool]:
     return back
 
 
-class TestNobodyServes:
-    def test_no_worker_is_refused_before_it_hangs(self) -> None:
+class TestNoWorkers:
+    def test_distribute_without_workers_is_refused(self) -> None:
         with (
             tfd.Cluster(name="empty") as cluster,
             pytest.raises(errors.NoWorkers, match="no data worker") as caught,
@@ -139,8 +142,8 @@ class TestNobodyServes:
             batches(5).apply(cluster.distribute("dynamic"))
         assert "scale" in str(caught.value.fix)
 
-    def test_ctrl_c_while_the_only_worker_says_nothing(self, kind: str) -> None:
-        """A real signal, in the main thread: this process is as a notebook's."""
+    def test_ctrl_c_ends_a_read_from_a_silent_worker(self, kind: str) -> None:
+        """The process gets a real signal in its main thread, as a notebook does."""
         with tfd.Cluster(data_workers=1, name="silent") as cluster:
             dataset = batches(ENDLESS).apply(cluster.distribute("off"))
             pid = row(cluster, "data_worker:0").pid
@@ -167,7 +170,7 @@ class TestNobodyServes:
             assert row(cluster, "data_worker:0").pid == pid
             consume(kind, cluster, dataset.take(5))
 
-    def test_stopping_the_cluster_ends_who_reads_from_it(self, kind: str) -> None:
+    def test_stop_ends_all_reads(self, kind: str) -> None:
         with tfd.Cluster(data_workers=1, name="stopped") as cluster:
             dataset = batches(ENDLESS).apply(cluster.distribute("off"))
             stopper = threading.Thread(target=cluster.stop)
@@ -176,11 +179,11 @@ class TestNobodyServes:
             stopper.join()
 
 
-class TestWorkerGone:
-    def test_for_good(
+class TestLostWorker:
+    def test_lost_worker_ends_the_epoch(
         self, mortal: tfd.Cluster, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A consumer of TensorFlow's would wait for ever for what the dead worker held."""
+        """TensorFlow's consumers would wait without end for elements of the dead worker."""
         dataset = batches(600).apply(mortal.distribute("dynamic"))
         kill = once(10, lambda: mortal.kill("data_worker:1"))
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
@@ -191,48 +194,50 @@ class TestWorkerGone:
                 assert "cluster.restart('data_worker:1')" in str(caught.value.fix)
                 assert isinstance(caught.value, tf.errors.DataLossError)
             else:
-                seen = consume(kind, mortal, dataset, kill)
-                assert set(seen.values()) == {1}
-                assert 300 < len(seen) <= 600
+                counts = consume(kind, mortal, dataset, kill)
+                assert set(counts.values()) == {1}
+                assert 300 < len(counts) <= 600
         until(lambda: "data_worker:1" in caplog.text)
         assert "SIGKILL" in caplog.text
-        assert len(consume(kind, mortal, dataset)) == 600, "the next epoch is whole"
+        assert len(consume(kind, mortal, dataset)) == 600, "the next epoch is complete"
 
     @pytest.mark.parametrize("mode", ["off", "dynamic"])
-    def test_until_it_is_restarted(self, pair: tfd.Cluster, kind: str, mode: str) -> None:
+    def test_reads_continue_after_a_restart_of_a_worker(
+        self, pair: tfd.Cluster, kind: str, mode: str
+    ) -> None:
         dataset = batches(ENDLESS).apply(pair.distribute(mode))
-        back = comes_back(pair, "data_worker:0")
+        back = restart_check(pair, "data_worker:0")
         consume(kind, pair, dataset, enough_after(10, lambda: pair.kill("data_worker:0"), back))
 
     @pytest.mark.parametrize("countable", [True, False])
-    def test_no_element_is_missing_unsaid(
+    def test_missing_elements_are_reported(
         self, pair: tfd.Cluster, kind: str, countable: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What a worker had prepared dies with it; where elements can be counted, they are."""
+        """Elements that a worker had prepared are lost with it. The rest can be counted."""
         numbers = Range(600).map(lambda i: tf.reshape(i, [1])) if countable else batches(600)
         dataset = numbers.apply(pair.distribute("dynamic"))
         raised: list[errors.DataLoss] = []
-        seen = {}
+        counts = {}
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
             try:
-                seen = consume(kind, pair, dataset, once(10, lambda: pair.kill("data_worker:0")))
+                counts = consume(kind, pair, dataset, once(10, lambda: pair.kill("data_worker:0")))
             except errors.DataLoss as error:
                 raised.append(error)
-        assert set(seen.values()) <= {1}
+        assert set(counts.values()) <= {1}
         if countable:
-            assert len(seen) == 600 or "of 600 elements arrived" in str(raised[0])
+            assert len(counts) == 600 or "of 600 elements arrived" in str(raised[0])
         else:
             assert not raised
             assert "Elements that it had prepared for the current epoch are lost" in caplog.text
 
-    def test_a_worker_given_up_comes_back_at_once_and_can_be_given_up_again(self) -> None:
+    def test_failed_worker_restarts_at_once_and_may_fail_again(self) -> None:
         with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=0)) as cluster:
             for _ in range(2):
                 cluster.kill("data_worker:0")
                 until(lambda: row(cluster, "data_worker:0").state is TaskState.FAILED)
                 cluster.restart("data_worker:0")
 
-    def test_the_only_one(self, kind: str) -> None:
+    def test_loss_of_the_only_worker_is_an_error(self, kind: str) -> None:
         policy = tfd.Policy(restarts=0)
         with tfd.Cluster(data_workers=1, name="lone", policy=policy) as cluster:
             dataset = batches(ENDLESS).apply(cluster.distribute("off"))
@@ -241,18 +246,18 @@ class TestWorkerGone:
             with pytest.raises(errors.NoWorkers):
                 batches(5).apply(cluster.distribute("off"))
 
-    def test_it_hangs_and_is_restarted(
+    def test_hung_worker_is_restarted(
         self, pair: tfd.Cluster, kind: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         dataset = batches(ENDLESS).apply(pair.distribute("off"))
-        back = comes_back(pair, "data_worker:1")
+        back = restart_check(pair, "data_worker:1")
         pid = row(pair, "data_worker:1").pid
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
             stop = enough_after(10, lambda: os.kill(pid, signal.SIGSTOP), back)
             consume(kind, pair, dataset, stop)
         assert "data_worker:1: hung, no reply for" in caplog.text
 
-    def test_it_leaves_with_the_cluster_scaled_down(self, pair: tfd.Cluster, kind: str) -> None:
+    def test_reads_continue_after_a_scale_down(self, pair: tfd.Cluster, kind: str) -> None:
         dataset = batches(ENDLESS).apply(pair.distribute("off"))
         scaled = threading.Event()
 
@@ -266,23 +271,25 @@ class TestWorkerGone:
             pair.scale(data_workers=2)
 
 
-class TestDispatcherGone:
-    def test_until_it_is_restarted(self, pair: tfd.Cluster, kind: str) -> None:
+class TestLostDispatcher:
+    def test_epoch_ends_after_a_restart_of_the_dispatcher(
+        self, pair: tfd.Cluster, kind: str
+    ) -> None:
         dataset = batches(600).apply(pair.distribute("dynamic"))
         before = row(pair, "dispatcher:0").restarts
-        seen = consume(kind, pair, dataset, once(10, lambda: pair.kill("dispatcher:0")))
+        counts = consume(kind, pair, dataset, once(10, lambda: pair.kill("dispatcher:0")))
         assert row(pair, "dispatcher:0").restarts > before
-        # A split that is in the journal and not yet sent is lost: one request of each data worker.
-        assert set(seen.values()) == {1}
-        assert 598 <= len(seen) <= 600
+        # A split in the journal that was not sent is lost, one for each data worker.
+        assert set(counts.values()) == {1}
+        assert 598 <= len(counts) <= 600
 
-    def test_for_good(self, mortal: tfd.Cluster, kind: str) -> None:
+    def test_lost_dispatcher_is_an_error(self, mortal: tfd.Cluster, kind: str) -> None:
         dataset = batches(ENDLESS).apply(mortal.distribute("dynamic"))
         with pytest.raises(errors.DispatcherLost, match="dispatcher:0") as caught:
             consume(kind, mortal, dataset, once(10, lambda: mortal.kill("dispatcher:0")))
         assert "cluster.restart('dispatcher:0')" in str(caught.value.fix)
 
-    def test_without_a_journal_it_forgets(self, kind: str) -> None:
+    def test_dispatcher_without_a_journal_loses_the_job(self, kind: str) -> None:
         service = tfd.Service(fault_tolerant=False)
         with tfd.Cluster(data_workers=1, name="forgetful", service=service) as cluster:
             dataset = batches(ENDLESS).apply(cluster.distribute("dynamic"))
@@ -291,9 +298,11 @@ class TestDispatcherGone:
 
 
 class TestPythonFunctions:
-    """Tokens of functions are counted in each process: a worker knows none, or another's."""
+    """Python functions have tokens that are valid in one process only."""
 
-    def test_in_present_restarted_and_added_workers(self, growing: tfd.Cluster, kind: str) -> None:
+    def test_functions_run_in_restarted_and_added_workers(
+        self, growing: tfd.Cluster, kind: str
+    ) -> None:
         offset = 1000
 
         def generate() -> Iterator[int]:
@@ -309,34 +318,38 @@ class TestPythonFunctions:
         )
         expected = {2 * (i + offset) for i in range(8)}
         endless = numbers.repeat().apply(growing.distribute("off"))
-        back = comes_back(growing, "data_worker:0")
+        back = restart_check(growing, "data_worker:0")
         kill = enough_after(10, lambda: growing.kill("data_worker:0"), back)
         assert set(consume(kind, growing, endless, kill)) == expected
         dataset = numbers.apply(growing.distribute("off"))
         growing.scale(data_workers=3)
         try:
-            assert consume(kind, growing, dataset) == dict.fromkeys(expected, 3), "once by each"
+            assert consume(kind, growing, dataset) == dict.fromkeys(expected, 3), (
+                "once by each worker"
+            )
         finally:
             growing.scale(data_workers=2)
 
-    def test_another_process_never_runs_them(self, pair: tfd.Cluster) -> None:
-        def ours(x: Any) -> Any:
+    def test_functions_of_another_process_are_not_run(self, pair: tfd.Cluster) -> None:
+        def add(x: Any) -> Any:
             return x + 1000
 
-        dataset = Range(4).map(lambda i: tf.numpy_function(ours, [i], tf.int64)).batch(1)
+        dataset = Range(4).map(lambda i: tf.numpy_function(add, [i], tf.int64)).batch(1)
         read = dataset.apply(pair.distribute("dynamic"))
         assert set(consume("for", pair, read)) == {1000, 1001, 1002, 1003}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", STRANGER, pair.dispatcher.target],
+        completed = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", OTHER_PROCESS, pair.dispatcher.target],
             capture_output=True,
             text=True,
             timeout=50,
         )
-        assert "Could not find callback with key=" in done.stdout, done.stdout + done.stderr
-        assert "DELIVERED" not in done.stdout
+        assert "Could not find callback with key=" in completed.stdout, (
+            completed.stdout + completed.stderr
+        )
+        assert "DELIVERED" not in completed.stdout
 
 
-STRANGER = """
+OTHER_PROCESS = """
 import sys
 import tfd_notebook as tfd
 import tensorflow as tf
@@ -350,9 +363,9 @@ except tf.errors.OpError as error:
 
 
 class TestRefused:
-    """What TensorFlow answers with nothing at all, or with an error that names nothing."""
+    """Uses that TensorFlow answers with no element, or with an error without names."""
 
-    def test_a_finished_job(self, pair: tfd.Cluster, kind: str) -> None:
+    def test_finished_job_is_refused(self, pair: tfd.Cluster, kind: str) -> None:
         name = f"epoch-{kind}"
         dataset = batches(10).apply(pair.distribute("dynamic", job_name=name))
         assert len(consume(kind, pair, dataset)) == 10
@@ -360,12 +373,12 @@ class TestRefused:
             batches(10).apply(pair.distribute("dynamic", job_name=name))
         assert f"job_name='{name}-2'" in str(caught.value.fix)
 
-    def test_a_finite_dataset_where_rounds_are_coordinated(self, pair: tfd.Cluster) -> None:
+    def test_finite_dataset_in_coordinated_reads_is_refused(self, pair: tfd.Cluster) -> None:
         reader = pair.distribute("off", job_name="rounds", consumer_index=0, num_consumers=2)
         with pytest.raises(errors.UsageError, match=r"(?s)has 5 elements.*\.repeat\(\)"):
             batches(5).apply(reader)
 
-    def test_what_belongs_to_this_process(self, pair: tfd.Cluster) -> None:
+    def test_objects_of_this_process_are_refused(self, pair: tfd.Cluster) -> None:
         table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, -2, -3)
         with pytest.raises(errors.NotSerializable, match="a lookup table that can change"):
             Range(5).map(table.lookup).apply(pair.distribute("dynamic"))
@@ -376,10 +389,12 @@ class TestRefused:
                 return x
 
         dataset = Range(5).map(lambda i: tf.numpy_function(locked, [i], tf.int64))
-        with pytest.raises(errors.NotSerializable, match=r"locked .*test_traps\.py:\d+.*uses lock"):
+        with pytest.raises(
+            errors.NotSerializable, match=r"locked .*test_pitfalls\.py:\d+.*uses lock"
+        ):
             dataset.apply(pair.distribute("dynamic"))
 
-    def test_a_definition_that_is_too_large(
+    def test_too_large_graph_is_refused(
         self, pair: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(graph_inspection, "LARGEST", 50_000)
@@ -388,8 +403,8 @@ class TestRefused:
             dataset.apply(pair.distribute("dynamic"))
 
 
-class TestSaid:
-    def test_static_shares_with_a_worker_that_has_left(self) -> None:
+class TestReported:
+    def test_static_sharding_needs_all_its_workers(self) -> None:
         with tfd.Cluster(data_workers=2, name="left") as cluster:
             cluster.scale(data_workers=1)
             dataset = batches(50).apply(cluster.distribute("data"))
@@ -399,7 +414,7 @@ class TestSaid:
             dataset = batches(50).apply(cluster.distribute("data"))
             assert len(consume("for", cluster, dataset)) == 50
 
-    def test_a_hint_that_is_missing(self, pair: tfd.Cluster, kind: str) -> None:
+    def test_mode_hint_without_a_hint_warns(self, pair: tfd.Cluster, kind: str) -> None:
         with pytest.warns(UserWarning, match='works like "off"'):
             dataset = batches(10).apply(pair.distribute("hint"))
         assert consume(kind, pair, dataset) == dict.fromkeys(range(10), 2)
@@ -407,13 +422,13 @@ class TestSaid:
         assert consume(kind, pair, hinted) == dict.fromkeys(range(10), 1)
 
     @pytest.mark.parametrize("mode", ["data", "file_or_data"])
-    def test_static_shares_need_no_list_of_workers(
+    def test_static_sharding_needs_no_list_of_workers(
         self, pair: tfd.Cluster, kind: str, mode: str
     ) -> None:
         dataset = batches(50).apply(pair.distribute(mode))
         assert consume(kind, pair, dataset) == dict.fromkeys(range(50), 1)
 
-    def test_which_element_broke_where(self, pair: tfd.Cluster, kind: str) -> None:
+    def test_pipeline_error_names_worker_and_stage(self, pair: tfd.Cluster, kind: str) -> None:
         def check(i: Any) -> Any:
             assertion = tf.debugging.assert_less(i, tf.constant(1000, tf.int64), "label too big")
             with tf.control_dependencies([assertion]):

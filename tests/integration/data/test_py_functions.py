@@ -35,8 +35,8 @@ def importable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def cluster(importable: Path) -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=1, name="functions") as made:
-        yield made
+    with tfd.Cluster(data_workers=1, name="functions") as cluster:
+        yield cluster
 
 
 def triple(v: Any) -> Any:
@@ -95,7 +95,7 @@ def generator(v: Any) -> Any:
 
 
 def from_cell() -> Callable[[Any], Any]:
-    """Define a function as a cell does: the notebook has its source, a worker has not."""
+    """Define a function as a cell does. Only the notebook process has its source."""
     source = "def helper(v):\n    return 3 * v\n\ndef in_cell(v):\n    return helper(v) + 1\n"
     name = "<ipython-input-7>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
@@ -172,18 +172,20 @@ def results(dataset: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_in_every_place(cluster: tfd.Cluster, kind: str) -> None:
+def test_every_kind_of_function_works_in_every_stage(cluster: tfd.Cluster, kind: str) -> None:
     dataset = every_form(KINDS[kind])
     assert results(dataset) == [(number,) * 6 for number in EXPECTED]
     assert results(dataset.apply(cluster.distribute("off"))) == results(dataset)
 
 
-def test_one_of_a_reloaded_module(cluster: tfd.Cluster, reloaded: Callable[[Any], Any]) -> None:
+def test_function_of_a_reloaded_module_works(
+    cluster: tfd.Cluster, reloaded: Callable[[Any], Any]
+) -> None:
     dataset = every_form(reloaded)
     assert results(dataset.apply(cluster.distribute("off"))) == results(dataset)
 
 
-def test_after_a_restart_of_the_worker(cluster: tfd.Cluster) -> None:
+def test_functions_work_after_a_restart_of_the_worker(cluster: tfd.Cluster) -> None:
     dataset = every_form(plus_one).apply(cluster.distribute("off"))
     before = results(dataset)
     cluster.restart("data_worker:0")
@@ -196,9 +198,9 @@ def distributed(cluster: tfd.Cluster, x: Any) -> Any:
 
 
 class TestTraced:
-    """Datasets that are distributed where TensorFlow traces a function."""
+    """Datasets that are distributed inside of a traced function."""
 
-    def test_in_a_function(self, cluster: tfd.Cluster) -> None:
+    def test_distribute_works_in_a_tf_function(self, cluster: tfd.Cluster) -> None:
         @tf.function
         def total(x: Any) -> Any:
             result = tf.constant(0, tf.int64)
@@ -210,11 +212,13 @@ class TestTraced:
         assert int(total(tf.constant(1, tf.int64))) == 15
 
     @pytest.mark.parametrize("method", ["interleave", "flat_map"])
-    def test_in_the_function_of(self, cluster: tfd.Cluster, method: str) -> None:
+    def test_distribute_works_in_functions_of_transformations(
+        self, cluster: tfd.Cluster, method: str
+    ) -> None:
         read = getattr(Range(2), method)(lambda x: distributed(cluster, x))
         assert sorted(map(int, read.as_numpy_iterator())) == [1, 2, 4, 5, 7, 8]
 
-    def test_a_dataset_from_outside(self, cluster: tfd.Cluster) -> None:
+    def test_outer_dataset_can_be_distributed_in_a_tf_function(self, cluster: tfd.Cluster) -> None:
         outside = every_form(plus_one)
         mapped = Range(3).map(lambda y: tf.py_function(lambda v: plus_one(v), [y], tf.int64))
 
@@ -229,7 +233,7 @@ class TestTraced:
 
         assert int(total()) == 6 * 12 + 15
 
-    def test_what_cannot_travel_is_refused(self, cluster: tfd.Cluster) -> None:
+    def test_function_that_cannot_be_serialised_is_refused(self, cluster: tfd.Cluster) -> None:
         lock = threading.Lock()
 
         def locked(v: Any) -> Any:
@@ -238,9 +242,9 @@ class TestTraced:
 
         @tf.function
         def first() -> Any:
-            made = Range(3).map(lambda y: tf.numpy_function(locked, [y], tf.int64))
-            return next(iter(made.apply(cluster.distribute("off"))))
+            mapped = Range(3).map(lambda y: tf.numpy_function(locked, [y], tf.int64))
+            return next(iter(mapped.apply(cluster.distribute("off"))))
 
-        # AutoGraph raises its own error, which contains the text of this one.
+        # AutoGraph raises its own error class, which contains this text.
         with pytest.raises(Exception, match=r"(?s)NotSerializable: .*locked .*uses lock"):
             first()

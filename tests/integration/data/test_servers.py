@@ -1,4 +1,4 @@
-"""`Dispatcher` and `DataWorker`: TensorFlow's contract in every state, without its traps."""
+"""`Dispatcher` and `DataWorker`: TensorFlow's contract in every state."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def dispatcher() -> Iterator[tfd.Dispatcher]:
-    made = tfd.Dispatcher()
-    yield made
-    made.stop()
+    result = tfd.Dispatcher()
+    yield result
+    result.stop()
 
 
 def worker_of(dispatcher: tfd.Dispatcher, **options: Any) -> tfd.DataWorker:
     return tfd.DataWorker(service.WorkerConfig(dispatcher.address), **options)
 
 
-def test_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
+def test_servers_follow_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
     worker = worker_of(dispatcher)
     try:
         assert dispatcher.target == f"grpc://{dispatcher.address}"
@@ -61,7 +61,7 @@ def test_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
         worker.stop()
 
 
-def test_before_the_start_every_method_is_safe() -> None:
+def test_methods_are_safe_before_the_start() -> None:
     planned = tfd.Dispatcher(start=False)
     assert planned.state == "planned"
     assert planned.workers == ()
@@ -77,7 +77,7 @@ def test_before_the_start_every_method_is_safe() -> None:
     planned.stop()
 
 
-def test_stopped_without_a_start() -> None:
+def test_server_stopped_before_its_start_stays_stopped() -> None:
     planned = tfd.Dispatcher(start=False)
     planned.stop()
     planned.join(timeout=1)
@@ -85,7 +85,7 @@ def test_stopped_without_a_start() -> None:
         planned.start()
 
 
-def test_a_stopped_server_stays_stopped(dispatcher: tfd.Dispatcher) -> None:
+def test_stopped_server_cannot_start_again(dispatcher: tfd.Dispatcher) -> None:
     dispatcher.stop()
     dispatcher.stop()
     assert dispatcher.state == "stopped"
@@ -96,7 +96,7 @@ def test_a_stopped_server_stays_stopped(dispatcher: tfd.Dispatcher) -> None:
         dispatcher.start()
 
 
-def test_join_ends_with_stop_and_with_its_limit(dispatcher: tfd.Dispatcher) -> None:
+def test_join_ends_at_stop_and_at_its_timeout(dispatcher: tfd.Dispatcher) -> None:
     with pytest.raises(TimeLimit, match="still runs"):
         dispatcher.join(timeout=0.05)
     ended = threading.Event()
@@ -112,21 +112,21 @@ def test_join_ends_with_stop_and_with_its_limit(dispatcher: tfd.Dispatcher) -> N
     thread.join()
 
 
-def test_join_answers_ctrl_c() -> None:
+def test_ctrl_c_ends_join() -> None:
     code = (
         "import tfd_notebook as tfd\n"
         "d = tfd.Dispatcher()\n"
         "try:\n    print('ready', flush=True)\n    d.join()\n"
         "except KeyboardInterrupt:\n    print(d.state, flush=True)\n"
     )
-    with program(code) as (child, said):
-        assert said == "ready\n"
+    with program(code) as (child, line):
+        assert line == "ready\n"
         child.send_signal(signal.SIGINT)
         assert child.communicate(timeout=10)[0] == "ready\n"
     assert child.returncode == 0
 
 
-def test_it_stops_when_the_last_reference_goes() -> None:
+def test_server_stops_with_its_last_reference() -> None:
     dispatcher = tfd.Dispatcher()
     worker = worker_of(dispatcher)
     addresses = (dispatcher.address, worker.address)
@@ -135,18 +135,21 @@ def test_it_stops_when_the_last_reference_goes() -> None:
     assert [probe(address).state for address in addresses] == ["refused", "refused"]
 
 
-def test_a_port_is_never_shared(dispatcher: tfd.Dispatcher) -> None:
+def test_port_in_use_is_refused(dispatcher: tfd.Dispatcher) -> None:
     port = int(dispatcher.address.rpartition(":")[2])
     with pytest.raises(PortInUse, match=rf"tf.data dispatcher in this process \(pid {os.getpid()}"):
         tfd.Dispatcher(service.DispatcherConfig(port=port))
     bare = service.DispatchServer()
     with pytest.raises(PortInUse, match="dispatcher"):
         tfd.Dispatcher(service.DispatcherConfig(port=int(bare.target.rpartition(":")[2])))
-    with socket.create_server(("", 0)) as other, pytest.raises(PortInUse, match="in this process"):
-        tfd.Dispatcher(service.DispatcherConfig(port=other.getsockname()[1]))
+    with (
+        socket.create_server(("", 0)) as listener,
+        pytest.raises(PortInUse, match="in this process"),
+    ):
+        tfd.Dispatcher(service.DispatcherConfig(port=listener.getsockname()[1]))
 
 
-def test_a_given_port_is_used_and_can_be_used_again() -> None:
+def test_requested_port_can_be_reused_after_stop() -> None:
     first = tfd.Dispatcher()
     port = int(first.address.rpartition(":")[2])
     first.stop()
@@ -155,7 +158,7 @@ def test_a_given_port_is_used_and_can_be_used_again() -> None:
     second.stop()
 
 
-def test_a_worker_on_the_port_of_a_stopped_one_is_read_from_in_memory(
+def test_replaced_worker_on_the_same_port_is_read_in_memory(
     dispatcher: tfd.Dispatcher,
 ) -> None:
     """TensorFlow's finaliser of the old server would unregister the new one."""
@@ -176,12 +179,12 @@ def test_a_worker_on_the_port_of_a_stopped_one_is_read_from_in_memory(
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "5050", True])
-def test_absurd_ports_are_refused(port: Any) -> None:
+def test_invalid_ports_are_refused(port: Any) -> None:
     with pytest.raises(UsageError, match="port"):
         tfd.Dispatcher(service.DispatcherConfig(port=port))
 
 
-def test_wrong_configs_are_refused() -> None:
+def test_invalid_configs_are_refused() -> None:
     with pytest.raises(UsageError, match="DispatcherConfig"):
         tfd.Dispatcher("localhost:5050")
     with pytest.raises(UsageError, match="work_dir"):
@@ -192,8 +195,8 @@ def test_wrong_configs_are_refused() -> None:
         tfd.DataWorker(service.WorkerConfig(""))
 
 
-def test_an_unknown_protocol_is_refused_and_the_process_goes_on() -> None:
-    """TensorFlow raises an error, too, and crashes when its half-made server is finalised."""
+def test_unknown_protocol_does_not_crash_the_process() -> None:
+    """TensorFlow also raises an error, and crashes when it finalises the incomplete server."""
     code = (
         "import gc, tensorflow as tf, tfd_notebook as tfd\n"
         "from tensorflow.data.experimental import service\n"
@@ -209,14 +212,14 @@ def test_an_unknown_protocol_is_refused_and_the_process_goes_on() -> None:
         "        gc.collect()\n"
         "good.stop()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "TFD101 True\n" * 20
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    assert completed.stdout == "TFD101 True\n" * 20
 
 
-def test_errors_are_those_of_tensorflows_contract(
-    dispatcher: tfd.Dispatcher, tmp_path: Path
-) -> None:
+def test_errors_have_the_classes_of_tensorflow(dispatcher: tfd.Dispatcher, tmp_path: Path) -> None:
     """TensorFlow's `start`, `join` and `stop` promise a ``tf.errors.OpError``."""
     port = int(dispatcher.address.rpartition(":")[2])
     file = tmp_path / "file"
@@ -262,7 +265,7 @@ def test_errors_are_those_of_tensorflows_contract(
     planned_worker.stop()
 
 
-def test_a_worker_without_a_dispatcher_is_refused_at_once(dispatcher: tfd.Dispatcher) -> None:
+def test_worker_without_a_dispatcher_is_refused(dispatcher: tfd.Dispatcher) -> None:
     with pytest.raises(LaunchError, match="connection refused"):
         tfd.DataWorker(service.WorkerConfig("localhost:1"))
     worker = worker_of(dispatcher)
@@ -273,7 +276,7 @@ def test_a_worker_without_a_dispatcher_is_refused_at_once(dispatcher: tfd.Dispat
         worker.stop()
 
 
-def test_a_proxy_in_the_way_is_named(
+def test_proxy_that_intercepts_grpc_is_named(
     dispatcher: tfd.Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://localhost:1")
@@ -283,7 +286,7 @@ def test_a_proxy_in_the_way_is_named(
         worker_of(dispatcher)
 
 
-def test_a_work_dir_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_work_dir_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for work_dir in (tmp_path / "file" / "below", Path("/proc/none")):
         config = service.DispatcherConfig(work_dir=str(work_dir), fault_tolerant_mode=True)
@@ -292,7 +295,7 @@ def test_a_work_dir_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_full_work_dir_is_named(tmp_path: Path) -> None:
+def test_full_work_dir_is_named(tmp_path: Path) -> None:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
     subprocess.run(mount, check=True)
     try:
@@ -303,15 +306,15 @@ def test_a_full_work_dir_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_the_journal_lies_in_a_new_work_dir(tmp_path: Path) -> None:
+def test_journal_is_written_to_a_new_work_dir(tmp_path: Path) -> None:
     config = service.DispatcherConfig(work_dir=str(tmp_path / "new"), fault_tolerant_mode=True)
     dispatcher = tfd.Dispatcher(config)
     dispatcher.stop()
     assert (tmp_path / "new" / "tf_data_dispatcher_journal").is_dir()
 
 
-def test_stop_lets_a_python_function_end(dispatcher: tfd.Dispatcher) -> None:
-    """TensorFlow's own stop would hold the interpreter's lock, which the function waits for."""
+def test_stop_waits_for_a_python_function(dispatcher: tfd.Dispatcher) -> None:
+    """TensorFlow's stop would hold the GIL, which the function needs."""
     worker = worker_of(dispatcher)
     entered, leave = threading.Event(), threading.Event()
 
@@ -334,7 +337,7 @@ def test_stop_lets_a_python_function_end(dispatcher: tfd.Dispatcher) -> None:
     del iterator
 
 
-def test_the_stop_without_the_lock_finds_its_way() -> None:
+def test_stop_without_the_gil_is_available() -> None:
     bare = service.DispatchServer()
     assert compat.unlocked_stop(bare._server) is not None, tf.__version__
     compat.stop(bare)

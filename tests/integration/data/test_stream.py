@@ -1,4 +1,4 @@
-"""Streams: a dataset in a background thread, against a real service and local pipelines."""
+"""Streams in background threads, from a real service and from local pipelines."""
 
 import threading
 import time
@@ -38,12 +38,12 @@ def distributed(dataset, service):
 
 
 def threads():
-    # The agent of another module's cluster lives as long as the run.
+    # The agent of a cluster of another module runs until the end of the test run.
     names = [t.name for t in threading.enumerate()]
     return [name for name in names if name.startswith("tfd-") and name != "tfd-agent"]
 
 
-def test_a_stream_without_a_reader_makes_progress(service, consumers):
+def test_stream_without_a_reader_makes_progress(service, consumers):
     stream = Stream(watch(distributed(numbers(), service), consumers), consumers, "train")
     assert stream.state == "new"
     with stream.start():
@@ -69,31 +69,33 @@ def test_the_main_thread_reads_everything_in_order(consumers):
     assert list(stream) == []
 
 
-def test_a_slow_reader_holds_the_stream_back(consumers):
-    seen = []
-    with Stream(numbers(), consumers, buffer=4, sinks=[lambda x: seen.append(int(x))]) as stream:
+def test_slow_reader_limits_the_stream(consumers):
+    received = []
+    with Stream(
+        numbers(), consumers, buffer=4, sinks=[lambda x: received.append(int(x))]
+    ) as stream:
         reader = iter(stream)
         first = int(next(reader))
-        taken = until(lambda: len(seen) > first + 3 and len(seen))  # a full buffer holds 4
+        taken = until(lambda: len(received) > first + 3 and len(received))  # a full buffer holds 4
         time.sleep(0.1)
-        assert len(seen) <= taken + 1
+        assert len(received) <= taken + 1
         assert [int(next(reader)) for _ in range(3)] == [first + 1, first + 2, first + 3]
 
 
-def test_nothing_is_dropped_where_that_is_asked(consumers):
+def test_discard_false_keeps_the_first_elements(consumers):
     with Stream(numbers(), consumers, discard=False) as stream:
         until(lambda: len(threads()) == 2 and stream.elements >= 2)  # with the sampler
         assert int(next(iter(stream))) == 0
 
 
 def test_sinks_see_each_element_before_wait_returns(consumers):
-    seen = []
-    with Stream(numbers(), consumers, sinks=[lambda x: seen.append(int(x))]) as stream:
+    received = []
+    with Stream(numbers(), consumers, sinks=[lambda x: received.append(int(x))]) as stream:
         stream.wait(elements=100, timeout=20)
-        assert seen[:100] == list(range(100))
+        assert received[:100] == list(range(100))
 
 
-def test_a_failing_sink_fails_the_stream(consumers):
+def test_failing_sink_fails_the_stream(consumers):
     def sink(element):
         raise RuntimeError("the sink leaks")
 
@@ -120,7 +122,7 @@ def test_pause_and_resume(consumers):
         assert stream.wait(elements=held + 100, timeout=20)
 
 
-def test_stop_without_any_worker_is_prompt_and_final(consumers):
+def test_stop_without_workers_is_prompt_and_final(consumers):
     with Service() as own:
         stream = Stream(distributed(numbers(), own), consumers).start()
         stream.wait(elements=10, timeout=60)
@@ -137,7 +139,7 @@ def test_stop_without_any_worker_is_prompt_and_final(consumers):
     assert list(stream) == []
 
 
-def test_the_end_of_the_cluster_reaches_those_who_wait(service, consumers):
+def test_stop_of_the_cluster_ends_all_waits(service, consumers):
     def wait_for_all():
         try:
             stream.wait()
@@ -157,7 +159,7 @@ def test_the_end_of_the_cluster_reaches_those_who_wait(service, consumers):
         next(iter(stream))
 
 
-def test_the_error_of_the_data_path_is_raised_in_the_caller(service):
+def test_pipeline_error_is_raised_in_the_caller(service):
     def check(i):
         with tf.control_dependencies([tf.debugging.assert_less(i, limit, message="too big")]):
             return tf.identity(i)
@@ -170,12 +172,12 @@ def test_the_error_of_the_data_path_is_raised_in_the_caller(service):
         stream.wait(timeout=30)
     assert caught.value.task == "data_worker:0"
     assert stream.error is caught.value
-    with pytest.raises(errors.PipelineError), Stream(dataset, consumers) as other:
-        for _ in other:
+    with pytest.raises(errors.PipelineError), Stream(dataset, consumers) as second:
+        for _ in second:
             pass
 
 
-def test_wait_says_why_it_ends(consumers):
+def test_wait_raises_the_reason_of_its_end(consumers):
     with pytest.raises(errors.StateError, match="not started"):
         Stream(numbers(), consumers).wait()
     with pytest.raises(errors.DataError, match="5 of 10"):
@@ -187,12 +189,12 @@ def test_wait_says_why_it_ends(consumers):
 
 
 @pytest.mark.parametrize("options", [{"buffer": 0}, {"buffer": 1.5}, {"sinks": ["print"]}])
-def test_bad_options_are_refused(options, consumers):
+def test_invalid_options_are_refused(options, consumers):
     with pytest.raises(errors.UsageError):
         Stream(numbers(), consumers, **options)
 
 
-def test_a_checkpoint_keeps_what_is_buffered(tmp_path, consumers):
+def test_checkpoint_includes_buffered_elements(tmp_path, consumers):
     dataset = tf.data.Dataset.range(50).map(
         lambda i: {"x": i, "r": tf.RaggedTensor.from_row_lengths([i, i], [2, 0])}
     )
@@ -213,7 +215,7 @@ def test_a_checkpoint_keeps_what_is_buffered(tmp_path, consumers):
         Stream(dataset, consumers).restore(str(tmp_path / "nothing"))
 
 
-def test_a_position_in_a_service_cannot_be_saved(service, tmp_path, consumers):
+def test_checkpoint_of_a_distributed_dataset_is_refused(service, tmp_path, consumers):
     with Stream(distributed(numbers(), service), consumers) as stream:
         stream.wait(elements=5, timeout=60)
         with pytest.raises(errors.Unsupported, match="skip"):
@@ -221,7 +223,7 @@ def test_a_position_in_a_service_cannot_be_saved(service, tmp_path, consumers):
         stream.wait(elements=stream.elements + 100, timeout=30)
 
 
-def test_the_frame_has_a_row_a_second(consumers):
+def test_frame_has_one_row_per_second(consumers):
     with Stream(numbers().map(lambda i: tf.fill([100], i)), consumers) as stream:
         stream.wait(elements=100, timeout=20)
         until(lambda: len(stream.to_frame()) >= 2)

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working directory, where a misread URL would become a directory."""
+    """Return the working directory, in which a misread URL would create a directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_an_in_process_cluster_keeps_its_journal_in_memory(directory: Path) -> None:
+def test_in_process_cluster_keeps_its_journal_in_memory(directory: Path) -> None:
     settings = tfd.Service(work_dir="ram://journals")
     with tfd.Cluster(data_workers=1, launcher="inprocess", service=settings) as cluster:
         numbers = tf.data.Dataset.range(10).batch(1)
@@ -42,7 +42,7 @@ def test_an_in_process_cluster_keeps_its_journal_in_memory(directory: Path) -> N
     assert not list(directory.iterdir())
 
 
-def test_child_processes_cannot_share_memory(directory: Path) -> None:
+def test_memory_file_system_needs_an_in_process_cluster(directory: Path) -> None:
     with pytest.raises(WorkDirError, match=r"ram://journals.* its own process") as caught:
         tfd.Cluster(data_workers=1, name="ram", service=tfd.Service(work_dir="ram://journals"))
     assert 'launcher="inprocess"' in str(caught.value.fix)
@@ -50,14 +50,14 @@ def test_child_processes_cannot_share_memory(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["local", "inprocess"])
-def test_a_file_system_that_tensorflow_does_not_have(directory: Path, launcher: str) -> None:
+def test_unknown_file_system_is_named(directory: Path, launcher: str) -> None:
     settings = tfd.Service(work_dir="nope://bucket/journals")
     with pytest.raises(WorkDirError, match=r"nope://bucket/journals.*nope"):
         tfd.Cluster(data_workers=1, launcher=launcher, name="nope", service=settings)
     assert not list(directory.iterdir())
 
 
-def test_a_file_url_is_a_local_directory(directory: Path) -> None:
+def test_file_url_is_a_local_directory(directory: Path) -> None:
     settings = tfd.Service(work_dir=directory.as_uri())
     with tfd.Cluster(data_workers=1, name="url", service=settings) as cluster:
         dataset = tf.data.Dataset.range(3).apply(cluster.distribute("off", job_name="first"))
@@ -66,7 +66,7 @@ def test_a_file_url_is_a_local_directory(directory: Path) -> None:
     assert list(directory.glob(f"url-*/{JOURNAL_DIR}/journal_0"))
 
 
-def test_a_dispatcher_keeps_its_journal_in_memory(directory: Path) -> None:
+def test_dispatcher_keeps_its_journal_in_memory(directory: Path) -> None:
     config = service.DispatcherConfig(work_dir="ram://dispatcher", fault_tolerant_mode=True)
     dispatcher = tfd.Dispatcher(config)
     worker = tfd.DataWorker(service.WorkerConfig(dispatcher.address))

@@ -1,4 +1,4 @@
-"""What the doctor finds in datasets that a real service reads, and what it keeps silent about."""
+"""Findings in datasets of a real service, and datasets without findings."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Range = tf.data.Dataset.range
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=1, name="doctor") as made:
-        yield made
+    with tfd.Cluster(data_workers=1, name="doctor") as cluster:
+        yield cluster
 
 
 def codes(dataset: Any) -> set[str]:
@@ -40,7 +40,7 @@ def large(dataset: Any) -> Any:
     return dataset.map(lambda x: tf.zeros([10_000], tf.int64) + x)
 
 
-def test_dynamic_sharding_over_single_elements(cluster: tfd.Cluster) -> None:
+def test_dynamic_sharding_of_single_elements_is_found(cluster: tfd.Cluster) -> None:
     fine = large(Range(2_000))
     assert codes(fine.apply(cluster.distribute("dynamic"))) == {"TFD821"}
     assert codes(fine.apply(cluster.distribute("off"))) == set()
@@ -50,16 +50,16 @@ def test_dynamic_sharding_over_single_elements(cluster: tfd.Cluster) -> None:
     assert codes(files.apply(cluster.distribute("dynamic"))) == set()
 
 
-def test_data_embedded_in_the_graph(cluster: tfd.Cluster) -> None:
+def test_data_in_the_graph_is_found(cluster: tfd.Cluster) -> None:
     rows = np.zeros((60, 125_001), np.int64)
     with pytest.warns(UserWarning, match="60 MB"):
         held = tf.data.Dataset.from_tensor_slices(rows).apply(cluster.distribute("off"))
     assert codes(held) == {"TFD822"}
-    made = Range(60).map(lambda i: tf.zeros([125_001], tf.int64))
-    assert codes(made.apply(cluster.distribute("off"))) == set()
+    computed = Range(60).map(lambda i: tf.zeros([125_001], tf.int64))
+    assert codes(computed.apply(cluster.distribute("off"))) == set()
 
 
-def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None:
+def test_memory_transfer_from_another_process_is_found(cluster: tfd.Cluster) -> None:
     def by_tensorflow(target: str, protocol: str | None) -> Any:
         return large(Range(3)).apply(
             service.distribute("parallel_epochs", target, data_transfer_protocol=protocol)
@@ -67,9 +67,9 @@ def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None
 
     remote = by_tensorflow(data_service.of(cluster).service_target, "local").prefetch(1)
     assert codes(remote) == {"TFD816"}
-    for read_it in (cluster.observe, cluster.stream):
+    for method in (cluster.observe, cluster.stream):
         with pytest.raises(tfd.errors.NoWorkers, match='data_transfer_protocol="local"'):
-            read_it(remote)
+            method(remote)
     repaired = by_tensorflow(data_service.of(cluster).service_target, None)
     assert codes(repaired) == set()
     assert len(read(cluster.observe(repaired))) == 3
@@ -79,15 +79,15 @@ def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None
         assert len(read(inside.observe(in_memory))) == 3
 
 
-def test_a_proxy_that_is_set_after_the_start(
+def test_proxy_set_after_the_start_is_found(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("no_proxy", "grpc_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_grpc_proxy", "")
     monkeypatch.setenv("http_proxy", "http://localhost:1")
-    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD841")
-    assert "http_proxy was set after the start" in found.what
+    (finding,) = (item for item in tfd.doctor(cluster) if item.code == "TFD841")
+    assert "http_proxy was set after the start" in finding.what
     with pytest.warns(UserWarning, match="http_proxy is set"):
         dataset = Range(3).apply(cluster.distribute("off"))
     assert "TFD841" not in tfd.doctor(cluster).codes
@@ -98,10 +98,10 @@ def test_a_proxy_that_is_set_after_the_start(
     assert read(Range(3).apply(cluster.distribute("off"))) == [0, 1, 2]
 
 
-def test_data_too_large_for_any_service(
+def test_too_large_data_is_found_without_serialising_it(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sizes of the tensors decide: TensorFlow would need minutes to serialise gigabytes."""
+    """The sizes of the tensors are added, as TensorFlow serialises gigabytes for minutes."""
     serialized: list[Any] = []
     serialize = graph.serialized
 
@@ -122,16 +122,16 @@ def test_data_too_large_for_any_service(
         with pytest.raises(tfd.errors.NotSerializable, match="contains the data"):
             dataset.apply(cluster.distribute("off"))
     assert not serialized
-    made = Range(10).map(lambda i: tf.zeros([100_000], tf.int64))
-    assert codes(made) == set()
-    assert codes(made.apply(cluster.distribute("off"))) == set()
+    computed = Range(10).map(lambda i: tf.zeros([100_000], tf.int64))
+    assert codes(computed) == set()
+    assert codes(computed.apply(cluster.distribute("off"))) == set()
     assert serialized
 
 
-def test_text_and_nested_functions_count_as_data(
+def test_strings_and_nested_functions_count_as_data(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The size of encoded images and of what inner functions hold is known before the graph."""
+    """Sizes of encoded images and of tensors in inner functions are added without the graph."""
     serialized: list[Any] = []
     monkeypatch.setattr(graph, "serialized", serialized.append)
     monkeypatch.setattr(graph_inspection, "LARGEST", 5_000_000)
@@ -160,7 +160,7 @@ def test_text_and_nested_functions_count_as_data(
         assert codes(small) == set()
 
 
-def test_endless_datasets(cluster: tfd.Cluster) -> None:
+def test_infinite_datasets_are_found(cluster: tfd.Cluster) -> None:
     assert codes(Range(3).repeat()) == {"TFD823"}
     assert codes(Range(3).repeat(2)) == set()
     read = large(Range(3)).repeat().apply(cluster.distribute("off"))
@@ -170,7 +170,7 @@ def test_endless_datasets(cluster: tfd.Cluster) -> None:
     assert codes(large(Range(3)).repeat().apply(coordinated)) == set()
 
 
-def test_code_for_a_dataset_names_its_variable(
+def test_suggested_code_has_the_name_of_the_variable(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fixes(dataset: Any) -> list[str]:
@@ -187,13 +187,13 @@ def test_code_for_a_dataset_names_its_variable(
     assert fixes(endless)[0].startswith("use endless.take(n), ")
 
 
-def test_compression_within_one_host(cluster: tfd.Cluster) -> None:
+def test_compression_within_one_host_is_found(cluster: tfd.Cluster) -> None:
     numbers = large(Range(3))
     assert codes(numbers.apply(cluster.distribute("off", compression="snappy"))) == {"TFD824"}
     assert codes(numbers.apply(cluster.distribute("off", compression=None))) == set()
 
 
-def test_small_elements(cluster: tfd.Cluster) -> None:
+def test_small_elements_are_found(cluster: tfd.Cluster) -> None:
     assert codes(Range(3).apply(cluster.distribute("off"))) == {"TFD825"}
     assert codes(Range(3).batch(3, drop_remainder=True).apply(cluster.distribute("off"))) == {
         "TFD825"
@@ -202,16 +202,16 @@ def test_small_elements(cluster: tfd.Cluster) -> None:
     assert codes(Range(3)) == set()
 
 
-def test_an_epoch_that_delivers_each_element_several_times() -> None:
+def test_epoch_that_repeats_elements_is_found() -> None:
     with tfd.Cluster(data_workers=2, name="twice") as cluster:
 
         def read(mode: str, dataset: Any = None) -> Any:
             return (large(Range(3)) if dataset is None else dataset).apply(cluster.distribute(mode))
 
-        (found,) = tfd.doctor(read("off"))
-        assert (found.code, found.severity) == ("TFD826", "warning")
-        assert "each element 2 times" in found.what
-        assert 'distribute("dynamic")' in found.fix
+        (finding,) = tfd.doctor(read("off"))
+        assert (finding.code, finding.severity) == ("TFD826", "warning")
+        assert "each element 2 times" in finding.what
+        assert 'distribute("dynamic")' in finding.fix
         with pytest.warns(UserWarning, match="works like"):
             assert codes(read("hint")) == {"TFD826"}
         assert codes(read("dynamic")) == codes(read("data")) == set()
@@ -220,7 +220,7 @@ def test_an_epoch_that_delivers_each_element_several_times() -> None:
         assert codes(read("off")) == set()
 
 
-def test_modes_that_need_worker_addresses(cluster: tfd.Cluster) -> None:
+def test_static_mode_without_worker_addresses_is_found(cluster: tfd.Cluster) -> None:
     def read(policy: Any) -> Any:
         return Range(3).apply(service.distribute(policy, cluster.dispatcher.target))
 
@@ -229,15 +229,15 @@ def test_modes_that_need_worker_addresses(cluster: tfd.Cluster) -> None:
     assert codes(large(Range(3)).apply(cluster.distribute("data"))) == set()
 
 
-def test_finished_job_names(cluster: tfd.Cluster) -> None:
+def test_names_of_finished_jobs_are_found(cluster: tfd.Cluster) -> None:
     first, second = (
         large(Range(3)).apply(cluster.distribute("dynamic", job_name="once")) for _ in range(2)
     )
     assert codes(first) == codes(second) == set()
     assert len(list(first)) == 3
-    (found,) = tfd.doctor(second)
-    assert found.code == "TFD814"
-    assert "once-2" in found.fix
+    (finding,) = tfd.doctor(second)
+    assert finding.code == "TFD814"
+    assert "once-2" in finding.fix
     with pytest.warns(UserWarning, match="has delivered this epoch to other readers"):
         assert list(second) == []
     assert codes(second) == {"TFD814"}
@@ -248,22 +248,22 @@ def test_finished_job_names(cluster: tfd.Cluster) -> None:
     assert codes(second) == {"TFD814"}
 
 
-def test_a_job_that_its_only_reader_has_finished_is_healthy(cluster: tfd.Cluster) -> None:
+def test_job_finished_by_its_only_reader_is_healthy(cluster: tfd.Cluster) -> None:
     numbers = large(Range(3)).apply(cluster.distribute("dynamic", job_name="epochs"))
     for _ in range(2):  # a second loop starts another pass of the job
         assert len(list(numbers)) == 3
         assert codes(numbers) == set()
 
 
-def test_relative_paths(
+def test_relative_paths_are_found(
     cluster: tfd.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tf.io.TFRecordWriter(str(tmp_path / "images.tfrecord")) as file:
         file.write(b"one")
     monkeypatch.chdir(tmp_path)
     by_name = tf.data.TFRecordDataset(["images.tfrecord"]).apply(cluster.distribute("off"))
-    (found,) = tfd.doctor(by_name)
-    assert (found.code, found.severity) == ("TFD831", "error")
+    (finding,) = tfd.doctor(by_name)
+    assert (finding.code, finding.severity) == ("TFD831", "error")
     with pytest.raises(tfd.errors.PipelineError, match=r"images\.tfrecord"):
         list(by_name)
     whole = tf.data.TFRecordDataset([str(tmp_path / "images.tfrecord")])
@@ -272,25 +272,25 @@ def test_relative_paths(
     assert [x.numpy() for x in whole] == [b"one"]
 
 
-def test_op_libraries_that_workers_lack(cluster: tfd.Cluster, tmp_path: Path) -> None:
+def test_missing_op_libraries_are_found(cluster: tfd.Cluster, tmp_path: Path) -> None:
     path = os.fspath(_oplibrary.build(tmp_path))
     library = tf.load_op_library(path)
     zeros = Range(2).map(lambda i: library.tfd_test_zeros())
-    with tfd.Cluster(data_workers=1, name="other-module", preload=["colorsys"]) as other:
-        assert codes(zeros.apply(other.distribute("off"))) == {"TFD834"}
+    with tfd.Cluster(data_workers=1, name="other-module", preload=["colorsys"]) as unprepared:
+        assert codes(zeros.apply(unprepared.distribute("off"))) == {"TFD834"}
     lacking = zeros.apply(cluster.distribute("off"))
-    (found,) = tfd.doctor(lacking)
-    assert (found.code, found.severity) == ("TFD834", "error")
-    assert "TfdTestZeros" in found.what
+    (finding,) = tfd.doctor(lacking)
+    assert (finding.code, finding.severity) == ("TFD834", "error")
+    assert "TfdTestZeros" in finding.what
     with pytest.raises(tfd.errors.TfdError, match="TfdTestZeros"):
         list(lacking)
-    with tfd.Cluster(data_workers=1, name="with-library", preload=[path]) as told:
-        known = zeros.apply(told.distribute("off"))
+    with tfd.Cluster(data_workers=1, name="with-library", preload=[path]) as prepared:
+        known = zeros.apply(prepared.distribute("off"))
         assert codes(known) == set()
         assert len(list(known)) == 2
 
 
-def test_a_cluster_is_looked_at_with_what_reads_from_it(cluster: tfd.Cluster) -> None:
+def test_findings_of_a_cluster_include_its_datasets(cluster: tfd.Cluster) -> None:
     small = Range(3).apply(cluster.distribute("off"))
     assert "TFD825" in tfd.doctor(cluster).codes
     assert tfd.doctor("doctor").codes == tfd.doctor(cluster).codes

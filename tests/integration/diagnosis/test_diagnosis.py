@@ -1,4 +1,4 @@
-"""What the doctor finds in real servers and real clusters, and what it keeps silent about."""
+"""Findings in real servers and clusters, and servers without findings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def cluster(no_coordinator: None) -> Iterator[tfd.Cluster]:
-    """Every role, closed to others, with nothing wrong."""
+    """Yield a healthy private cluster with every role."""
     policy = tfd.Policy(restarts=0)
-    with tfd.Cluster(data_workers=2, workers=2, ps=1, name="whole", policy=policy) as made:
-        yield made
+    with tfd.Cluster(data_workers=2, workers=2, ps=1, name="whole", policy=policy) as cluster:
+        yield cluster
 
 
 def codes(target: object) -> set[str]:
@@ -35,8 +35,8 @@ def addresses(cluster: tfd.Cluster, *tasks: str) -> list[str]:
     return [cluster.snapshot().task(task).address for task in tasks]  # type: ignore[union-attr]
 
 
-def test_a_healthy_cluster_and_what_names_its_tasks(cluster: tfd.Cluster) -> None:
-    # A Keras model that another test of this process made is another test's.
+def test_healthy_cluster_has_no_findings(cluster: tfd.Cluster) -> None:
+    # A Keras model of another test in this process may cause TFD851.
     assert codes(cluster) - {"TFD851"} == set()
     assert codes(cluster.resolver) == set()
     spec = tf.train.ClusterSpec({"worker": addresses(cluster, "worker:0", "worker:1")})
@@ -46,26 +46,26 @@ def test_a_healthy_cluster_and_what_names_its_tasks(cluster: tfd.Cluster) -> Non
         assert codes(address) == set()
 
 
-def test_tasks_at_the_wrong_addresses(cluster: tfd.Cluster) -> None:
-    (found,) = tfd.doctor({"worker": addresses(cluster, "ps:0")})
-    assert found.code == "TFD807"
-    assert "ps:0 answers at" in found.what
+def test_tasks_at_wrong_addresses_are_found(cluster: tfd.Cluster) -> None:
+    (finding,) = tfd.doctor({"worker": addresses(cluster, "ps:0")})
+    assert finding.code == "TFD807"
+    assert "ps:0 answers at" in finding.what
     swapped = tfd.doctor({"worker": addresses(cluster, "worker:1", "worker:0")})
-    assert [one.code for one in swapped] == ["TFD807", "TFD807"]
-    (found,) = tfd.doctor({"worker": addresses(cluster, "dispatcher:0")})
-    assert "a dispatcher answers at" in found.what
+    assert [item.code for item in swapped] == ["TFD807", "TFD807"]
+    (finding,) = tfd.doctor({"worker": addresses(cluster, "dispatcher:0")})
+    assert "a dispatcher answers at" in finding.what
 
 
-def test_a_resolver_that_numbers_tasks_anew() -> None:
+def test_renumbered_tasks_of_a_union_are_healthy() -> None:
     simple = tf.distribute.cluster_resolver.SimpleClusterResolver
-    with Server(status("worker:0", "CPU")) as one, Server(status("worker:0", "CPU")) as two:
-        specs = [tf.train.ClusterSpec({"worker": [server.address]}) for server in (one, two)]
+    with Server(status("worker:0", "CPU")) as first, Server(status("worker:0", "CPU")) as second:
+        specs = [tf.train.ClusterSpec({"worker": [server.address]}) for server in (first, second)]
         union = tfd.resolvers.UnionResolver(*map(simple, specs))
         assert codes(union) == set()
         assert codes(union.cluster_spec()) == {"TFD807"}
 
 
-#: TensorFlow's import loads Keras; it is imported last, so that no coordinator is set up.
+#: Imports TensorFlow, which loads Keras, after the clusters, so that they set up no coordinator.
 KERAS = """
 import sys
 import tfd_notebook as tfd
@@ -84,21 +84,21 @@ assert "TFD851" in tfd.doctor(with_ps).codes
 """
 
 
-def test_keras_3_with_parameter_servers() -> None:
+def test_keras_3_with_parameter_servers_is_found() -> None:
     assert in_child(KERAS) == set()
 
 
-def test_modules_that_tasks_imported_before_an_edit(
+def test_edited_modules_are_found_until_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is imported after the cluster has started, and the restart repairs it."""
+    """The module is imported after the start of the cluster, and a restart repairs it."""
     module = tmp_path / "tfd_doctor_module.py"
     module.write_text("def add(a):\n    return a + 1\n")
     os.utime(module, (1, 1))
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def stale() -> list[str]:
-        return [one.what for one in tfd.doctor(cluster) if one.code == "TFD833"]
+        return [finding.what for finding in tfd.doctor(cluster) if finding.code == "TFD833"]
 
     with tfd.Cluster(data_workers=2, name="modules") as cluster:
         import tfd_doctor_module
@@ -109,16 +109,16 @@ def test_modules_that_tasks_imported_before_an_edit(
         assert sorted(dataset.apply(cluster.distribute("dynamic")).as_numpy_iterator()) == [1, 2, 3]
         assert stale() == []
         module.write_text("def add(a):\n    return a + 10\n")
-        (said,) = stale()
-        assert "tfd_doctor_module was edited after data_worker:0, data_worker:1" in said
+        (message,) = stale()
+        assert "tfd_doctor_module was edited after data_worker:0, data_worker:1" in message
         cluster.restart("data_worker:0")
-        (said,) = stale()
-        assert "data_worker:0" not in said
+        (message,) = stale()
+        assert "data_worker:0" not in message
         cluster.restart("data_worker:1")
         assert stale() == []
 
 
-def test_workers_that_a_scale_in_removed() -> None:
+def test_removed_workers_are_not_findings() -> None:
     with tfd.Cluster(data_workers=2, name="smaller") as cluster:
         cluster.scale(data_workers=1)
         assert codes(cluster) == set()
@@ -126,45 +126,45 @@ def test_workers_that_a_scale_in_removed() -> None:
         assert codes(cluster) == set()
 
 
-def test_a_worker_that_died_and_a_dispatcher_without_any(cluster: tfd.Cluster) -> None:
+def test_failed_worker_and_missing_workers_are_found(cluster: tfd.Cluster) -> None:
     cluster.kill("data_worker:1")
     until(lambda: cluster.snapshot().task("data_worker:1").state == "failed")  # type: ignore[union-attr]
     assert {"TFD812", "TFD854"} <= codes(cluster)
     cluster.scale(data_workers=0)
-    found = codes(cluster)
-    assert "TFD811" in found
-    assert "TFD854" not in found
+    reported = codes(cluster)
+    assert "TFD811" in reported
+    assert "TFD854" not in reported
     cluster.scale(data_workers=2)
     assert "TFD811" not in codes(cluster)
 
 
-def test_a_service_of_somebody_else() -> None:
-    with Service(workers=2) as theirs:
-        until(lambda: codes(theirs.target) == set())
-        theirs.kill_workers()
-        (found,) = tfd.doctor(theirs.target)
-        assert (found.code, found.severity) == ("TFD811", "error")
-        theirs.add_worker()
-        until(lambda: codes(theirs.target) == {"TFD812"})
-    assert codes(theirs.target) == {"TFD809"}
+def test_external_service_is_diagnosed() -> None:
+    with Service(workers=2) as external:
+        until(lambda: codes(external.target) == set())
+        external.kill_workers()
+        (finding,) = tfd.doctor(external.target)
+        assert (finding.code, finding.severity) == ("TFD811", "error")
+        external.add_worker()
+        until(lambda: codes(external.target) == {"TFD812"})
+    assert codes(external.target) == {"TFD809"}
 
 
-def test_tasks_open_to_everybody() -> None:
-    everybody = tfd.launchers.Local(allow="0.0.0.0/0")
-    with tfd.Cluster(data_workers=1, launcher=everybody, name="open") as opened:
+def test_tasks_open_to_all_addresses_are_found() -> None:
+    all_addresses = tfd.launchers.Local(allow="0.0.0.0/0")
+    with tfd.Cluster(data_workers=1, launcher=all_addresses, name="open") as opened:
         assert "TFD852" in codes(opened)
-    some = tfd.launchers.Local(allow="10.0.0.0/8")
-    with tfd.Cluster(data_workers=1, launcher=some, name="some") as closed:
+    private = tfd.launchers.Local(allow="10.0.0.0/8")
+    with tfd.Cluster(data_workers=1, launcher=private, name="private") as closed:
         assert "TFD852" not in codes(closed)
 
 
-def test_a_dispatcher_of_another_version() -> None:
+def test_dispatcher_of_another_version_is_found() -> None:
     from tfd_notebook.net.probe import probe
 
     own = tfd.Dispatcher()
-    mine = probe(own.target).version
+    own_version = probe(own.target).version
     own.stop()
-    assert mine is not None
+    assert own_version is not None
 
     def dispatcher(version: int) -> Server:
         return Server(
@@ -176,15 +176,15 @@ def test_a_dispatcher_of_another_version() -> None:
             }
         )
 
-    with dispatcher(mine + 1) as newer:
+    with dispatcher(own_version + 1) as newer:
         assert codes(newer.address) == {"TFD811", "TFD813"}
-    with dispatcher(mine) as same:
+    with dispatcher(own_version) as same:
         assert codes(same.address) == {"TFD811"}
 
 
-def test_a_tensorflow_that_was_replaced_meanwhile(tmp_path: Path) -> None:
+def test_replaced_tensorflow_is_found(tmp_path: Path) -> None:
     assert in_child(f"import tensorflow; {DOCTOR}") == set()
-    # What a package manager leaves: the same distribution, of another version.
+    # The metadata of a package manager after an update.
     names = [name for name in ("tensorflow", "tensorflow_cpu") if _has(name)]
     metadata = tmp_path / f"{names[0]}-99.0.dist-info"
     metadata.mkdir()
@@ -204,7 +204,7 @@ def _has(name: str) -> bool:
         return False
 
 
-def test_a_config_that_came_after_tensorflow_was_in_use() -> None:
+def test_tf_config_set_after_the_first_op_is_found() -> None:
     set_up = "import os, tensorflow as tf; {}"
     config = (
         'os.environ[\'TF_CONFIG\'] = \'{"cluster": {"worker": ["localhost:1", "localhost:2"]}}\''

@@ -1,4 +1,4 @@
-"""Clusters that somebody else runs: bare TensorFlow servers in a process of their own."""
+"""External clusters: bare TensorFlow servers in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfd_notebook.launchers import external
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-# The worker is a process of its own, to be killed.
+# The worker is a separate process, so that a test can kill it.
 SERVERS = """
 import os, subprocess, sys
 import tensorflow as tf
@@ -45,63 +45,63 @@ os._exit(0)
 
 
 @dataclass
-class Theirs:
+class External:
     target: str
     worker: int
 
 
 @pytest.fixture
-def theirs() -> Iterator[Theirs]:
+def service() -> Iterator[External]:
     pipe = subprocess.PIPE
     servers = subprocess.Popen([sys.executable, "-c", SERVERS], stdin=pipe, stdout=pipe, text=True)
     try:
         assert servers.stdout
         target, worker = servers.stdout.readline().split()
-        yield Theirs(target, int(worker))
+        yield External(target, int(worker))
     finally:
         servers.communicate(timeout=30)
 
 
-def test_a_dispatcher_of_somebody_else_is_watched_and_read(theirs: Theirs) -> None:
+def test_external_service_is_monitored_and_read(service: External) -> None:
     import tensorflow as tf
 
-    cluster = tfd.attach(theirs.target, "theirs")
+    cluster = tfd.attach(service.target, "external")
     try:
-        assert (cluster.name, cluster.state) == ("theirs", "ready")
+        assert (cluster.name, cluster.state) == ("external", "ready")
         until(lambda: len(cluster.tasks) == 2)
         assert [task.name for task in cluster.tasks] == ["dispatcher:0", "data_worker:0"]
-        assert cluster.dispatcher.target.endswith(theirs.target.rpartition(":")[2])
+        assert cluster.dispatcher.target.endswith(service.target.rpartition(":")[2])
         numbers = tf.data.Dataset.range(10).apply(cluster.distribute("dynamic"))
         assert sorted(int(x) for x in numbers) == list(range(10))
         stream = cluster.stream(tf.data.Dataset.range(20).apply(cluster.distribute("off"))).start()
         assert stream.wait(elements=20, timeout=30)
-        assert tfd.attach(theirs.target, "theirs") is cluster
+        assert tfd.attach(service.target, "external") is cluster
         for change in (
             lambda: cluster.scale(data_workers=2),
             lambda: cluster.restart("data_worker:0"),
             lambda: cluster.kill("data_worker:0"),
             cluster.detach,
         ):
-            with pytest.raises(errors.Unsupported, match="'theirs'"):
+            with pytest.raises(errors.Unsupported, match="'external'"):
                 change()
         assert (cluster.state, len(cluster.tasks)) == ("ready", 2)
         python = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
         with pytest.raises(errors.Unsupported, match="Python functions"):
             python.apply(cluster.distribute("dynamic"))
-        os.kill(theirs.worker, signal.SIGKILL)
+        os.kill(service.worker, signal.SIGKILL)
         until(lambda: cluster.snapshot().task("data_worker:0").state == "lost")  # type: ignore[union-attr]
         with pytest.raises(errors.NoWorkers):
             list(tf.data.Dataset.range(10).apply(cluster.distribute("dynamic")))
     finally:
         cluster.stop()
     assert cluster.state == "left"
-    # It lives on, whatever we did.
-    again = tfd.attach(theirs.target, "theirs")
+    # The external servers keep running.
+    again = tfd.attach(service.target, "external")
     assert again.snapshot().task("dispatcher:0").state == "ready"  # type: ignore[union-attr]
     again.stop()
 
 
-def test_what_does_not_answer_is_an_error_at_once() -> None:
+def test_attach_without_an_answer_fails_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         with pytest.raises(errors.LaunchError, match=r"dispatcher:0 at localhost:\d+"):
@@ -111,7 +111,7 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("grpc://localhost", "invalid address"),
         ("grpc://localhost:99999", "invalid address"),
@@ -121,12 +121,12 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
         (42, "invalid target"),
     ],
 )
-def test_bad_targets_are_named(target: object, said: str) -> None:
-    with pytest.raises(errors.UsageError, match=said):
+def test_invalid_targets_are_named(target: object, message: str) -> None:
+    with pytest.raises(errors.UsageError, match=message):
         tfd.attach(target)  # type: ignore[arg-type]
 
 
-def test_jobs_are_read_in_all_their_forms() -> None:
+def test_jobs_are_parsed_in_all_forms() -> None:
     spec = {"worker": {1: "b:2", 0: "a:1"}, "ps": ["c:3"], "chief": ["[::1]:4"]}
     assert external.addresses_of(spec) == {
         "worker:1": "b:2",

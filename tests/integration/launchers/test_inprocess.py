@@ -1,4 +1,4 @@
-"""Servers in this very process: what they can do, what they cannot, and that nobody hangs."""
+"""Servers in the process of the test: their functions, their limits, and no hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfd_notebook.net.probe import probe
 
 pytestmark = [
     pytest.mark.integration,
-    # Keras warns of every dataset that it does not shuffle, and of its end.
+    # Keras warns about every dataset that it does not shuffle, and about its end.
     pytest.mark.filterwarnings("ignore:.shuffle=True.", "ignore:Your input ran out of data"),
 ]
 
@@ -34,19 +34,19 @@ def batches(count: int = 60) -> Any:
 
 @pytest.fixture
 def cluster() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=2, launcher="inprocess", name="inside") as made:
-        yield made
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="inside") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_consumer_gets_everything(cluster: tfd.Cluster, kind: str) -> None:
+def test_each_kind_of_consumer_gets_all_elements(cluster: tfd.Cluster, kind: str) -> None:
     dataset = batches().apply(cluster.distribute("dynamic"))
     assert consume(kind, cluster, dataset) == dict.fromkeys(range(60), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_scaled_down_the_next_epoch_ends(cluster: tfd.Cluster, kind: str) -> None:
-    # A dispatcher never forgets a worker, and TensorFlow's consumers would wait for it for ever.
+def test_next_epoch_is_complete_after_scaling(cluster: tfd.Cluster, kind: str) -> None:
+    # A dispatcher keeps every worker, and TensorFlow's consumers would wait for a removed one.
     dataset = batches().apply(cluster.distribute("dynamic"))
     assert consume(kind, cluster, dataset) == dict.fromkeys(range(60), 1)
     cluster.scale(data_workers=1)
@@ -57,7 +57,7 @@ def test_scaled_down_the_next_epoch_ends(cluster: tfd.Cluster, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_while_somebody_reads(cluster: tfd.Cluster, kind: str) -> None:
+def test_stop_interrupts_a_running_read(cluster: tfd.Cluster, kind: str) -> None:
     dataset = batches(ENDLESS).apply(cluster.distribute("off"))
     stopper = threading.Thread(target=cluster.stop)
 
@@ -77,7 +77,7 @@ def test_static_sharding_restarts_the_dispatcher(cluster: tfd.Cluster) -> None:
     assert cluster.snapshot().task("dispatcher:0").restarts == 1
 
 
-def test_what_it_cannot_do_is_said(cluster: tfd.Cluster) -> None:
+def test_kill_is_refused_and_restart_works(cluster: tfd.Cluster) -> None:
     with pytest.raises(StateError, match="cannot be killed"):
         cluster.kill("data_worker:0")
     assert "output of the kernel" in cluster.logs("data_worker:0")
@@ -85,7 +85,7 @@ def test_what_it_cannot_do_is_said(cluster: tfd.Cluster) -> None:
     assert cluster.snapshot().task("data_worker:0").state == "ready"
 
 
-def test_a_worker_restarts_while_it_is_read_from(cluster: tfd.Cluster) -> None:
+def test_worker_restarts_during_a_read(cluster: tfd.Cluster) -> None:
     dataset = batches(ENDLESS).apply(cluster.distribute("off"))
     with cluster.stream(dataset).start() as stream:
         stream.wait(elements=5, timeout=30)
@@ -95,7 +95,7 @@ def test_a_worker_restarts_while_it_is_read_from(cluster: tfd.Cluster) -> None:
 
 
 @pytest.mark.parametrize("again", ["restart", "scale"])
-def test_the_next_epoch_is_whole_after_a_worker_came_back(again: str) -> None:
+def test_next_epoch_is_complete_after_a_worker_was_replaced(again: str) -> None:
     """TensorFlow's finaliser of the old server would unregister the new one."""
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="back") as cluster:
         dataset = batches().apply(cluster.distribute("off"))
@@ -109,26 +109,26 @@ def test_the_next_epoch_is_whole_after_a_worker_came_back(again: str) -> None:
                 cluster.scale(data_workers=1)
 
 
-def test_a_worker_leaves_again_before_its_first_server_has_stopped() -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+def test_worker_can_be_removed_while_its_old_server_stops() -> None:
+    started, proceed = threading.Event(), threading.Event()
 
     def first_waits(x: Any) -> Any:
-        if not begun.is_set():
-            begun.set()
-            assert goes_on.wait(60)
+        if not started.is_set():
+            started.set()
+            assert proceed.wait(60)
         return x
 
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="twice") as cluster:
         endless = tf.data.Dataset.range(ENDLESS)
         endless = endless.map(lambda x: tf.numpy_function(first_waits, [x], tf.int64))
         with Reader(endless.apply(cluster.distribute("off"))):
-            assert begun.wait(60)
+            assert started.wait(60)
             first = cluster.snapshot().task("data_worker:0").address
             cluster.scale(data_workers=0)  # its server stops once the function has returned
             cluster.scale(data_workers=1)
             assert cluster.snapshot().task("data_worker:0").address != first
             cluster.scale(data_workers=0)
-            goes_on.set()
+            proceed.set()
         cluster.scale(data_workers=1)
         assert len(read(batches().apply(cluster.distribute("dynamic")))) == 12
 
@@ -144,10 +144,8 @@ def coordinated(cluster: tfd.Cluster, dataset: Any, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_coordinated_reads_go_on_past_rounds_that_span_two_epochs(
-    cluster: tfd.Cluster, count: int
-) -> None:
-    """Data workers of this process can only stop once the readers' iterators are gone."""
+def test_coordinated_rounds_may_span_two_epochs(cluster: tfd.Cluster, count: int) -> None:
+    """Data workers of this process stop after the iterators of their readers are deleted."""
     endless = tf.data.Dataset.range(2 * count + 1).repeat()
     with contextlib.ExitStack() as stack:
         readers = [
@@ -163,10 +161,10 @@ def test_coordinated_reads_use_grpc() -> None:
     assert ReadOptions("OFF").transfer(in_process=True) == "local"
 
 
-def test_coordinated_reads_that_end_in_a_round_that_is_not_full_raise_an_error(
+def test_incomplete_last_round_raises_an_error(
     cluster: tfd.Cluster,
 ) -> None:
-    """The last consumer that asks for the round gets the error.
+    """The last consumer that requests the round gets the error.
 
     TensorFlow does not wake the others if they wait before the worker has read the end.
     """
@@ -181,7 +179,7 @@ def test_coordinated_reads_that_end_in_a_round_that_is_not_full_raise_an_error(
         assert all("infinite cardinality" in str(error) for error in errors)
 
 
-def test_coordinated_reads_take_in_a_worker_that_joins(cluster: tfd.Cluster) -> None:
+def test_coordinated_reads_include_an_added_worker(cluster: tfd.Cluster) -> None:
     with contextlib.ExitStack() as stack:
         endless = tf.data.Dataset.range(ENDLESS).repeat()
         readers = [
@@ -194,7 +192,7 @@ def test_coordinated_reads_take_in_a_worker_that_joins(cluster: tfd.Cluster) -> 
             reader.more(200)
 
 
-def test_a_consumer_that_joins_a_coordinated_read_late_gets_an_error(cluster: tfd.Cluster) -> None:
+def test_late_consumer_of_a_coordinated_read_gets_an_error(cluster: tfd.Cluster) -> None:
     """TensorFlow's in-memory transfer would wait without end; gRPC raises an error."""
     endless = tf.data.Dataset.range(ENDLESS).repeat()
     with contextlib.ExitStack() as stack:
@@ -208,7 +206,7 @@ def test_a_consumer_that_joins_a_coordinated_read_late_gets_an_error(cluster: tf
             read(restarted)
 
 
-def test_a_coordinated_read_cannot_be_handed_over_in_memory(cluster: tfd.Cluster) -> None:
+def test_coordinated_read_refuses_the_memory_transfer(cluster: tfd.Cluster) -> None:
     with pytest.raises(UsageError, match="coordinated read") as caught:
         cluster.distribute(
             "off",
@@ -220,14 +218,14 @@ def test_a_coordinated_read_cannot_be_handed_over_in_memory(cluster: tfd.Cluster
     assert "data_transfer_protocol" in str(caught.value.fix)
 
 
-def test_a_port_that_is_taken(cluster: tfd.Cluster) -> None:
+def test_port_in_use_is_refused(cluster: tfd.Cluster) -> None:
     port = int(cluster.dispatcher.target.rpartition(":")[2])
     with pytest.raises(PortInUse, match=str(port)):
         tfd.Cluster(launcher="inprocess", name="other", service=tfd.Service(port=port))
     assert probe(cluster.dispatcher.target).alive
 
 
-def test_nothing_counts_as_sent_that_is_taken_in_memory(cluster: tfd.Cluster) -> None:
+def test_memory_transfer_does_not_count_as_sent_bytes(cluster: tfd.Cluster) -> None:
     dataset = tf.data.Dataset.range(ENDLESS).batch(10_000).apply(cluster.distribute("off"))
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""A cluster's life in a real kernel: interrupts, restarts, and a kernel that is killed."""
+"""A cluster in a real kernel that is interrupted, restarted and killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PIDS = """
 from tfd_notebook.launchers import local
 print("pids", *[task.pid for task in life.tasks], *local.agent_pids())
 """
-# The factor shows whose function a worker runs.
+# The factor identifies the function that a worker runs.
 PIPELINE = """
 import tensorflow as tf
 factor = {factor}
@@ -54,19 +54,19 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
-#: Where `pids_of` has the agent.
+#: The index of the agent in `pids_of`.
 AGENT = 3
 
 
 def pids_of(kernel: Kernel) -> list[int]:
-    """The dispatcher, two workers, the agent and its fork server."""
+    """Return the pids of the dispatcher, two workers, the agent and its fork server."""
     pids = [int(word) for word in kernel.run(PIDS).split("pids ")[1].split()]
     assert len(pids) == 5
     return pids
 
 
 def left_after(pids: list[int], seconds: float) -> list[psutil.Process]:
-    """Return which of `pids` still run after `seconds`."""
+    """Return the processes of `pids` that still run after `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [p for pid in pids if (p := running(pid))]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -81,24 +81,24 @@ def running(pid: int) -> psutil.Process | None:
 
 
 def files_of(owner: int) -> list[Path]:
-    """What the runtime directory holds for the kernel with the pid `owner`."""
+    """Return the paths in the runtime directory for the kernel with the pid `owner`."""
     directories = [p for p, state in runtime_dir.agent_states() if state.get("owner_pid") == owner]
     return [*directories, *runtime_dir.runtime_dir().glob(f"{owner}.*")]
 
 
-def test_a_start_cell_can_be_run_again(kernel: Kernel) -> None:
+def test_second_run_of_a_start_cell_keeps_the_cluster(kernel: Kernel) -> None:
     before = pids_of(kernel)
     assert "variable 'life'" in kernel.run(START)
     assert pids_of(kernel) == before
 
 
 @pytest.mark.parametrize("cell", [READ, READ_SILENT], ids=["reading", "blocked"])
-def test_an_interrupt_ends_the_cell_and_nothing_else(kernel: Kernel, cell: str) -> None:
+def test_interrupt_ends_the_cell_only(kernel: Kernel, cell: str) -> None:
     pids = pids_of(kernel)
     reading = kernel.begin(cell, until="reading")
     try:
         if cell is READ_SILENT:
-            time.sleep(0.5)  # what is buffered is read meanwhile
+            time.sleep(0.5)  # the loop reads the buffered elements
         kernel.manager.interrupt_kernel()
         assert "KeyboardInterrupt" in kernel.finish(reading, timeout=10)
     finally:
@@ -119,17 +119,17 @@ print("children", psutil.Process().children(recursive=True))
 """
 
 
-def test_unloading_undoes_all(kernel: Kernel) -> None:
-    """The last test of the shared kernel."""
+def test_unloading_removes_magics_clusters_and_threads(kernel: Kernel) -> None:
+    """This is the last test with the shared kernel."""
     pids = pids_of(kernel)
-    said = kernel.run("%unload_ext tfd_notebook\n" + UNLOADED)
-    for nothing in ("magics []", "clusters {}", "threads []", "children []"):
-        assert nothing in said
+    output = kernel.run("%unload_ext tfd_notebook\n" + UNLOADED)
+    for line in ("magics []", "clusters {}", "threads []", "children []"):
+        assert line in output
     assert left_after(pids, 2) == []
     assert files_of(kernel.pid) == []
 
 
-def test_restart_and_shutdown_end_all_tasks_and_the_same_cells_run_again() -> None:
+def test_kernel_restart_and_shutdown_end_all_tasks() -> None:
     with Kernel() as kernel:
         kernel.run(START)
         pids = pids_of(kernel)
@@ -145,7 +145,7 @@ def test_restart_and_shutdown_end_all_tasks_and_the_same_cells_run_again() -> No
 
 
 @pytest.mark.parametrize("agent", ["alive", "killed"])
-def test_a_killed_kernel_leaves_nothing_behind(agent: str) -> None:
+def test_killed_kernel_leaves_nothing_behind(agent: str) -> None:
     with Kernel() as kernel:
         kernel.run(START)
         pids, owner = pids_of(kernel), kernel.pid
@@ -153,8 +153,10 @@ def test_a_killed_kernel_leaves_nothing_behind(agent: str) -> None:
             os.kill(pids[AGENT], signal.SIGKILL)
         os.kill(owner, signal.SIGKILL)
         assert left_after(pids, 2) == []
-        if agent == "killed":  # nobody is left to tidy up
+        if agent == "killed":  # no process is left to remove the files
             assert files_of(owner)
-            until(lambda: runtime_dir.process_start(owner) is None)  # a large process dies slowly
+            until(
+                lambda: runtime_dir.process_start(owner) is None
+            )  # a large process takes time to exit
             orphans.sweep()
         assert files_of(owner) == []

@@ -1,4 +1,4 @@
-"""The local launcher with real processes: who dies, who comes back, what is left."""
+"""The local launcher with real processes: crashes, restarts and leftovers."""
 
 import contextlib
 import fcntl
@@ -46,17 +46,17 @@ def row(cluster, task):
     return cluster.snapshot().task(task)
 
 
-def test_tasks_are_ready_closed_and_in_a_session_of_their_own(cluster):
+def test_tasks_are_ready_and_private_in_their_own_session(cluster):
     for task in cluster.tasks:
-        seen = row(cluster, task.name)
-        assert seen.state is TaskState.READY
-        assert seen.open_to == "loopback"
-        assert os.getsid(seen.pid) != os.getsid(0)
-        assert psutil.Process(seen.pid).name().startswith("tfd ")
+        status = row(cluster, task.name)
+        assert status.state is TaskState.READY
+        assert status.open_to == "loopback"
+        assert os.getsid(status.pid) != os.getsid(0)
+        assert psutil.Process(status.pid).name().startswith("tfd ")
     assert set(cluster.dispatcher.workers) >= {t.address for t in cluster.tasks[1:]}
 
 
-def test_a_killed_worker_comes_back_on_its_port(cluster, caplog):
+def test_killed_worker_restarts_on_its_port(cluster, caplog):
     before = row(cluster, "data_worker:1")
     with caplog.at_level(logging.WARNING, "tfd_notebook"):
         assert cluster.kill("data_worker:1") == before.pid
@@ -68,7 +68,7 @@ def test_a_killed_worker_comes_back_on_its_port(cluster, caplog):
     assert "killed by signal 9 (SIGKILL)" in caplog.text
 
 
-def test_a_killed_dispatcher_comes_back_on_its_port(cluster):
+def test_killed_dispatcher_restarts_on_its_port(cluster):
     before = row(cluster, "dispatcher:0")
     cluster.kill("dispatcher:0")
     until(lambda: row(cluster, "dispatcher:0").restarts > before.restarts)
@@ -76,7 +76,7 @@ def test_a_killed_dispatcher_comes_back_on_its_port(cluster):
     assert row(cluster, "dispatcher:0").address == before.address
 
 
-def test_a_stopped_worker_is_seen_as_hung_and_recovers(cluster):
+def test_suspended_worker_is_hung_until_it_continues(cluster):
     pid = row(cluster, "data_worker:0").pid
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -89,23 +89,23 @@ def test_a_stopped_worker_is_seen_as_hung_and_recovers(cluster):
     assert row(cluster, "data_worker:0").pid == pid
 
 
-def test_what_dies_again_and_again_is_given_up_with_the_reason(cluster):
+def test_repeatedly_killed_worker_fails_with_a_reason(cluster):
     for _ in range(10):
-        seen = row(cluster, "data_worker:1")
-        if seen.state is TaskState.FAILED:
+        status = row(cluster, "data_worker:1")
+        if status.state is TaskState.FAILED:
             break
-        if seen.state is TaskState.READY:
+        if status.state is TaskState.READY:
             cluster.kill("data_worker:1")
-        until(lambda before=seen: row(cluster, "data_worker:1").pid != before.pid)
-    seen = until(lambda: (r := row(cluster, "data_worker:1")).state is TaskState.FAILED and r)
-    assert re.search(r"killed by signal 9 \(SIGKILL\), \d times in a row", seen.reason)
+        until(lambda before=status: row(cluster, "data_worker:1").pid != before.pid)
+    status = until(lambda: (r := row(cluster, "data_worker:1")).state is TaskState.FAILED and r)
+    assert re.search(r"killed by signal 9 \(SIGKILL\), \d times in a row", status.reason)
     cluster.restart("data_worker:1")
     assert row(cluster, "data_worker:1").state is TaskState.READY
 
 
-def test_a_restart_is_requested_before_the_process_of_an_earlier_one_exists(cluster):
+def test_restart_can_be_requested_during_a_restart(cluster):
     dispatcher, before = row(cluster, "dispatcher:0"), row(cluster, "data_worker:0")
-    os.kill(dispatcher.pid, signal.SIGSTOP)  # a data worker starts only once it answers
+    os.kill(dispatcher.pid, signal.SIGSTOP)  # a data worker starts after the dispatcher answers
     try:
         cluster.kill("data_worker:0")
         until(lambda: row(cluster, "data_worker:0").restarts > before.restarts)
@@ -129,11 +129,11 @@ def test_a_restart_is_requested_before_the_process_of_an_earlier_one_exists(clus
     assert after.pid != before.pid
 
 
-def test_measurements_arrive(cluster):
-    seen = until(lambda: (r := row(cluster, "data_worker:0")).rss_mb and r)
-    assert seen.rss_mb > 50
-    assert seen.cpu_percent is not None
-    assert seen.bytes_sent > 0
+def test_measurements_are_shown(cluster):
+    usage = until(lambda: (r := row(cluster, "data_worker:0")).rss_mb and r)
+    assert usage.rss_mb > 50
+    assert usage.cpu_percent is not None
+    assert usage.bytes_sent > 0
     until(lambda: row(cluster, "data_worker:0").pss_mb)
     until(lambda: cluster.snapshot().journal_bytes)
 
@@ -149,7 +149,7 @@ def doubled(cluster, data):
     return sorted(int(element) for element in read)
 
 
-def test_a_function_with_200_mb_is_refused_and_the_cluster_works_on(cluster):
+def test_too_large_function_is_refused_without_damage(cluster):
     with pytest.raises(errors.NotSerializable, match=r"200 MB.*at most 200 MB"):
         doubled(cluster, np.ones(200_000_000, np.uint8))
     assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
@@ -159,7 +159,7 @@ def megabytes(pid):
     return psutil.Process(pid).memory_info().rss / 1e6
 
 
-def test_a_cell_that_is_run_again_and_again_does_not_fill_agent_and_workers():
+def test_repeated_cells_do_not_fill_agent_and_workers():
     with tfd.Cluster(data_workers=1, name="cells") as cluster:
         size, times = 5_000_000, 40
         kept = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
@@ -179,11 +179,11 @@ def test_a_cell_that_is_run_again_and_again_does_not_fill_agent_and_workers():
         assert megabytes(row(cluster, "data_worker:0").pid) < before[1] + size * times / 1e6 / 2
 
 
-def test_functions_of_a_registered_dataset_stay():
+def test_functions_of_a_registered_dataset_are_kept():
     with tfd.Cluster(data_workers=1, name="registered") as cluster:
 
         def registered():
-            """Register a dataset and refer to its functions no more."""
+            """Register a dataset, and keep no reference to its functions."""
             dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
             return cluster.register(dataset), dataset.element_spec
 
@@ -196,7 +196,7 @@ def test_functions_of_a_registered_dataset_stay():
 
 
 def pipe_bytes(pid):
-    """Return how many bytes wait in the pipe that is the standard input of a process."""
+    """Return the number of unread bytes in the standard input of a process."""
     fd = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
     try:
         return struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
@@ -204,7 +204,7 @@ def pipe_bytes(pid):
         os.close(fd)
 
 
-def test_ctrl_c_while_a_function_is_sent_leaves_the_cluster_usable(cluster):
+def test_ctrl_c_during_a_transfer_keeps_the_cluster_usable(cluster):
     agent = local.agent_pids()[0]
 
     def interrupt():
@@ -238,14 +238,14 @@ def no_descriptors(pid):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_an_agent_without_descriptors_keeps_its_tasks():
+def test_agent_without_file_descriptors_keeps_its_tasks():
     with tfd.Cluster(data_workers=1, name="narrow", policy=tfd.Policy(restarts=1)) as cluster:
         before = {task.name: task.pid for task in cluster.tasks}
         agent = local.agent_pids()[0]
         with no_descriptors(agent):
             until(lambda: "inspecting it failed: OSError" in notices(cluster), 30.0)
             assert {task.name: task.pid for task in cluster.tasks} == before
-            # Its successor cannot be started, which is a failure with a reason.
+            # A new process cannot start, so the task fails with a reason.
             cluster.kill("dispatcher:0")
             until(lambda: row(cluster, "dispatcher:0").state is TaskState.FAILED, 30.0)
             assert "Too many open files" in row(cluster, "dispatcher:0").reason
@@ -255,11 +255,11 @@ def test_an_agent_without_descriptors_keeps_its_tasks():
         assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
 
 
-def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluster, caplog):
-    heard = []
+def test_failing_listener_ends_only_its_own_session(cluster, caplog):
+    received = []
 
     def raising(event):
-        heard.append(event)
+        received.append(event)
         raise KeyError("provoked")
 
     before = {task.name: task.pid for task in cluster.tasks}
@@ -267,7 +267,7 @@ def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluste
     try:
         task_host.reserve_ports([TaskSpec(Role.DISPATCHER, 0)])
         task_host.stop(["dispatcher:0"])
-        until(lambda: any(isinstance(event, Notice) for event in heard))
+        until(lambda: any(isinstance(event, Notice) for event in received))
     finally:
         task_host.close()
     assert "KeyError" in caplog.text
@@ -275,28 +275,28 @@ def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluste
     assert cluster.kill("data_worker:0") == before["data_worker:0"]
 
 
-def test_a_crash_after_a_restart_in_the_back_off_is_reported():
+def test_crash_after_a_restart_during_backoff_is_reported():
     with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=5)) as cluster:
 
         def crash():
-            """Kill the worker and return when the agent has noticed."""
+            """Kill the worker, and wait until the agent has detected it."""
             before = row(cluster, "data_worker:0").restarts
             cluster.kill("data_worker:0")
             until(lambda: row(cluster, "data_worker:0").restarts > before)
 
-        for _ in range(4):  # the fourth pause is one of 5 s
+        for _ in range(4):  # the fourth pause lasts 5 s
             until(lambda: row(cluster, "data_worker:0").state is TaskState.READY)
             crash()
         assert row(cluster, "data_worker:0").state is TaskState.RESTARTING
         cluster.restart("data_worker:0")
         assert row(cluster, "data_worker:0").state is TaskState.READY
-        told = len(cluster.snapshot().notices)
+        count = len(cluster.snapshot().notices)
         crash()
-        seen = until(lambda: cluster.snapshot().notices[told:])
-        assert "killed by signal 9" in str(seen[0])
+        new = until(lambda: cluster.snapshot().notices[count:])
+        assert "killed by signal 9" in str(new[0])
 
 
-def test_a_stopped_fork_server_does_not_stop_the_agent():
+def test_suspended_fork_server_does_not_block_the_agent():
     large = {f"LARGE_{number}": "x" * 100_000 for number in range(10)}
     with tfd.Cluster(data_workers=1, name="large", env=large) as cluster:
         agent, *servers = local.agent_pids()
@@ -318,7 +318,7 @@ def test_a_stopped_fork_server_does_not_stop_the_agent():
         assert local.agent_pids()[0] == agent
 
 
-def test_scale_up_and_down_leaves_no_process(cluster):
+def test_scale_down_ends_the_processes(cluster):
     cluster.scale(data_workers=4)
     pids = [row(cluster, f"data_worker:{i}").pid for i in (2, 3)]
     assert all(psutil.pid_exists(pid) for pid in pids)
@@ -327,21 +327,21 @@ def test_scale_up_and_down_leaves_no_process(cluster):
     assert len(data_service.of(cluster).data_workers()) == 2
 
 
-def test_a_port_is_held_against_strangers_also_while_its_task_is_down(cluster):
+def test_port_stays_reserved_while_its_task_is_down(cluster):
     port = int(row(cluster, "data_worker:0").address.rsplit(":", 1)[1])
     cluster.kill("data_worker:0")
-    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-        stranger.bind(("127.0.0.1", port))
+    with socket.socket() as intruder, pytest.raises(OSError, match="in use"):
+        intruder.bind(("127.0.0.1", port))
     until(lambda: row(cluster, "data_worker:0").state is TaskState.READY)
 
 
-def test_a_port_in_use_names_its_owner(cluster):
-    for owner in ("stranger", "cluster"):
-        with socket.socket() as stranger:
-            if owner == "stranger":
-                stranger.bind(("127.0.0.1", 0))
-                stranger.listen()
-                port = stranger.getsockname()[1]
+def test_port_in_use_is_named(cluster):
+    for owner in ("socket", "cluster"):
+        with socket.socket() as listener:
+            if owner == "socket":
+                listener.bind(("127.0.0.1", 0))
+                listener.listen()
+                port = listener.getsockname()[1]
             else:
                 port = int(row(cluster, "dispatcher:0").address.rsplit(":", 1)[1])
             with pytest.raises(errors.PortInUse, match=str(port)):
@@ -349,7 +349,7 @@ def test_a_port_in_use_names_its_owner(cluster):
     assert list(tfd.clusters()) == ["local"]
 
 
-def test_environment_directory_and_path_are_those_of_the_start(tmp_path, monkeypatch):
+def test_tasks_get_environment_and_directory_of_the_start(tmp_path, monkeypatch):
     module = tmp_path / "tfd_probe_module.py"
     module.write_text(
         "import os, sys\n"
@@ -361,23 +361,23 @@ def test_environment_directory_and_path_are_those_of_the_start(tmp_path, monkeyp
     with tfd.Cluster(
         data_workers=1, name="environment", env={"TFD_Y": "extra"}, preload="tfd_probe_module"
     ) as cluster:
-        said = f"PROBE kernel extra {tmp_path}"
-        assert said in cluster.logs("data_worker:0")
-        assert f"--- data_worker:0\n{said}" in cluster.logs()
+        line = f"PROBE kernel extra {tmp_path}"
+        assert line in cluster.logs("data_worker:0")
+        assert f"--- data_worker:0\n{line}" in cluster.logs()
         lines = cluster.logs("data_worker:0", lines=1, follow=True)
-        assert next(lines) == said
+        assert next(lines) == line
         lines.close()
 
 
-def test_a_variable_read_at_import_brings_a_new_fork_server(cluster):
+def test_variable_read_at_import_starts_a_new_fork_server(cluster):
     before = set(local.agent_pids())
-    with tfd.Cluster(data_workers=1, name="imported", env={"TF_TFD_TEST": "1"}) as other:
-        assert "TF_TFD_TEST" in next(n.what for n in other.snapshot().notices)
+    with tfd.Cluster(data_workers=1, name="imported", env={"TF_TFD_TEST": "1"}) as second:
+        assert "TF_TFD_TEST" in next(n.what for n in second.snapshot().notices)
         assert set(local.agent_pids()) != before
     assert row(cluster, "data_worker:0").state is TaskState.READY
 
 
-def test_a_stale_module_is_told(tmp_path, monkeypatch, caplog):
+def test_stale_module_is_reported(tmp_path, monkeypatch, caplog):
     import tensorflow as tf
 
     module = tmp_path / "tfd_stale_module.py"
@@ -404,8 +404,8 @@ def test_a_stale_module_is_told(tmp_path, monkeypatch, caplog):
         assert read(cluster) == [10, 11, 12]
 
 
-def test_a_proxy_does_not_come_between(monkeypatch):
-    """With http_proxy set TensorFlow alone would wait for ever for a worker on this host."""
+def test_proxy_is_not_used_for_local_workers(monkeypatch):
+    """With http_proxy, TensorFlow would wait without end for a worker on this host."""
     import tensorflow as tf
 
     monkeypatch.setenv("no_grpc_proxy", "example.org")
@@ -421,20 +421,20 @@ def test_a_proxy_does_not_come_between(monkeypatch):
     ("preload", "reason"),
     [("tfd_no_such_module", "ModuleNotFoundError"), ("/nowhere/op.so", "NotFoundError")],
 )
-def test_a_bad_preload_fails_at_once_and_leaves_nothing(cluster, preload, reason):
+def test_invalid_preload_fails_and_leaves_nothing_behind(cluster, preload, reason):
     with pytest.raises(errors.LaunchError, match=reason):
         tfd.Cluster(data_workers=1, name="bad", preload=preload)
     assert list(tfd.clusters()) == ["local"]
 
 
 @pytest.mark.parametrize("work_dir", ["/proc/tfd", "/dev/full/x"])
-def test_an_unusable_work_dir_is_named(cluster, work_dir):
+def test_unusable_work_dir_is_named(cluster, work_dir):
     with pytest.raises(errors.WorkDirError, match=work_dir):
         tfd.Cluster(name="bad", service=tfd.Service(work_dir=work_dir))
 
 
-def test_no_tensorflow_is_one_sentence(tmp_path):
-    """A Python that cannot import TensorFlow gets told what to install."""
+def test_missing_tensorflow_error_has_the_command_to_install_it(tmp_path):
+    """The error of a Python without TensorFlow has the command to install it."""
     (tmp_path / "tensorflow.py").write_text("raise ImportError('no TensorFlow here')")
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -442,11 +442,11 @@ def test_no_tensorflow_is_one_sentence(tmp_path):
         "try: tfd.Cluster(data_workers=1)\n"
         "except tfd.errors.TensorFlowMissing as error: print(error)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
     )
-    assert "no TensorFlow here" in done.stdout
-    assert 'pip install "tfd-notebook[tensorflow]"' in done.stdout
+    assert "no TensorFlow here" in completed.stdout
+    assert 'pip install "tfd-notebook[tensorflow]"' in completed.stdout
 
 
 OWNER = """
@@ -460,7 +460,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_its_owner(number):
+def test_tasks_and_agent_end_with_their_owner(number):
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     try:
         pids = [int(word) for word in owner.stdout.readline().split()]
@@ -471,18 +471,18 @@ def test_nothing_outlives_its_owner(number):
         owner.wait(20)
         owner.stdout.close()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    # The agent's own directory goes with it.
+    # The agent also removes its directory.
     until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime_dir.agent_states()))
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatch):
-    if not told:  # a system that cannot be asked to tell
+@pytest.mark.parametrize("supported", [True, False])
+def test_watching_a_process_keeps_its_exit_status(supported, monkeypatch):
+    if not supported:  # a system without pidfds
 
-        def refused(pid):
+        def unsupported(pid):
             raise OSError
 
-        monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+        monkeypatch.setattr(os, "pidfd_open", unsupported, raising=False)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     with runtime_dir.watched(process.pid) as ended:
         assert not ended(0.1)
@@ -491,8 +491,8 @@ def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatc
     assert process.wait() == -signal.SIGKILL
 
 
-def test_sweep_ends_only_what_a_dead_owner_left():
-    """An agent that was killed together with its owner leaves a directory and, here, a process."""
+def test_sweep_ends_orphans_only():
+    """An agent that was killed with its owner leaves a directory and a process behind."""
     owner = subprocess.Popen(["sleep", "60"])
     ended = runtime_dir.process_identity(owner.pid)
     owner.kill()
@@ -503,19 +503,19 @@ def test_sweep_ends_only_what_a_dead_owner_left():
     runtime_dir.write_state(directory, state)
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     left = subprocess.Popen(sleeper, env={**os.environ, runtime_dir.AGENT_VARIABLE: "0123456789ab"})
-    stranger = subprocess.Popen(sleeper)
+    unrelated = subprocess.Popen(sleeper)
     try:
         until(lambda: psutil.Process(left.pid).environ().get(runtime_dir.AGENT_VARIABLE))
-        seen = orphans.sweep(dry_run=True)
-        assert {leftover.pid for leftover in seen} == {left.pid, None}
+        listed = orphans.sweep(dry_run=True)
+        assert {leftover.pid for leftover in listed} == {left.pid, None}
         assert left.poll() is None
         orphans.sweep()
         assert left.wait(5) == -signal.SIGKILL
-        assert stranger.poll() is None
+        assert unrelated.poll() is None
         assert not directory.exists()
         assert orphans.sweep() == ()
     finally:
-        for process in (left, stranger):
+        for process in (left, unrelated):
             process.kill()
             process.wait()
 
@@ -558,18 +558,18 @@ print("the parent's clusters work", flush=True)
 """
 
 
-def test_a_forked_child_that_ends_leaves_the_clusters_of_its_parent():
-    done = subprocess.run(
+def test_forked_child_keeps_the_clusters_of_its_parent():
+    completed = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", FORKING],
         capture_output=True,
         text=True,
         timeout=150,
     )
-    assert done.stdout == "the parent's clusters work\n", done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    assert completed.stdout == "the parent's clusters work\n", completed.stdout + completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
-def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
+def test_lost_agent_is_reported_and_replaced():
     code = (
         "import os, signal, time\n"
         "import tfd_notebook as tfd\n"
@@ -580,14 +580,14 @@ def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
         "print(first.state, first.snapshot().notices[-1])\n"
         "with tfd.Cluster(data_workers=1, name='second') as second: print(second.state)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True
     )
-    assert "agent ended" in done.stdout
-    assert "ready" in done.stdout
+    assert "agent ended" in completed.stdout
+    assert "ready" in completed.stdout
 
 
-def test_where_forking_is_impossible_tasks_are_spawned():
+def test_tasks_can_be_spawned_instead_of_forked():
     code = (
         "import os\n"
         "import tfd_notebook as tfd\n"
@@ -596,7 +596,7 @@ def test_where_forking_is_impossible_tasks_are_spawned():
         "    cluster.restart('data_worker:0')\n"
         "    print(cluster.state, [task.name for task in cluster.tasks])\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TFD_START_METHOD": "spawn"},
         capture_output=True,
@@ -604,11 +604,11 @@ def test_where_forking_is_impossible_tasks_are_spawned():
         timeout=120,
         check=True,
     )
-    assert done.stdout == "ready ['dispatcher:0', 'data_worker:0']\n"
+    assert completed.stdout == "ready ['dispatcher:0', 'data_worker:0']\n"
 
 
-def test_packages_that_start_threads_when_imported_are_left_to_the_tasks(tmp_path):
-    # Keras imports pandas where there is one, and pandas pyarrow, which starts threads.
+def test_fork_server_skips_packages_that_start_threads(tmp_path):
+    # Keras imports pandas if it is installed. Pandas imports pyarrow, which starts threads.
     (tmp_path / "pandas.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
@@ -616,17 +616,17 @@ def test_packages_that_start_threads_when_imported_are_left_to_the_tasks(tmp_pat
         "import tfd_notebook as tfd\n"
         "with tfd.Cluster(data_workers=1, name='threads') as cluster: print(cluster.state)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout == "ready\n", done.stderr
+    assert completed.stdout == "ready\n", completed.stderr
 
 
-def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing():
+def test_ctrl_c_ends_a_start_and_leaves_nothing_behind():
     code = (
         "import os, signal, threading\n"
         "import tfd_notebook as tfd\n"
@@ -634,14 +634,14 @@ def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing():
         "try: tfd.Cluster(data_workers=1, preload='slow_to_import')\n"
         "except KeyboardInterrupt: print('interrupted', dict(tfd.clusters()))\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "interrupted {}\n"
+    assert completed.stdout == "interrupted {}\n"
 
 
 @pytest.mark.root
-def test_a_full_work_dir_is_named(tmp_path):
+def test_full_work_dir_is_named(tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)]
@@ -655,8 +655,8 @@ def test_a_full_work_dir_is_named(tmp_path):
 
 
 @pytest.mark.root
-def test_a_work_dir_that_fills_up_is_named(tmp_path):
-    """TensorFlow's dispatcher would deliver nothing at all, and call that the end."""
+def test_work_dir_that_becomes_full_is_named(tmp_path):
+    """TensorFlow's dispatcher would end the epoch without an element."""
     import tensorflow as tf
 
     disk = tmp_path / "disk"
@@ -679,8 +679,8 @@ def test_a_work_dir_that_fills_up_is_named(tmp_path):
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_start_that_is_broken_off_does_no_harm_to_the_next() -> None:
-    """A cluster is stopped while a task that was killed is being forked anew."""
+def test_stop_during_a_restart_does_not_harm_the_next_cluster() -> None:
+    """A cluster is stopped while the agent forks the successor of a killed task."""
     for pause in (0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05):
         with tfd.Cluster(data_workers=2, name="broken-off") as cluster:
             cluster.kill("data_worker:0")

@@ -1,4 +1,4 @@
-"""A launcher of another distribution, found by its entry point, is as good as our own."""
+"""A launcher of another distribution, loaded by its entry point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).parents[2] / "thirdparty"
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Install the distribution where only this module sees it."""
+    """Install the distribution in a directory for this module only."""
     target = tmp_path_factory.mktemp("installed")
     offline = ["--no-deps", "--no-index", "--no-build-isolation", "--no-compile"]
     subprocess.run(
@@ -45,8 +45,8 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster(_installed: None) -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=2, name="elsewhere", launcher="command") as made:
-        yield made
+    with tfd.Cluster(data_workers=2, name="prefixed", launcher="command") as cluster:
+        yield cluster
 
 
 def numbers(cluster: tfd.Cluster) -> list[int]:
@@ -55,23 +55,23 @@ def numbers(cluster: tfd.Cluster) -> list[int]:
     return sorted(int(x) for x in tf.data.Dataset.range(100).apply(cluster.distribute("dynamic")))
 
 
-def test_it_is_listed_and_offered() -> None:
+def test_launcher_is_listed_and_suggested() -> None:
     assert base.kinds()["command"].name == "command"
     assert "docker" in base.kinds()["command"].summary
-    made = base.launcher("command", {"commands": ["nice -n 3"], "grace": 9})
-    assert base.launcher("command", made.options).options == made.options
+    launcher = base.launcher("command", {"commands": ["nice -n 3"], "grace": 9})
+    assert base.launcher("command", launcher.options).options == launcher.options
     with pytest.raises(errors.UnknownName, match="did you mean 'command'"):
         tfd.Cluster(data_workers=1, launcher="comand")
 
 
-def test_tasks_run_as_the_command_says(cluster: tfd.Cluster) -> None:
+def test_tasks_run_behind_the_command(cluster: tfd.Cluster) -> None:
     assert cluster.state == "ready"
     assert cluster.snapshot().launcher == "command"
     assert {psutil.Process(task.pid).nice() for task in cluster.tasks} == {min(os.nice(0) + 10, 19)}
     assert numbers(cluster) == list(range(100))
 
 
-def test_a_killed_task_comes_back_at_its_port(cluster: tfd.Cluster) -> None:
+def test_killed_task_restarts_on_its_port(cluster: tfd.Cluster) -> None:
     before = next(task for task in cluster.tasks if task.name == "data_worker:1")
     os.kill(before.pid or 0, signal.SIGKILL)
     until(lambda: {t.pid for t in cluster.tasks if t.state == "ready"} - {before.pid, None})
@@ -81,7 +81,7 @@ def test_a_killed_task_comes_back_at_its_port(cluster: tfd.Cluster) -> None:
     assert numbers(cluster) == list(range(100))
 
 
-def test_it_restarts_and_scales(cluster: tfd.Cluster) -> None:
+def test_tasks_restart_and_scale(cluster: tfd.Cluster) -> None:
     before = {task.name: task.pid for task in cluster.tasks}
     cluster.restart("data_worker:0")
     assert {t.pid for t in cluster.tasks if t.name == "data_worker:0"} != {before["data_worker:0"]}
@@ -92,7 +92,7 @@ def test_it_restarts_and_scales(cluster: tfd.Cluster) -> None:
     assert numbers(cluster) == list(range(100))
 
 
-def test_it_stops_and_leaves_nothing(cluster: tfd.Cluster) -> None:
+def test_stop_leaves_nothing_behind(cluster: tfd.Cluster) -> None:
     with tfd.Cluster(data_workers=1, name="brief", launcher="command") as brief:
         pids = [task.pid for task in brief.tasks]
         assert numbers(brief) == list(range(100))
@@ -100,14 +100,14 @@ def test_it_stops_and_leaves_nothing(cluster: tfd.Cluster) -> None:
     assert cluster.state == "ready"
 
 
-def test_what_it_raises_is_told_as_it_is() -> None:
-    made = base.launcher("command", {"commands": ["/nowhere/nice"]})
+def test_error_of_the_launcher_is_raised() -> None:
+    launcher = base.launcher("command", {"commands": ["/nowhere/nice"]})
     with pytest.raises(errors.LaunchError, match="/nowhere/nice"):
-        tfd.Cluster(data_workers=1, name="nowhere", launcher=made)
+        tfd.Cluster(data_workers=1, name="nowhere", launcher=launcher)
     assert "nowhere" not in tfd.clusters()
 
 
-def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> None:
+def test_agent_cannot_change_what_an_attach_starts(cluster: tfd.Cluster) -> None:
     """An attach takes the specification from this host, not from the agent."""
     config, options = cluster.config, base.launcher("command", cluster.config.options).options
     cluster.detach(1.0)
@@ -119,7 +119,7 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
                    "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
         task_host.describe({**known.description, "config": {**stored, **changed}})
         cluster.leave()
-        attached = tfd.attach("elsewhere", connect=False)
+        attached = tfd.attach("prefixed", connect=False)
         assert attached.config == config
         assert attached._task_manager._launcher.options == options
         assert attached.state == "ready"
@@ -127,7 +127,7 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
         task_host.describe({"config": {"launcher": "x"}})
         attached.leave()
         with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*description\.config"):
-            tfd.attach("elsewhere", connect=False)
+            tfd.attach("prefixed", connect=False)
     finally:
-        known.connect().end("elsewhere")  # type: ignore[attr-defined]
+        known.connect().end("prefixed")  # type: ignore[attr-defined]
         known.path.unlink(missing_ok=True)

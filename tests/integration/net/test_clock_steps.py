@@ -1,4 +1,4 @@
-"""A step of the wall clock ends, hides and prolongs nothing."""
+"""Steps of the wall clock, which must not change leases or the lists of clusters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
 HOUR = 3600.0
 
-#: Starts a cluster, and answers each line, an expression, with a line of JSON.
+#: Starts a cluster, evaluates each line of input, and prints the value as a line of JSON.
 OWNER = """
 import json, sys, time
 import tfd_notebook as tfd
@@ -67,7 +67,7 @@ class Owner:
         )
         self.pids: list[int] = self._answer()
 
-    def ask(self, expression: str) -> Any:
+    def evaluate(self, expression: str) -> Any:
         assert self.process.stdin
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
@@ -105,12 +105,12 @@ def cli(clock: WallClock, *arguments: str) -> str:
     )
 
 
-def test_a_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Owner) -> None:
-    owner.ask("cluster.detach(1)")
+def test_clock_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Owner) -> None:
+    owner.evaluate("cluster.detach(1)")
     for step in (2 * HOUR, -2 * HOUR):
         clock.step(step)
-        assert owner.ask("measured()") == "ready"
-        limit, lease = owner.ask("left()")
+        assert owner.evaluate("measured()") == "ready"
+        limit, lease = owner.evaluate("left()")
         assert 0 < limit <= 600
         assert 600 < lease <= HOUR
         assert cli(clock, "sweep") == "no leftovers\n"
@@ -119,10 +119,10 @@ def test_a_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Owner)
         assert 600 < listed["lease"] - (time.time() + step) <= HOUR
     owner.process.kill()
     clock.step(2 * HOUR)
-    said = subprocess.check_output(
+    output = subprocess.check_output(
         [sys.executable, "-c", READER], env=clock.environment, text=True, timeout=120
     )
-    assert said == "4950\n"
+    assert output == "4950\n"
     assert all(psutil.pid_exists(pid) for pid in owner.pids)
     (listed,) = json.loads(cli(clock, "list", "--json"))
     assert listed["pid"] is None
@@ -131,37 +131,35 @@ def test_a_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Owner)
     until(lambda: not any(psutil.pid_exists(pid) for pid in owner.pids))
 
 
-def test_a_step_prolongs_no_lease(clock: WallClock, owner: Owner) -> None:
-    owner.ask("cluster.detach(3 / 3600)")
+def test_clock_step_does_not_extend_a_lease(clock: WallClock, owner: Owner) -> None:
+    owner.evaluate("cluster.detach(3 / 3600)")
     clock.step(-2 * HOUR)
     owner.process.kill()
     until(lambda: not any(psutil.pid_exists(pid) for pid in owner.pids), 60)
 
 
 @pytest.mark.root
-def test_another_pid_namespace_that_shares_the_directory_sweeps_nothing(
-    clock: WallClock, owner: Owner
-) -> None:
+def test_sweep_in_another_pid_namespace_ends_nothing(clock: WallClock, owner: Owner) -> None:
     container = ["unshare", "--pid", "--fork", "--mount-proc"]
     for arguments in (["sweep"], ["list", "--json"]):
         subprocess.run(
             [*container, sys.executable, "-m", "tfd_notebook", *arguments], check=True, timeout=60
         )
-    assert owner.ask("measured()") == "ready"
+    assert owner.evaluate("measured()") == "ready"
     assert json.loads(cli(clock, "list", "--json"))[0]["name"] == "stepped"
 
 
-def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
+def test_clock_step_does_not_end_the_bridge_of_an_executor(clock: WallClock) -> None:
     secret = secure_channel.Secret.new()
     hellos: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    over = threading.Event()
+    released = threading.Event()
 
-    def meet(channel: secure_channel.AuthenticatedChannel) -> None:
+    def receive_hello(channel: secure_channel.AuthenticatedChannel) -> None:
         hellos.put(channel.receive(60)[0])
-        over.wait(150)
+        released.wait(150)
 
     java = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(150)"])
-    with secure_channel.Server(secret, meet) as server:
+    with secure_channel.Server(secret, receive_hello) as server:
         given = {"address": server.address, "secret": secret.hex(), "grace": 60, "jvm": java.pid}
         bridge = subprocess.Popen(
             [sys.executable, "-u", "-c", stdio.bootstrap("spark_executor")],
@@ -178,19 +176,21 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
             assert hellos.get(timeout=60)["executor"] == java.pid
             clock.step(HOUR)
             before = switches(bridge.pid)
-            until(lambda: switches(bridge.pid) >= before + 4, 60)  # one switch for each inspection
+            until(
+                lambda: switches(bridge.pid) >= before + 4, 60
+            )  # one context switch for each check
             assert bridge.poll() is None
             java.kill()
             java.wait()
             assert bridge.wait(60) == 0
         finally:
-            over.set()
+            released.set()
             for process in (java, bridge):
                 process.kill()
                 process.communicate()
 
 
 def switches(pid: int) -> int:
-    """Return how often the main thread of a process has waited; fails when the process ended."""
+    """Return the number of voluntary context switches of the main thread of a process."""
     status = Path(f"/proc/{pid}/task/{pid}/status").read_text()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])

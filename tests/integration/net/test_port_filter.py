@@ -1,4 +1,4 @@
-"""Who reaches a server of TensorFlow: tried from another host, a network namespace."""
+"""Packet filters of TensorFlow's ports, tested from another host in a network namespace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfd_notebook.net.probe import probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 HERE, THERE = ("10.251.7.1", "fd00:251:7::1"), ("10.251.7.2", "fd00:251:7::2")
-KNOCK = """
+CONNECT = """
 import socket, sys
 peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.5)
 print("connected", flush=True)
@@ -33,14 +33,14 @@ print("closed", flush=True)
 
 
 class OtherHost:
-    """A network namespace with a cable to this host."""
+    """A network namespace with a virtual link to this host."""
 
     def __init__(self) -> None:
         self.name = f"tfd-{os.getpid()}"
-        self._cable = f"tfd{os.getpid() % 10**7}a", f"tfd{os.getpid() % 10**7}b"
+        self._link = f"tfd{os.getpid() % 10**7}a", f"tfd{os.getpid() % 10**7}b"
 
     def __enter__(self) -> OtherHost:
-        near, far = self._cable
+        near, far = self._link
         self._ip("netns", "add", self.name)
         self._ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self.name)
         for prefix, end, addresses in (((), near, HERE), (("-n", self.name), far, THERE)):
@@ -51,23 +51,23 @@ class OtherHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ip("netns", "del", self.name)  # its end of the cable goes with it, and so ours
+        self._ip("netns", "del", self.name)  # also removes the link
 
-    def knock(self, address: str, port: int) -> subprocess.Popen[str]:
-        """Connect from there, and stay connected."""
+    def connect(self, address: str, port: int) -> subprocess.Popen[str]:
+        """Connect from the other host, and stay connected."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.name, sys.executable, "-c", KNOCK, address, str(port)],
+            ["ip", "netns", "exec", self.name, sys.executable, "-c", CONNECT, address, str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
 
     def reaches(self, address: str, port: int) -> bool:
-        with self.knock(address, port) as knock:
-            assert knock.stdout
-            said = knock.stdout.readline()
-            knock.kill()
-        return said == "connected\n"
+        with self.connect(address, port) as client:
+            assert client.stdout
+            line = client.stdout.readline()
+            client.kill()
+        return line == "connected\n"
 
     @staticmethod
     def _ip(*arguments: str) -> None:
@@ -76,13 +76,13 @@ class OtherHost:
 
 @pytest.fixture(scope="module")
 def other_host() -> Iterator[OtherHost]:
-    with OtherHost() as other:
-        yield other
+    with OtherHost() as host:
+        yield host
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The port of a dispatcher in this process."""
+    """Yield the port of a dispatcher in this process."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -93,11 +93,11 @@ def port() -> Iterator[int]:
         del server
 
 
-def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
+def test_allow_list_selects_the_hosts_that_connect(other_host: OtherHost, port: int) -> None:
     def reached() -> list[bool]:
         return [other_host.reaches(address, port) for address in HERE]
 
-    assert reached() == [True, True]  # as TensorFlow leaves it
+    assert reached() == [True, True]  # the default of TensorFlow
     assert net_ports.restrict_port(port) == "this host"
     assert reached() == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost", HERE[0], f"[{HERE[1]}]"):
@@ -120,18 +120,18 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
     assert reached() == [False, False]
 
 
-def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port: int) -> None:
+def test_server_on_localhost_accepts_loopback_only(other_host: OtherHost, port: int) -> None:
     assert net_ports.restrict_port(port, host="localhost") == "loopback"
     assert [other_host.reaches(address, port) for address in HERE] == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost"):
         assert probe(f"{address}:{port}").kind == "dispatcher"
-    for address in HERE:  # this host by an address that it may lose to another one
+    for address in HERE:  # an address of this host that may move to another host
         with pytest.raises(TimeoutError):
             socket.create_connection((address, port), 0.5)
 
 
-#: Run in a network namespace: a port that is closed there, and the addresses that still reach it.
-CROWDED = """
+#: Restricts a port in a network namespace, and prints the addresses that still reach it.
+RESTRICT = """
 import json, socket, sys
 from tfd_notebook.errors import FilterFailed
 from tfd_notebook.net import ports as sockets
@@ -146,24 +146,24 @@ def reached(address):
 allow = json.loads(sys.argv[1])
 with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
     port = server.getsockname()[1]
-    said = {}
+    results = {}
     for host in ("localhost", "10.9.0.2", None):
         try:
-            said[str(host)] = sockets.restrict_port(port, allow, host)
+            results[str(host)] = sockets.restrict_port(port, allow, host)
         except FilterFailed as error:
-            said[str(host)] = str(error)
-        said[f"{host} reached"] = [
+            results[str(host)] = str(error)
+        results[f"{host} reached"] = [
             address for address in ("127.0.0.1", "10.9.0.2", "10.9.0.4") if reached(address)
         ]
-print(json.dumps(said))
+print(json.dumps(results))
 """
 
 
 @pytest.fixture(scope="module")
-def crowded() -> Iterator[str]:
-    """A network namespace with more addresses than a filter can name."""
-    name = f"tfd-crowd-{os.getpid()}"
-    # Every other one, so that they cannot be merged, and many link-local ones.
+def many_addresses() -> Iterator[str]:
+    """Yield the name of a network namespace with more addresses than fit into a filter."""
+    name = f"tfd-many-{os.getpid()}"
+    # Every second address, so that they cannot be merged, and many link-local ones.
     lines = ["link set lo up"]
     lines += [f"addr add 10.9.{n // 128}.{n % 128 * 2}/32 dev lo" for n in range(1, 1600)]
     lines += [f"addr add fe80::{n:x}/64 dev lo nodad" for n in range(1, 600)]
@@ -177,33 +177,35 @@ def crowded() -> Iterator[str]:
         OtherHost._ip("netns", "del", name)
 
 
-def crowd(name: str, *allow: str) -> dict[str, Any]:
-    command = ["ip", "netns", "exec", name, sys.executable, "-c", CROWDED, json.dumps(allow)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+def restrict_in(name: str, *allow: str) -> dict[str, Any]:
+    command = ["ip", "netns", "exec", name, sys.executable, "-c", RESTRICT, json.dumps(allow)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    results: dict[str, Any] = json.loads(completed.stdout)
+    return results
 
 
-def test_a_host_with_many_addresses_is_closed_all_the_same(crowded: str) -> None:
-    said = crowd(crowded)
-    assert said["localhost"] == "loopback"
-    assert said["localhost reached"] == ["127.0.0.1"]
-    # Too many for one filter: the one by which peers come is enough.
-    assert said["10.9.0.2"] == "loopback, 10.9.0.2/32"
-    assert said["10.9.0.2 reached"] == ["127.0.0.1", "10.9.0.2"]
-    assert said["None"] == "loopback"
-    assert said["None reached"] == ["127.0.0.1"]
+def test_filter_supports_hosts_with_many_addresses(many_addresses: str) -> None:
+    results = restrict_in(many_addresses)
+    assert results["localhost"] == "loopback"
+    assert results["localhost reached"] == ["127.0.0.1"]
+    # Too many for one filter. The address that peers connect to is sufficient.
+    assert results["10.9.0.2"] == "loopback, 10.9.0.2/32"
+    assert results["10.9.0.2 reached"] == ["127.0.0.1", "10.9.0.2"]
+    assert results["None"] == "loopback"
+    assert results["None reached"] == ["127.0.0.1"]
 
 
-def test_a_filter_that_does_not_fit_is_an_error(crowded: str) -> None:
-    said = crowd(crowded, *(f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)))
+def test_too_large_filter_is_an_error(many_addresses: str) -> None:
+    results = restrict_in(
+        many_addresses, *(f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000))
+    )
     for host in ("localhost", "10.9.0.2", "None"):
-        assert said[host].startswith("[TFD205] restricting port"), said[host]
-        assert "net.core.optmem_max" in said[host]
+        assert results[host].startswith("[TFD205] restricting port"), results[host]
+        assert "net.core.optmem_max" in results[host]
 
 
 @pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
-def test_a_task_whose_port_stays_open_is_not_announced(kind: Any) -> None:
+def test_task_without_a_filter_is_not_announced(kind: Any) -> None:
     allow = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
     with pytest.raises(tfd.errors.LaunchError, match="restricting port") as caught:
         tfd.Cluster(data_workers=1, launcher=kind(allow=allow), name="open")
@@ -213,36 +215,38 @@ def test_a_task_whose_port_stays_open_is_not_announced(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("family", [0, 1], ids=["ipv4", "ipv6"])
-def test_who_came_before_is_shut_out(other_host: OtherHost, port: int, family: int) -> None:
-    with other_host.knock(HERE[family], port) as stranger:
-        assert stranger.stdout
-        assert stranger.stdout.readline() == "connected\n"
-        with socket.create_connection(("localhost", port)) as ours:
-            ours.settimeout(0.2)
+def test_filter_closes_existing_connections_of_other_hosts(
+    other_host: OtherHost, port: int, family: int
+) -> None:
+    with other_host.connect(HERE[family], port) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "connected\n"
+        with socket.create_connection(("localhost", port)) as local:
+            local.settimeout(0.2)
             net_ports.restrict_port(port)
-            assert stranger.stdout.readline() == "closed\n"
-            assert ours.recv(4096)  # gRPC's greeting
-            with pytest.raises(TimeoutError):  # no end: it stays connected
-                list(iter(lambda: ours.recv(4096), b""))
+            assert client.stdout.readline() == "closed\n"
+            assert local.recv(4096)  # the first bytes of gRPC
+            with pytest.raises(TimeoutError):  # the connection stays open
+                list(iter(lambda: local.recv(4096), b""))
 
 
-def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
-    with other_host.knock(HERE[0], port) as friend:
-        assert friend.stdout
-        assert friend.stdout.readline() == "connected\n"
+def test_filter_keeps_connections_of_allowed_hosts(other_host: OtherHost, port: int) -> None:
+    with other_host.connect(HERE[0], port) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "connected\n"
         net_ports.restrict_port(port, ["10.251.7.2/32"])
         with pytest.raises(subprocess.TimeoutExpired):
-            friend.wait(0.5)
-        friend.kill()
+            client.wait(0.5)
+        client.kill()
 
 
 @pytest.mark.parametrize("kind", ["local", "inprocess"])
-def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> None:
+def test_ports_of_a_data_service_refuse_other_hosts(other_host: OtherHost, kind: str) -> None:
     with tfd.Cluster(data_workers=1, launcher=kind, name=f"closed-{kind}") as cluster:
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         cluster.restart("data_worker:0")
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
-        if kind == "local":  # what comes back after a crash is as closed
+        if kind == "local":  # also after a restart
             before = cluster.kill("data_worker:0")
             deadline = time.monotonic() + 20
             while (row := cluster.snapshot().task("data_worker:0")).pid in (None, before) or (
@@ -254,7 +258,7 @@ def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> 
 
 
 @pytest.mark.usefixtures("no_coordinator")
-def test_a_cluster_that_trains_is_closed_at_every_port(other_host: OtherHost) -> None:
+def test_ports_of_training_tasks_refuse_other_hosts(other_host: OtherHost) -> None:
     with tfd.Cluster(workers=1, ps=1, evaluator=True, name="closed-train") as cluster:
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         for task in ("ps:0", "worker:0"):
@@ -266,16 +270,16 @@ def test_a_cluster_that_trains_is_closed_at_every_port(other_host: OtherHost) ->
 
 
 @pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
-def test_a_cluster_that_is_opened_says_so(other_host: OtherHost, kind: Any) -> None:
+def test_allowed_networks_are_shown(other_host: OtherHost, kind: Any) -> None:
     launcher = kind(allow="10.251.7.0/24")
     with tfd.Cluster(data_workers=1, launcher=launcher, name="opened") as cluster:
         assert len(ports_reached(other_host, cluster)) == 2
-        (said,) = opened(cluster)
-        assert "10.251.7.0/24" in said
+        (allowed,) = opened(cluster)
+        assert "10.251.7.0/24" in allowed
         assert "10.251.7.0/24" in repr(views.View(cluster.snapshot()))
 
 
-#: A coordinator's own process, which opens a port for each cluster that it connects to.
+#: A process with a coordinator, which opens a port when it first connects to a cluster.
 COORDINATOR = """
 import sys
 import tfd_notebook as tfd
@@ -305,7 +309,7 @@ with tfd.Cluster(workers=1, ps=1, launcher=opened, name="open-kernel") as cluste
 """
 
 
-def test_the_coordinators_own_port_is_closed(other_host: OtherHost) -> None:
+def test_port_of_the_coordinator_refuses_other_hosts(other_host: OtherHost) -> None:
     command = [sys.executable, "-c", COORDINATOR]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -315,7 +319,7 @@ def test_the_coordinators_own_port_is_closed(other_host: OtherHost) -> None:
         reached = {}
         for line in coordinator.stdout:
             what, _, port = line.strip().rpartition(" ")
-            if what == "started":  # this process connects with its first strategy
+            if what == "started":  # the process connects with its first strategy
                 assert port == "None"
             else:
                 socket.create_connection(("localhost", int(port)), 5).close()
@@ -338,7 +342,7 @@ def opened(cluster: tfd.Cluster) -> set[str]:
     return {row.open_to for row in cluster.snapshot().tasks}
 
 
-#: A service on the other host, whose data worker lets in what its standard input names.
+#: A service on the other host, whose data worker accepts the networks of standard input.
 SERVICE = """
 import sys
 import tensorflow as tf
@@ -361,7 +365,7 @@ with sockets.reserve_port() as held:
 """
 
 
-def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost) -> None:
+def test_data_worker_behind_a_filter_is_named(other_host: OtherHost) -> None:
     OtherHost._ip("-n", other_host.name, "link", "set", "lo", "up")
     command = ["ip", "netns", "exec", other_host.name, sys.executable, "-c", SERVICE, THERE[0]]
     with subprocess.Popen(
@@ -370,7 +374,7 @@ def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost
         assert other_process.stdin
         assert other_process.stdout
 
-        def let_in(networks: str) -> tuple[str, str]:
+        def allow(networks: str) -> tuple[str, str]:
             assert other_process.stdin
             assert other_process.stdout
             other_process.stdin.write(f"{networks}\n")
@@ -378,19 +382,19 @@ def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost
             dispatcher, worker, _ = other_process.stdout.readline().split(maxsplit=2)
             return f"{THERE[0]}:{dispatcher}", f"{THERE[0]}:{worker}"
 
-        service, worker = let_in("")
-        (found,) = tfd.doctor(service)
-        assert found.code == "TFD811"
+        service, worker = allow("")
+        (finding,) = tfd.doctor(service)
+        assert finding.code == "TFD811"
         for words in (worker, "unreachable", "packet filter", HERE[0]):
-            assert words in found.what
-        assert f"allow='{HERE[0]}'" in found.fix
+            assert words in finding.what
+        assert f"allow='{HERE[0]}'" in finding.fix
         cluster = tfd.attach(f"grpc://{service}", "filtered")
         try:
             with pytest.raises(tfd.errors.NoWorkers, match=worker) as caught:
                 cluster.distribute("dynamic")(tf_range())
             assert HERE[0] in str(caught.value)
             assert "no data worker" not in str(caught.value)
-            let_in(HERE[0])  # as in the advice
+            allow(HERE[0])  # follows the advice
             assert list(tfd.doctor(service)) == []
             until(lambda: cluster.snapshot().task("data_worker:0").state == "ready")  # type: ignore[union-attr]
             assert sorted(cluster.distribute("dynamic")(tf_range()).as_numpy_iterator()) == [0, 1]

@@ -1,4 +1,4 @@
-"""Probes of TensorFlow's own servers: live, stopped, killed, restarted."""
+"""Probes of TensorFlow's servers: running, suspended, killed and restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tasks() -> Iterator[Any]:
 def ports() -> Iterator[list[int]]:
     held = [reserve_port() for _ in range(3)]
     ports = [sock.getsockname()[1] for sock in held]
-    held.pop().close()  # a tf.distribute server shares its port with nobody
+    held.pop().close()  # a tf.distribute server needs an unreserved port
     yield ports
     for sock in held:
         sock.close()
@@ -38,7 +38,7 @@ def ports() -> Iterator[list[int]]:
 
 @pytest.fixture
 def pids(tasks: Any, ports: list[int]) -> Iterator[list[int]]:
-    """A dispatcher, a data worker, a parameter server."""
+    """Yield the pids of a dispatcher, a data worker and a parameter server."""
     started = [
         tasks.dispatcher(ports[0]),
         tasks.worker(ports[1], ports[0]),
@@ -50,7 +50,7 @@ def pids(tasks: Any, ports: list[int]) -> Iterator[list[int]]:
 
 
 def end(pid: int) -> None:
-    """Kill a server and wait until it is gone (its parent reaps it)."""
+    """Kill a server and wait until its parent has reaped it."""
     try:
         os.kill(pid, signal.SIGKILL)
         while True:
@@ -64,16 +64,16 @@ def address(port: int) -> str:
     return f"localhost:{port}"
 
 
-def test_kinds(ports: list[int], pids: list[int]) -> None:
-    found = probe_many(map(address, ports))
-    assert [p.kind for p in found] == ["dispatcher", "data_worker", "server"]
-    assert all(p.alive for p in found)
-    assert found[0].version
-    assert found[2].devices[0].name == "/job:ps/replica:0/task:0/device:CPU:0"
-    assert found[2].devices[0].incarnation
+def test_probe_returns_the_kind_of_server(ports: list[int], pids: list[int]) -> None:
+    probes = probe_many(map(address, ports))
+    assert [p.kind for p in probes] == ["dispatcher", "data_worker", "server"]
+    assert all(p.alive for p in probes)
+    assert probes[0].version
+    assert probes[2].devices[0].name == "/job:ps/replica:0/task:0/device:CPU:0"
+    assert probes[2].devices[0].incarnation
 
 
-def test_members(ports: list[int], pids: list[int]) -> None:
+def test_workers_and_their_tasks_are_listed(ports: list[int], pids: list[int]) -> None:
     assert dispatcher_workers(address(ports[0])) == (address(ports[1]),)
     assert worker_tasks(address(ports[1])) == ()
 
@@ -83,20 +83,22 @@ def _stopped(pid: int) -> bool:
     return all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads)
 
 
-def test_a_stopped_process_is_hung(ports: list[int], pids: list[int]) -> None:
+def test_suspended_process_is_hung(ports: list[int], pids: list[int]) -> None:
     with Prober() as prober:
         for port, pid in zip(ports, pids, strict=True):
             assert prober.probe(address(port)).alive
             os.kill(pid, signal.SIGSTOP)
-            # Each of its threads stops when it is next scheduled.
-            until(lambda: _stopped(pid))  # noqa: B023 - waited for here
+            # Each thread stops when the kernel schedules it next.
+            until(lambda: _stopped(pid))  # noqa: B023 - called in this iteration only
             assert prober.probe(address(port), timeout=0.3).state == "hung"
             assert probe(address(port), timeout=0.3).state == "hung"
             os.kill(pid, signal.SIGCONT)
             assert prober.probe(address(port)).alive
 
 
-def test_killed_and_back_on_its_port(tasks: Any, ports: list[int], pids: list[int]) -> None:
+def test_killed_server_is_refused_until_its_restart(
+    tasks: Any, ports: list[int], pids: list[int]
+) -> None:
     with Prober() as prober:
         assert prober.probe(address(ports[1]), expect="data_worker").alive
         for _ in range(3):
@@ -104,12 +106,12 @@ def test_killed_and_back_on_its_port(tasks: Any, ports: list[int], pids: list[in
             for _ in range(5):
                 assert prober.probe(address(ports[1]), expect="data_worker").state == "refused"
             pids[1] = tasks.worker(ports[1], ports[0])
-            found = prober.probe(address(ports[1]), expect="data_worker")
-            assert found.alive
-            assert found.latency_ms < 100
+            probed = prober.probe(address(ports[1]), expect="data_worker")
+            assert probed.alive
+            assert probed.latency_ms < 100
 
 
-def test_twenty_tasks_a_second_cost_little(ports: list[int], pids: list[int]) -> None:
+def test_twenty_probes_per_second_use_little_cpu(ports: list[int], pids: list[int]) -> None:
     with Prober() as prober:
         for expect, port in zip(("dispatcher", "data_worker", "server"), ports, strict=True):
             prober.probe(address(port), expect=expect)
@@ -119,4 +121,4 @@ def test_twenty_tasks_a_second_cost_little(ports: list[int], pids: list[int]) ->
                 for _ in range(20):
                     assert prober.probe(address(port), expect=expect).kind == expect
                 rounds.append(time.process_time() - start)
-            assert min(rounds) < 0.03  # 3 % of a core; measured: 0.3 to 0.5 %
+            assert min(rounds) < 0.03  # 3 % of a core; the measured use is 0.3 to 0.5 %

@@ -1,4 +1,4 @@
-"""`tfd.resolve` over TensorFlow's own servers: alive, stopped, killed, swapped, replaced."""
+"""`tfd.resolve` for TensorFlow's servers: running, suspended, killed, swapped and replaced."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.usefixtures("plain_environment"),
 ]
 
-#: One process for each server of a cluster: arguments are its job, its index and all addresses.
+#: The process of one server. Its arguments are the job, the index and all addresses.
 SERVER = """
 import json, sys
 import tensorflow as tf
@@ -38,14 +38,14 @@ sys.stdin.read()
 
 def free_ports(count: int) -> list[int]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    ports = [sock.getsockname()[1] for sock in held]
+    for sock in held:
+        sock.close()
     return ports
 
 
 class Servers:
-    """Servers of a cluster, each a process of its own; a context manager."""
+    """Context manager with the servers of a cluster, each in a separate process."""
 
     def __init__(self, **counts: int) -> None:
         ports = iter(free_ports(sum(counts.values())))
@@ -95,20 +95,20 @@ class Servers:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Servers]:
-    with Servers(ps=1, worker=2) as made:
-        yield made
+    with Servers(ps=1, worker=2) as servers:
+        yield servers
 
 
 @pytest.fixture
 def own_servers() -> Iterator[Servers]:
     """Return two workers that a test may end."""
-    with Servers(worker=2) as made:
-        yield made
+    with Servers(worker=2) as servers:
+        yield servers
 
 
 @contextmanager
 def website(port: int) -> Iterator[None]:
-    """Somebody else's HTTP server at that port."""
+    """Serve HTTP on a port."""
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", port), http.server.BaseHTTPRequestHandler
     )
@@ -123,51 +123,51 @@ def website(port: int) -> Iterator[None]:
         thread.join()
 
 
-def test_all_of_it_alive_and_used_as_a_cluster(servers: Servers) -> None:
-    found = tfd.resolve(servers.spec)
-    frame = found.to_frame()
+def test_running_tasks_are_alive_and_can_be_attached(servers: Servers) -> None:
+    resolution = tfd.resolve(servers.spec)
+    frame = resolution.to_frame()
     assert list(frame["state"]) == ["alive"] * 3
     assert list(frame["identity"]) == ["ps:0", "worker:0", "worker:1"]
     assert list(frame["accelerators"]) == [""] * 3
-    assert found.cell.endswith("strategy = cluster.strategy()")
-    cluster = found.attach(connect=False)
+    assert resolution.cell.endswith("strategy = cluster.strategy()")
+    cluster = resolution.attach(connect=False)
     try:
         assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0", "worker:1"]
         assert tfd.resolve(cluster).last.counts == {"alive": 3}
         local = tfd.resolve("local", name="found")
-        assert local.cluster_spec().as_dict() == found.cluster_spec().as_dict()
+        assert local.cluster_spec().as_dict() == resolution.cluster_spec().as_dict()
     finally:
         cluster.stop()
-    found.close()
+    resolution.close()
 
 
-def test_swapped_identities(servers: Servers) -> None:
+def test_swapped_tasks_are_a_mismatch(servers: Servers) -> None:
     swapped = {"ps": servers.spec["worker"][:1], "worker": servers.spec["worker"][::-1]}
     frame = tfd.resolve(swapped).to_frame()
     assert list(frame["state"]) == ["mismatch"] * 3
     assert list(frame["identity"]) == ["worker:0", "worker:1", "worker:0"]
 
 
-def test_a_stopped_process_is_hung_and_comes_back(servers: Servers) -> None:
-    found = tfd.resolve(servers.spec)
+def test_suspended_process_is_hung_until_it_continues(servers: Servers) -> None:
+    resolution = tfd.resolve(servers.spec)
     servers.signal("worker:1", signal.SIGSTOP)
     try:
-        until(lambda: found.look().tasks[2].state == "hung")
-        assert found.last.counts == {"alive": 2, "hung": 1}
-        assert "no answer" in found.last.tasks[2].reason
-        # Also to one who connects anew.
+        until(lambda: resolution.look().tasks[2].state == "hung")
+        assert resolution.last.counts == {"alive": 2, "hung": 1}
+        assert "no answer" in resolution.last.tasks[2].reason
+        # A new connection gets the same result.
         assert tfd.resolve(servers.spec).last.tasks[2].state == "hung"
     finally:
         servers.signal("worker:1", signal.SIGCONT)
-    until(lambda: found.look().counts == {"alive": 3})
-    changes = [(one.task, one.before, one.after) for one in found.last.changes]
+    until(lambda: resolution.look().counts == {"alive": 3})
+    changes = [(change.task, change.before, change.after) for change in resolution.last.changes]
     assert changes == [("worker:1", "alive", "hung"), ("worker:1", "hung", "alive")]
-    found.close()
+    resolution.close()
 
 
-def test_a_killed_one_is_refused_then_foreign_then_back(own_servers: Servers) -> None:
-    found = tfd.resolve(own_servers.spec)
-    looks = found.watch(120, every=0.1)
+def test_replaced_task_is_refused_then_foreign_then_alive(own_servers: Servers) -> None:
+    resolution = tfd.resolve(own_servers.spec)
+    looks = resolution.watch(120, every=0.1)
     assert next(looks).counts == {"alive": 2}
     own_servers.end("worker:1")
     assert next(looks).counts == {"alive": 1, "refused": 1}
@@ -179,18 +179,18 @@ def test_a_killed_one_is_refused_then_foreign_then_back(own_servers: Servers) ->
     while (look := next(looks)).counts != {"alive": 2}:
         pass
     assert {change.task for change in look.changes} == {"worker:1"}
-    ups_and_downs = found.history().to_frame()
+    ups_and_downs = resolution.history().to_frame()
     assert ups_and_downs["before"][0] == "alive"
     assert list(ups_and_downs["after"])[-1] == "alive"
     looks.close()
-    found.close()
+    resolution.close()
 
 
-def test_a_data_service_of_ours() -> None:
+def test_data_service_of_this_process_is_detected() -> None:
     with tfd.Cluster(data_workers=1, name="images"):
-        found = tfd.resolve("local")
-        frame = found.to_frame()
+        resolution = tfd.resolve("local")
+        frame = resolution.to_frame()
         assert list(frame["job"]) == ["dispatcher", "data_worker"]
         assert list(frame["state"]) == ["alive"] * 2
-        assert "tfd.attach" in found.cell
-        found.close()
+        assert "tfd.attach" in resolution.cell
+        resolution.close()

@@ -1,4 +1,4 @@
-"""`KubernetesResolver` and the official client at an API as strict as Kubernetes'."""
+"""`KubernetesResolver` and the official client with a fake API as strict as Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from tfd_notebook.resolvers import KubernetesResolver
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environment")]
 
-Theirs = tf.distribute.cluster_resolver.KubernetesClusterResolver
+TensorFlowResolver = tf.distribute.cluster_resolver.KubernetesClusterResolver
 WORKERS = {"worker": "role=worker"}
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
-    with Kubernetes(tmp_path) as made:
-        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig()))
-        yield made
+    with Kubernetes(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
+        yield cluster
 
 
 def workers(cluster: Kubernetes, count: int, **more: Any) -> None:
@@ -50,14 +50,14 @@ def core(cluster: Kubernetes, token: str = "token") -> Any:
 
 
 def addresses(resolver: KubernetesResolver) -> list[str]:
-    found: list[str] = resolver.cluster_spec().as_dict()["worker"]
-    return found
+    result: list[str] = resolver.cluster_spec().as_dict()["worker"]
+    return result
 
 
-class TestStandIn:
-    """It refuses what Kubernetes refuses."""
+class TestFakeApi:
+    """The fake API refuses the same requests as Kubernetes."""
 
-    def test_fields_that_pods_do_not_have(self, cluster: Kubernetes) -> None:
+    def test_unknown_pod_fields_are_refused(self, cluster: Kubernetes) -> None:
         with pytest.raises(AssertionError, match=r"a pod has no .*nonsense"):
             cluster.apply(name="w", nonsense="x")
 
@@ -77,25 +77,27 @@ class TestStandIn:
             ("/api/v1/namespaces/mine/pods?labelSelector=a%20or%20b", "token", 400),
         ],
     )
-    def test_requests(self, cluster: Kubernetes, path: str, token: str, status: int) -> None:
+    def test_requests_get_the_status_of_kubernetes(
+        self, cluster: Kubernetes, path: str, token: str, status: int
+    ) -> None:
         context = ssl.create_default_context(cafile=str(cluster.authority))
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         url = f"https://127.0.0.1:{cluster.port}{path}"
         request = urllib.request.Request(url, headers=headers)
         try:
             with urllib.request.urlopen(request, context=context, timeout=10) as answer:
-                found, body = answer.status, json.load(answer)
+                code, body = answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
-                found, body = error.code, json.load(error)
-        assert found == status
+                code, body = error.code, json.load(error)
+        assert code == status
         assert body["kind"] == ("PodList" if status == 200 else "Status")
 
 
 class TestDefects:
-    """What TensorFlow's class does is asserted first."""
+    """Defects of TensorFlow's class, which each test asserts first."""
 
-    def test_inside_of_the_cluster(
+    def test_service_account_of_a_pod_is_used(
         self, cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         workers(cluster, 1)
@@ -111,10 +113,10 @@ class TestDefects:
         monkeypatch.setattr(incluster, "SERVICE_CERT_FILENAME", str(cluster.authority))
         monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
         with pytest.raises(kubernetes.config.ConfigException, match="No configuration found"):
-            Theirs({"worker": ["role=worker"]}).cluster_spec()
+            TensorFlowResolver({"worker": ["role=worker"]}).cluster_spec()
         resolver = KubernetesResolver(WORKERS)
         assert addresses(resolver) == ["10.0.0.0:8470"]
-        # The token is renewed, as it is every hour.
+        # Kubernetes renews the token every hour.
         del cluster.roles["token"]
         with pytest.raises(errors.AccessDenied):
             resolver.cluster_spec()
@@ -122,45 +124,55 @@ class TestDefects:
         (account / "token").write_text("fresh")
         assert addresses(resolver) == ["10.0.0.0:8470"]
 
-    def test_pods_have_addresses_of_their_own(self, cluster: Kubernetes) -> None:
+    def test_addresses_are_those_of_the_pods(self, cluster: Kubernetes) -> None:
         cluster.roles["all"] = "*"
         workers(cluster, 2)
-        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
-        assert theirs.cluster_spec().as_dict() == {"worker": ["192.168.0.1:8470"] * 2}
+        reference = TensorFlowResolver(
+            {"worker": ["role=worker"]}, override_client=core(cluster, "all")
+        )
+        assert reference.cluster_spec().as_dict() == {"worker": ["192.168.0.1:8470"] * 2}
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470", "10.0.0.1:8470"]
 
-    def test_pods_that_are_not_ready_do_not_count(self, cluster: Kubernetes) -> None:
+    def test_pods_that_are_not_ready_are_ignored(self, cluster: Kubernetes) -> None:
         cluster.roles["all"] = "*"
         workers(cluster, 1)
         cluster.apply(name="w-1", labels={"role": "worker"}, ip="10.0.0.9", ready=False)
         cluster.apply(name="w-2", labels={"role": "worker"}, ip="10.0.0.8", ending=True)
-        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
-        assert theirs.cluster_spec().num_tasks("worker") == 3
+        reference = TensorFlowResolver(
+            {"worker": ["role=worker"]}, override_client=core(cluster, "all")
+        )
+        assert reference.cluster_spec().num_tasks("worker") == 3
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
-    def test_pods_that_are_done_do_not_count(self, cluster: Kubernetes) -> None:
+    def test_finished_pods_are_ignored(self, cluster: Kubernetes) -> None:
         cluster.roles["all"] = "*"
         workers(cluster, 1)
         cluster.apply(name="old", labels={"role": "worker"}, phase="Succeeded", ready=False)
-        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
+        reference = TensorFlowResolver(
+            {"worker": ["role=worker"]}, override_client=core(cluster, "all")
+        )
         with pytest.raises(RuntimeError, match='"old" is not running; phase: "Succeeded"'):
-            theirs.cluster_spec()
+            reference.cluster_spec()
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
-    def test_a_role_in_one_namespace_suffices(self, cluster: Kubernetes) -> None:
+    def test_role_in_one_namespace_is_sufficient(self, cluster: Kubernetes) -> None:
         workers(cluster, 1)
         cluster.apply(name="other", labels={"role": "worker"}, ip="10.9.9.9", namespace="other")
         with pytest.raises(ApiException) as caught:
-            Theirs({"worker": ["role=worker"]}, override_client=core(cluster)).cluster_spec()
+            TensorFlowResolver(
+                {"worker": ["role=worker"]}, override_client=core(cluster)
+            ).cluster_spec()
         assert caught.value.status == 403
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
-    def test_pages(self, cluster: Kubernetes) -> None:
+    def test_all_pages_are_read(self, cluster: Kubernetes) -> None:
         cluster.roles["all"] = "*"
         cluster.most = 2
         workers(cluster, 5)
-        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
-        theirs.cluster_spec()
+        reference = TensorFlowResolver(
+            {"worker": ["role=worker"]}, override_client=core(cluster, "all")
+        )
+        reference.cluster_spec()
         assert "limit" not in cluster.requests[-1][1]
         cluster.requests.clear()
         assert len(addresses(KubernetesResolver(WORKERS))) == 5
@@ -169,7 +181,7 @@ class TestDefects:
 
 
 class TestNumbers:
-    def test_names_are_in_natural_order(self, cluster: Kubernetes) -> None:
+    def test_pods_are_in_natural_order_of_their_names(self, cluster: Kubernetes) -> None:
         for index in (10, 9, 1):
             cluster.apply(name=f"w-{index}", labels={"role": "worker"}, ip=f"10.0.0.{index}")
         assert addresses(KubernetesResolver(WORKERS, port=1)) == [
@@ -187,9 +199,7 @@ class TestNumbers:
             ("StatefulSet", ""),
         ],
     )
-    def test_who_is_away_keeps_the_number(
-        self, cluster: Kubernetes, owner: str, label: str
-    ) -> None:
+    def test_missing_pod_keeps_its_index(self, cluster: Kubernetes, owner: str, label: str) -> None:
         for index in (0, 1, 2):
             labels = {"role": "worker", **({label: str(index)} if label else {})}
             cluster.apply(
@@ -202,14 +212,14 @@ class TestNumbers:
         spec = KubernetesResolver(WORKERS).cluster_spec()
         assert spec.as_dict() == {"worker": {0: "10.0.0.0:8470", 2: "10.0.0.2:8470"}}
 
-    def test_of_two_with_one_number_the_younger_counts(self, cluster: Kubernetes) -> None:
+    def test_youngest_pod_of_an_index_is_used(self, cluster: Kubernetes) -> None:
         label = "batch.kubernetes.io/job-completion-index"
         for name, age in (("a-0", 5), ("b-0", 50)):
             labels = {"role": "worker", label: "0"}
             cluster.apply(name=name, labels=labels, ip=f"10.0.0.{age}", owner="Job", age=age)
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.5:8470"]
 
-    def test_several_selectors_and_jobs(self, cluster: Kubernetes) -> None:
+    def test_several_selectors_and_jobs_are_combined(self, cluster: Kubernetes) -> None:
         for name, role in (("z", "a"), ("x", "b"), ("p", "ps")):
             cluster.apply(name=name, labels={"role": role}, ip=f"10.0.0.{ord(name)}")
         jobs = {"worker": ["role=a", "role in (a, b)"], "ps": "role,role notin (a,b),!other"}
@@ -218,7 +228,7 @@ class TestNumbers:
             "ps": ["10.0.0.112:1"],
         }
 
-    def test_ports_by_name(self, cluster: Kubernetes) -> None:
+    def test_ports_can_be_selected_by_name(self, cluster: Kubernetes) -> None:
         for index, port in enumerate((7000, 7001)):
             labels = {"role": "worker"}
             cluster.apply(name=f"w{index}", labels=labels, ip="10.0.0.1", ports={"tf": port})
@@ -229,17 +239,17 @@ class TestNumbers:
         with pytest.raises(errors.Malformed, match="pod w0 has no port named 'other'"):
             KubernetesResolver(WORKERS, port="other").cluster_spec()
 
-    def test_ipv6_and_mixtures(self, cluster: Kubernetes) -> None:
+    def test_ipv6_is_supported_and_mixtures_are_refused(self, cluster: Kubernetes) -> None:
         cluster.apply(name="a", labels={"role": "worker"}, ip="fd00::1")
         assert addresses(KubernetesResolver(WORKERS)) == ["[fd00::1]:8470"]
         cluster.apply(name="b", labels={"role": "worker"}, ip="10.0.0.1")
         with pytest.raises(errors.Malformed, match="they may not reach each other"):
             KubernetesResolver(WORKERS).cluster_spec()
 
-    def test_fields_and_namespaces(self, cluster: Kubernetes) -> None:
+    def test_field_selector_and_namespace_are_used(self, cluster: Kubernetes) -> None:
         workers(cluster, 2)
-        one = KubernetesResolver(WORKERS, field_selector="status.podIP=10.0.0.1")
-        assert addresses(one) == ["10.0.0.1:8470"]
+        selected = KubernetesResolver(WORKERS, field_selector="status.podIP=10.0.0.1")
+        assert addresses(selected) == ["10.0.0.1:8470"]
         with pytest.raises(errors.AccessDenied, match="namespace 'other'"):
             KubernetesResolver(WORKERS, namespace="other").cluster_spec()
         given = KubernetesResolver(WORKERS, namespace="mine", client=core(cluster))
@@ -247,151 +257,157 @@ class TestNumbers:
 
 
 class TestBadAnswers:
-    def wrong(self, kind: type[errors.TfdError], said: str, **options: Any) -> str:
-        with pytest.raises(kind, match=said) as caught:
+    def refused(self, kind: type[errors.TfdError], message: str, **options: Any) -> str:
+        with pytest.raises(kind, match=message) as caught:
             KubernetesResolver(WORKERS, **options).cluster_spec()
         assert "Kubernetes" in str(caught.value)
         assert "\nNext: " in str(caught.value)
         return str(caught.value)
 
-    def test_nobody(self, cluster: Kubernetes) -> None:
-        self.wrong(errors.NoTasks, "no pod matches role=worker")
+    def test_missing_pods_are_an_error(self, cluster: Kubernetes) -> None:
+        self.refused(errors.NoTasks, "no pod matches role=worker")
         workers(cluster, 6, phase="Pending", ready=False)
-        text = self.wrong(errors.NoTasks, "no pod of role=worker is ready: w-0 is Pending, ")
+        text = self.refused(errors.NoTasks, "no pod of role=worker is ready: w-0 is Pending, ")
         assert ", ..." in text
 
-    def test_credentials(self, cluster: Kubernetes, tmp_path: Path) -> None:
+    def test_invalid_credentials_are_an_error(self, cluster: Kubernetes, tmp_path: Path) -> None:
         expired = str(cluster.kubeconfig("expired"))
-        text = self.wrong(errors.AccessDenied, "missing, invalid or expired", kubeconfig=expired)
+        text = self.refused(errors.AccessDenied, "missing, invalid or expired", kubeconfig=expired)
         assert f"https://127.0.0.1:{cluster.port}" in text
-        cluster.roles["stranger"] = "other"
-        stranger = str(cluster.kubeconfig("stranger"))
-        text = self.wrong(errors.AccessDenied, "do not suffice", kubeconfig=stranger)
+        cluster.roles["foreign"] = "other"
+        foreign = str(cluster.kubeconfig("foreign"))
+        text = self.refused(errors.AccessDenied, "do not suffice", kubeconfig=foreign)
         assert "cannot list resource" in text
         assert "allows list and watch of pods" in text
 
-    def test_configurations_that_are_none(
+    def test_invalid_configurations_are_an_error(
         self, cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         missing, broken, half = (tmp_path / name for name in ("missing", "broken", "half"))
         broken.write_text("clusters: [")
         half.write_text("current-context: it\ncontexts: []\nclusters: []\nusers: []\n")
         for path in (missing, broken, half):
-            self.wrong(errors.AccessDenied, "reading the credentials from", kubeconfig=str(path))
-        self.wrong(errors.AccessDenied, "reading the credentials from", context="another")
+            self.refused(errors.AccessDenied, "reading the credentials from", kubeconfig=str(path))
+        self.refused(errors.AccessDenied, "reading the credentials from", context="another")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-        self.wrong(errors.AccessDenied, "credentials from the service account failed")
+        self.refused(errors.AccessDenied, "credentials from the service account failed")
 
     @pytest.mark.parametrize("status", [500, 503])
-    def test_errors_of_the_server(self, cluster: Kubernetes, status: int) -> None:
+    def test_server_errors_are_reported(self, cluster: Kubernetes, status: int) -> None:
         cluster.fail(status)
-        self.wrong(errors.NoAnswer, f"answers with HTTP {status}: .*told to answer")
+        self.refused(errors.NoAnswer, f"answers with HTTP {status}: .*injected fault")
 
-    def test_half_an_answer(self, cluster: Kubernetes) -> None:
+    def test_truncated_answer_is_an_error(self, cluster: Kubernetes) -> None:
         workers(cluster, 1)
         cluster.fail("half")
-        self.wrong(errors.Malformed, "answers what the client cannot read")
+        self.refused(errors.Malformed, "answers what the client cannot read")
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
-    def test_silence(self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_answer_is_an_error(
+        self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tfd_notebook.resolvers.kubernetes._REQUEST_SECONDS", 0.3)
         cluster.fail("silence")
-        self.wrong(errors.NoAnswer, "does not answer")
+        self.refused(errors.NoAnswer, "does not answer")
 
-    def test_nobody_listens(self, cluster: Kubernetes, tmp_path: Path) -> None:
+    def test_refused_connection_is_an_error(self, cluster: Kubernetes, tmp_path: Path) -> None:
         path = cluster.kubeconfig()
         path.write_text(path.read_text().replace(f":{cluster.port}", ":1"))
-        self.wrong(errors.NoAnswer, "does not answer", kubeconfig=str(path))
+        self.refused(errors.NoAnswer, "does not answer", kubeconfig=str(path))
 
-    def test_a_server_with_another_certificate(self, cluster: Kubernetes, tmp_path: Path) -> None:
+    def test_unknown_certificate_is_an_error(self, cluster: Kubernetes, tmp_path: Path) -> None:
         path = cluster.kubeconfig()
         kept = [line for line in path.read_text().splitlines() if "authority" not in line]
         path.write_text("\n".join(kept))
-        self.wrong(errors.NoAnswer, "certificate verify failed", kubeconfig=str(path))
+        self.refused(errors.NoAnswer, "certificate verify failed", kubeconfig=str(path))
 
-    def test_lists_that_expire_are_begun_again(self, cluster: Kubernetes) -> None:
+    def test_expired_lists_are_requested_again(self, cluster: Kubernetes) -> None:
         cluster.most = 1
         workers(cluster, 3)
         cluster.fail(410, 410)
         assert len(addresses(KubernetesResolver(WORKERS))) == 3
         cluster.fail(410, 410, 410)
-        self.wrong(errors.NoAnswer, "HTTP 410")
+        self.refused(errors.NoAnswer, "HTTP 410")
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "message"),
         [
             ({"jobs": {"worker": "role = ?"}}, "unable to parse requirement"),
             ({"field_selector": "spec.nothing=1"}, "field label not supported"),
             ({"field_selector": "nonsense"}, "can't understand it"),
         ],
     )
-    def test_selectors_that_the_api_refuses(
-        self, cluster: Kubernetes, options: dict[str, Any], said: str
+    def test_selectors_refused_by_the_api_are_an_error(
+        self, cluster: Kubernetes, options: dict[str, Any], message: str
     ) -> None:
-        with pytest.raises(errors.NoAnswer, match=f"HTTP 400: .*{said}"):
+        with pytest.raises(errors.NoAnswer, match=f"HTTP 400: .*{message}"):
             KubernetesResolver(**{"jobs": WORKERS, **options}).cluster_spec()
 
-    def test_arguments_that_cannot_be_meant(self) -> None:
-        for options, said in (
+    def test_invalid_arguments_are_refused(self) -> None:
+        for options, message in (
             ({"jobs": {}}, "expected a selector for each job"),
             ({"jobs": {"worker": ""}}, "expected a label selector"),
             ({"jobs": {"worker": [1]}}, "expected a label selector"),
             ({"jobs": WORKERS, "port": 0}, "port=0"),
             ({"jobs": WORKERS, "port": ""}, "port=''"),
         ):
-            with pytest.raises(errors.UsageError, match=said):
+            with pytest.raises(errors.UsageError, match=message):
                 KubernetesResolver(**options)  # type: ignore[arg-type]
 
 
 class TestWatching:
-    """Changes come by themselves: no look is taken that is not due to one."""
+    """Events of the API start each read, so a poll interval of 100 s does not delay them."""
 
     @pytest.fixture
-    def seen(self, cluster: Kubernetes) -> Iterator[tuple[list[Any], Callable[[], None]]]:
-        found: list[Any] = []
-        leave = threading.Event()
+    def watched(self, cluster: Kubernetes) -> Iterator[tuple[list[Any], Callable[[], None]]]:
+        specs: list[Any] = []
+        ending = threading.Event()
 
         def watch() -> None:
             for spec in KubernetesResolver(WORKERS).watch(seconds=60, every=100):
-                found.append(spec.as_dict()["worker"])
-                if leave.is_set():
+                specs.append(spec.as_dict()["worker"])
+                if ending.is_set():
                     break
 
         workers(cluster, 1)
         thread = threading.Thread(target=watch)
         thread.start()
-        until(lambda: cluster.watchers == 1 and found)
-        yield found, lambda: None
-        leave.set()
+        until(lambda: cluster.watchers == 1 and specs)
+        yield specs, lambda: None
+        ending.set()
         cluster.apply(name="last", labels={"role": "worker"}, ip="10.0.0.99")
         thread.join(20)
         assert not thread.is_alive()
         until(lambda: not cluster.watchers)
 
-    def test_changes(self, cluster: Kubernetes, seen: tuple[list[Any], Any]) -> None:
-        assert not hasattr(Theirs, "watch")
-        found, _ = seen
-        assert found == [["10.0.0.0:8470"]]
+    def test_changes_are_watched(self, cluster: Kubernetes, watched: tuple[list[Any], Any]) -> None:
+        assert not hasattr(TensorFlowResolver, "watch")
+        specs, _ = watched
+        assert specs == [["10.0.0.0:8470"]]
         workers(cluster, 2)
-        until(lambda: found[-1] == ["10.0.0.0:8470", "10.0.0.1:8470"])
+        until(lambda: specs[-1] == ["10.0.0.0:8470", "10.0.0.1:8470"])
         cluster.delete("w-0")
-        until(lambda: found[-1] == ["10.0.0.1:8470"])
-        cluster.apply(name="stranger", labels={"role": "other"}, ip="10.0.0.7")  # a bookmark
+        until(lambda: specs[-1] == ["10.0.0.1:8470"])
+        cluster.apply(
+            name="foreign", labels={"role": "other"}, ip="10.0.0.7"
+        )  # causes a bookmark only
         lists = len(cluster.requests)
         workers(cluster, 3)
-        until(lambda: len(found[-1]) == 3)
+        until(lambda: len(specs[-1]) == 3)
         assert all("watch" not in query for _, query in cluster.requests[lists:])
 
-    def test_a_past_that_is_gone(self, cluster: Kubernetes, seen: tuple[list[Any], Any]) -> None:
-        found, _ = seen
+    def test_watch_restarts_after_a_compaction(
+        self, cluster: Kubernetes, watched: tuple[list[Any], Any]
+    ) -> None:
+        specs, _ = watched
         watches = sum("watch" in query for _, query in cluster.requests)
         cluster.compact()
         until(lambda: sum("watch" in query for _, query in cluster.requests) > watches)
         workers(cluster, 2)
-        until(lambda: len(found[-1]) == 2)
+        until(lambda: len(specs[-1]) == 2)
 
-    def test_errors_reach_who_watches(self, cluster: Kubernetes) -> None:
+    def test_watch_raises_errors(self, cluster: Kubernetes) -> None:
         workers(cluster, 1)
         watching = KubernetesResolver(WORKERS).watch(seconds=60)
         next(watching)
@@ -400,13 +416,13 @@ class TestWatching:
             next(watching)
         until(lambda: not cluster.watchers)
 
-    def test_it_ends_in_time(self, cluster: Kubernetes) -> None:
+    def test_watch_ends_after_its_seconds(self, cluster: Kubernetes) -> None:
         workers(cluster, 1)
         assert len(list(KubernetesResolver(WORKERS).watch(seconds=0.5))) == 1
         until(lambda: not cluster.watchers)
 
 
-#: Makes a strategy of each resolver that it is told, in a process of its own, and uses it.
+#: Uses a strategy with the resolver that RESOLVER names, in a separate process.
 TRAIN = """
 import json, os, sys
 import tensorflow as tf
@@ -414,12 +430,12 @@ from tfd_notebook.resolvers import *
 
 path, = sys.argv[1:]
 os.environ["TF_CONFIG"] = open(path).read()
-made = {
+resolvers = {
     "kubernetes": KubernetesResolver({"worker": "role=worker", "ps": "role=ps"}, port="tf"),
     "file": ClusterFileResolver(path),
     "union": UnionResolver(ClusterFileResolver(path), TFConfigResolver()),
 }
-resolver = made[os.environ["RESOLVER"]]
+resolver = resolvers[os.environ["RESOLVER"]]
 resolver.check()
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -437,13 +453,13 @@ print(json.dumps([
 
 @pytest.fixture(scope="module")
 def servers(no_coordinator: None) -> Iterator[dict[str, list[str]]]:
-    with tfd.Cluster(workers=2, ps=1, name="resolved") as made:
-        yield made.resolver.cluster_spec().as_dict()
+    with tfd.Cluster(workers=2, ps=1, name="resolved") as cluster:
+        yield cluster.resolver.cluster_spec().as_dict()
 
 
 class TestStrategy:
     @pytest.mark.parametrize("name", ["kubernetes", "file", "union"])
-    def test_it_is_used_directly(
+    def test_strategy_uses_the_resolver(
         self,
         cluster: Kubernetes,
         servers: dict[str, list[str]],
@@ -460,11 +476,11 @@ class TestStrategy:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps({"cluster": servers}))
         monkeypatch.setenv("RESOLVER", name)
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", TRAIN, str(path)], capture_output=True, text=True, timeout=150
         )
-        assert done.returncode == 0, done.stderr[-4_000:]
-        value, device, accelerators, of_the_ps = json.loads(done.stdout.splitlines()[-1])
+        assert completed.returncode == 0, completed.stderr[-4_000:]
+        value, device, accelerators, of_the_ps = json.loads(completed.stdout.splitlines()[-1])
         assert value == 21.0
         assert device.startswith("/job:ps/replica:0/task:0")
         assert (accelerators, of_the_ps) == ({}, {})

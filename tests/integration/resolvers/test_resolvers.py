@@ -1,4 +1,4 @@
-"""Resolvers as strategies use them whose every process is one of the tasks."""
+"""Resolvers in strategies that run in the processes of the tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environment")]
 
-#: One of the workers; both add up what they have.
+#: The program of each worker. The workers add up their values.
 WORKER = """
 import tensorflow as tf
 from tfd_notebook.resolvers import TFConfigResolver
@@ -27,16 +27,16 @@ def add():
 
 total = int(add())
 resolver.check()
-add()  # so that neither ends before the other has asked
+add()  # keeps each worker running until both have probed
 print(strategy.num_replicas_in_sync, total, dict(resolver.num_accelerators()))
 """
 
 
-def test_two_workers_mirror_each_other() -> None:
-    with socket.socket() as one, socket.socket() as two:
-        for held in (one, two):
+def test_two_workers_train_with_a_mirrored_strategy() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for held in (first, second):
             held.bind(("127.0.0.1", 0))
-        addresses = [f"localhost:{held.getsockname()[1]}" for held in (one, two)]
+        addresses = [f"localhost:{held.getsockname()[1]}" for held in (first, second)]
     processes = []
     for index in (0, 1):
         task = {"type": "worker", "index": index}
@@ -50,7 +50,7 @@ def test_two_workers_mirror_each_other() -> None:
                 text=True,
             )
         )
-    said = [process.communicate(timeout=120) for process in processes]
-    for process, (out, error) in zip(processes, said, strict=True):
+    outputs = [process.communicate(timeout=120) for process in processes]
+    for process, (out, error) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, error[-4_000:]
         assert out.splitlines()[-1] == "2 3 {}"

@@ -1,4 +1,4 @@
-"""``tfd`` as a process, beside the kernel or shell that has the cluster."""
+"""``tfd`` in a separate process from the kernel or shell that started the cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
 TFD = [sys.executable, "-m", "tfd_notebook"]
-# Nobody but `tfd` is asked whether the cell below, which never ends, is busy.
+# The cell below never ends, so only the threads of the package can answer `tfd`.
 NOTEBOOK = """
 import tfd_notebook as tfd
 cluster = tfd.Cluster(data_workers=1, name="cell", preload=["noisy"])
@@ -28,24 +28,24 @@ while not cluster.ended:
 
 
 def tfd(*arguments: str, status: int = 0) -> str:
-    done = subprocess.run([*TFD, *arguments], capture_output=True, text=True, timeout=90)
-    assert done.returncode == status, done.stderr
-    return done.stdout
+    completed = subprocess.run([*TFD, *arguments], capture_output=True, text=True, timeout=90)
+    assert completed.returncode == status, completed.stderr
+    return completed.stdout
 
 
-#: Clears the screen, and sets the title of the window.
+#: Prints codes that clear the screen and set the title of the window.
 NOISY = 'print("\\x1b[2J\\x1b]0;title\\x07noise\\tafter\\rtab\\r")'
 
 
 def on_terminal(*arguments: str) -> bytes:
-    """Return what ``tfd`` writes to a terminal."""
+    """Return the output of ``tfd`` on a terminal."""
     primary, secondary = os.openpty()
     with (
         open(primary, "rb", buffering=0) as terminal,
-        open(secondary, "wb", buffering=0) as its_end,
+        open(secondary, "wb", buffering=0) as writer,
     ):
-        done = subprocess.run([*TFD, *arguments], stdout=its_end, timeout=90)
-        assert done.returncode == 0
+        completed = subprocess.run([*TFD, *arguments], stdout=writer, timeout=90)
+        assert completed.returncode == 0
         return terminal.read(65536)
 
 
@@ -55,11 +55,11 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     (tmp_path / "noisy.py").write_text(NOISY)
 
     def start(*command: str) -> subprocess.Popen[str]:
-        # The tasks shall have something to write.
+        # Level 0 makes TensorFlow log its start, so that the logs of tasks are not empty.
         environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0", PYTHONPATH=str(tmp_path))
-        made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        running.append(made)
-        return made
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        running.append(process)
+        return process
 
     yield start
     for process in running:
@@ -71,23 +71,23 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> str:
-    """Read what `process` prints up to a line that matches; the test's time limit ends the wait."""
-    said = ""
+    """Return the output of a process up to a line that matches; the test has a timeout."""
+    output = ""
     assert process.stdout
     for line in process.stdout:
-        said += line
+        output += line
         if re.search(pattern, line):
-            return said
-    raise AssertionError(f"it ended with {process.wait()} after:\n{said}")
+            return output
+    raise AssertionError(f"the process ended with {process.wait()} after:\n{output}")
 
 
-def test_a_busy_process_is_listed_watched_and_stopped(
+def test_busy_process_is_listed_watched_and_stopped(
     spawn: Callable[..., subprocess.Popen[str]],
 ) -> None:
     notebook = spawn(sys.executable, "-c", NOTEBOOK)
     read_until(notebook, "ready")
-    (one,) = json.loads(tfd("list", "--json"))
-    assert (one["name"], one["state"], one["pid"]) == ("cell", "ready", notebook.pid)
+    (listed,) = json.loads(tfd("list", "--json"))
+    assert (listed["name"], listed["state"], listed["pid"]) == ("cell", "ready", notebook.pid)
     assert "\x1b[2J" in tfd("logs", "cell", "data_worker:0")
     shown = on_terminal("logs", "cell", "data_worker:0").decode()
     assert "WorkerServer running" in shown
@@ -111,7 +111,7 @@ def test_a_busy_process_is_listed_watched_and_stopped(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_start_holds_a_cluster_until_it_is_told_to_leave(
+def test_start_in_the_foreground_stops_at_a_signal(
     spawn: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
     holder = spawn(*TFD, "start", "--data-workers", "1", "--name", "held", "--foreground")
@@ -125,7 +125,7 @@ def test_start_holds_a_cluster_until_it_is_told_to_leave(
     assert not alive
 
 
-def test_sweep_ends_what_a_killed_process_left(
+def test_sweep_ends_orphans_of_a_killed_process(
     spawn: Callable[..., subprocess.Popen[str]],
 ) -> None:
     holder = spawn(*TFD, "start", "--name", "lost")

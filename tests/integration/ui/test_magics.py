@@ -14,24 +14,24 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with Notebook() as made:
-        said = made.run(
+    with Notebook() as notebook:
+        output = notebook.run(
             "%load_ext tfd_notebook\n%tfd_cluster start --data-workers 2 --name live", timeout=170
         )
-        assert "it is in the variable 'cluster'" in said, said
-        yield made
+        assert "it is in the variable 'cluster'" in output, output
+        yield notebook
 
 
-def test_the_cluster_shows_itself(notebook: Notebook) -> None:
-    said = notebook.run("%tfd_cluster status live")
-    assert len(re.findall(r"data_worker:\d +● ready +localhost:\d+ +\d+", said)) == 2
-    assert "open to" in said
+def test_status_shows_the_tasks(notebook: Notebook) -> None:
+    output = notebook.run("%tfd_cluster status live")
+    assert len(re.findall(r"data_worker:\d +● ready +localhost:\d+ +\d+", output)) == 2
+    assert "open to" in output
 
 
-def test_a_killed_worker_comes_back_on_its_port(notebook: Notebook) -> None:
+def test_killed_worker_restarts_on_its_port(notebook: Notebook) -> None:
     before = notebook.run("print(cluster.snapshot().task('data_worker:1').address)")
     assert "was killed" in notebook.run("%tfd_cluster kill data_worker:1")
-    said = notebook.run(
+    output = notebook.run(
         "import time\n"
         "for _ in range(600):\n"
         "    row = cluster.snapshot().task('data_worker:1')\n"
@@ -39,16 +39,16 @@ def test_a_killed_worker_comes_back_on_its_port(notebook: Notebook) -> None:
         "    time.sleep(0.1)\n"
         "print(row.address)"
     )
-    assert said.endswith(before)
+    assert output.endswith(before)
 
 
-def test_a_stream_runs_beside_the_cells(notebook: Notebook) -> None:
-    said = notebook.run(
+def test_stream_runs_in_the_background(notebook: Notebook) -> None:
+    output = notebook.run(
         "import tensorflow as tf\n"
         "numbers = tf.data.Dataset.range(10**9).batch(100).apply(cluster.distribute('off'))\n"
         "%tfd_stream start numbers\n"
     )
-    assert "stream 'numbers' is running" in said, said
+    assert "stream 'numbers' is running" in output, output
     assert notebook.run("print(cluster.streams['numbers'].wait(elements=500, timeout=60))") == (
         "True\n"
     )
@@ -58,7 +58,7 @@ def test_a_stream_runs_beside_the_cells(notebook: Notebook) -> None:
     assert "is stopped" in notebook.run("%tfd_stream stop numbers")
 
 
-def test_following_logs_ends_with_an_interrupt(notebook: Notebook) -> None:
+def test_interrupt_ends_following_of_logs(notebook: Notebook) -> None:
     cell = notebook.client.execute("%tfd_cluster logs data_worker:0 --follow")
     notebook.finish(cell, until="WorkerServer running")
     notebook.manager.interrupt_kernel()
@@ -66,30 +66,30 @@ def test_following_logs_ends_with_an_interrupt(notebook: Notebook) -> None:
     assert "ready" in notebook.run("print(cluster.state)")
 
 
-def test_a_click_is_answered_while_a_cell_runs(notebook: Notebook) -> None:
+def test_widget_commands_run_during_a_cell(notebook: Notebook) -> None:
     notebook.run("view = get_ipython().run_line_magic('tfd_cluster', 'status live --live')")
     widget = notebook.widget("cluster")
     assert widget.cluster["observed"]["data_worker"] == 2
     cell = notebook.begin("print('busy'); time.sleep(100)", until="busy")
-    assert widget.asks("scale", name="live", data_workers=3)["value"]["data_worker"] == 3
+    assert widget.request("scale", name="live", data_workers=3)["value"]["data_worker"] == 3
     widget.await_that(
         lambda: widget.cluster["tasks"].get("data_worker:2", {}).get("state") == "ready"
     )
-    assert "out of range" in widget.asks("scale", name="live", data_workers=-1)["error"]["what"]
-    assert widget.asks("scale", name="live", data_workers=2)["value"]["data_worker"] == 2
+    assert "out of range" in widget.request("scale", name="live", data_workers=-1)["error"]["what"]
+    assert widget.request("scale", name="live", data_workers=2)["value"]["data_worker"] == 2
     notebook.manager.interrupt_kernel()
     assert "KeyboardInterrupt" in notebook.finish(cell)
 
 
-def test_unloading_stops_everything(notebook: Notebook) -> None:
-    said = notebook.run(
+def test_unloading_stops_tasks_and_threads(notebook: Notebook) -> None:
+    output = notebook.run(
         "%unload_ext tfd_notebook\n"
         "import psutil, threading\n"
         "print([c.cmdline() for c in psutil.Process().children()])\n"
-        "ours = [t for t in threading.enumerate() if t.name.startswith('tfd')]\n"
-        "for thread in ours: thread.join(5)\n"
-        "print([t.name for t in ours if t.is_alive()])\n"
+        "threads = [t for t in threading.enumerate() if t.name.startswith('tfd')]\n"
+        "for thread in threads: thread.join(5)\n"
+        "print([t.name for t in threads if t.is_alive()])\n"
         "%tfd_cluster"
     )
-    assert said.startswith("[]\n[]\n"), said
-    assert "not found" in said
+    assert output.startswith("[]\n[]\n"), output
+    assert "not found" in output

@@ -1,4 +1,4 @@
-"""Steering a coordinator in a real kernel: by magics, by the widget's buttons, from a terminal."""
+"""Control of a coordinator in a real kernel by magics, widgets and a terminal."""
 
 from __future__ import annotations
 
@@ -32,76 +32,76 @@ def endless():
     while number < 1.0:
         number *= 1.0
     return number
-one = tf.constant(1.0)
+unit = tf.constant(1.0)
 """
-#: Whoever waits in this cell is waited for by nobody else.
+#: A cell that joins in the main thread, without another control.
 JOIN = "print('joining', flush=True)\ncoordinator.join()\nprint('joined')"
 
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    with Notebook() as made:
-        said = made.run(SET_UP, timeout=150)
-        assert "Error" not in said, said
-        assert "it is in the variable 'cluster'" in said, said
-        yield made
+    with Notebook() as notebook:
+        output = notebook.run(SET_UP, timeout=150)
+        assert "Error" not in output, output
+        assert "it is in the variable 'cluster'" in output, output
+        yield notebook
 
 
 @pytest.fixture(autouse=True)
-def _as_new(notebook: Notebook) -> None:
+def _initial_state(notebook: Notebook) -> None:
     notebook.run("coordinator.resume(); coordinator.break_on(False)\n%tfd_join --timeout 30")
 
 
 def tfd(*arguments: str) -> str:
     command = [sys.executable, "-m", "tfd_notebook", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
-def seen() -> dict[str, Any]:
-    """The coordinator, as a terminal sees it."""
-    found: dict[str, Any] = json.loads(tfd("watch", "train", "--once", "--json"))["coordinator"]
-    return found
+def coordinator_row() -> dict[str, Any]:
+    """Return the row of the coordinator from ``tfd watch``."""
+    row: dict[str, Any] = json.loads(tfd("watch", "train", "--once", "--json"))["coordinator"]
+    return row
 
 
 def test_functions_are_scheduled(notebook: Notebook) -> None:
-    said = notebook.run(
+    output = notebook.run(
         "total.assign(0.0)\n"
         "first = %tfd_schedule add --args (tf.constant(2.0),)\n"
-        "several = %tfd_schedule add --times 3 --args one\n"
+        "several = %tfd_schedule add --times 3 --args unit\n"
         "%tfd_join\n"
         "print(len(several), max(float(v.fetch()) for v in [first, *several]))"
     )
-    assert "all have ended" in said, said
-    assert said.endswith("3 5.0\n"), said
-    said = notebook.run("%tfd_values --rows 3 --state ready")
-    assert len(re.findall(r"\badd +✓? ?● ready", said)) == 3, said
-    assert "3 shown of" in said
+    assert "all have ended" in output, output
+    assert output.endswith("3 5.0\n"), output
+    output = notebook.run("%tfd_values --rows 3 --state ready")
+    assert len(re.findall(r"\badd +✓? ?● ready", output)) == 3, output
+    assert "3 shown of" in output
 
 
-def test_a_cell_is_scheduled(notebook: Notebook) -> None:
+def test_cell_is_scheduled(notebook: Notebook) -> None:
     notebook.run(
         "factor = 3.0\n"
         "get_ipython().run_cell_magic('tfd_schedule', '--times 2', "
         "'amount = tf.constant(2.0)\\nfor _ in tf.range(3):\\n    amount *= factor\\namount')"
     )
-    said = notebook.run("print([float(value.fetch()) for value in _])")
-    assert said == "[54.0, 54.0]\n", said
-    said = notebook.run("%%tfd_schedule\ntotal.read_value() +")
-    assert "SyntaxError" in said
+    output = notebook.run("print([float(value.fetch()) for value in _])")
+    assert output == "[54.0, 54.0]\n", output
+    output = notebook.run("%%tfd_schedule\ntotal.read_value() +")
+    assert "SyntaxError" in output
     assert "usage: %%tfd_schedule" in notebook.run("%%tfd_schedule --help\n1")
     assert "usage: %tfd_schedule" in notebook.run("%tfd_schedule")
     assert re.search(r"cell_\d+ +● ready", notebook.run("%tfd_values"))
 
 
-def test_pause_step_and_resume(notebook: Notebook) -> None:
+def test_closures_pause_step_and_resume(notebook: Notebook) -> None:
     assert "paused" in notebook.run("%tfd_pause")
-    notebook.run("values = %tfd_schedule add --times 4 --args one")
+    notebook.run("values = %tfd_schedule add --times 4 --args unit")
     assert "4 paused" in notebook.run("%tfd_values --state paused")
-    said = notebook.run("%tfd_join")
-    assert "PausedError: [TFD601]" in said
-    assert "Traceback" not in said
+    output = notebook.run("%tfd_join")
+    assert "PausedError: [TFD601]" in output
+    assert "Traceback" not in output
     assert notebook.run("%tfd_step").startswith("1 ended: 3 paused")
     assert notebook.run("%tfd_step 2 train").startswith("2 ended: 1 paused")
     assert "‖ paused (by request)" in notebook.run("%tfd_cluster status")
@@ -109,37 +109,37 @@ def test_pause_step_and_resume(notebook: Notebook) -> None:
     assert "all have ended" in notebook.run("%tfd_join --timeout 30 train")
 
 
-def test_one_is_cancelled(notebook: Notebook) -> None:
-    said = notebook.run(
-        "coordinator.pause(); value = coordinator.schedule(add, args=(one,))\n"
+def test_closure_is_cancelled(notebook: Notebook) -> None:
+    output = notebook.run(
+        "coordinator.pause(); value = coordinator.schedule(add, args=(unit,))\n"
         "key = len(coordinator.values) - 1\n"
         "%tfd_cancel $key\n"
         "%tfd_cancel $key\n"
         "%tfd_cancel 1000000"
     )
-    assert "is cancelled" in said
-    assert "had already ended" in said
-    assert "UnknownName" in said
+    assert "is cancelled" in output
+    assert "had already ended" in output
+    assert "UnknownName" in output
 
 
-def test_joining_in_the_background(notebook: Notebook) -> None:
-    said = notebook.run(
-        "coordinator.pause(); value = coordinator.schedule(add, args=(one,))\n"
+def test_join_runs_in_the_background(notebook: Notebook) -> None:
+    output = notebook.run(
+        "coordinator.pause(); value = coordinator.schedule(add, args=(unit,))\n"
         "joining = %tfd_join --background\n"
         "print(joining.state, joining.error)\n"
         "%tfd_resume\n"
         "joining.wait(30); print(joining)"
     )
-    assert said.startswith("waiting None\n"), said
-    assert said.endswith("<BackgroundJoin done>\n"), said
+    assert output.startswith("waiting None\n"), output
+    assert output.endswith("<BackgroundJoin done>\n"), output
     assert "the background join is done" in notebook.run("%tfd_cluster status")
 
 
-def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:
+def test_terminal_controls_a_blocked_join(notebook: Notebook) -> None:
     notebook.run(
         "first = len(coordinator.values)\n"
         "endless_ones = %tfd_schedule endless --times 2\n"
-        "values = %tfd_schedule add --times 3 --args one"
+        "values = %tfd_schedule add --times 3 --args unit"
     )
     first = int(notebook.run("print(first)"))
     cell = notebook.begin(JOIN, until="joining")
@@ -147,20 +147,23 @@ def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:
     for key in (first, first + 1):
         assert tfd("cancel", "train", str(key)) == f"closure {key} is cancelled\n"
     assert tfd("step", "train", "2").startswith("2 ended: 1 paused")
-    # Nothing runs and nothing moves; the join waits for whoever paused it.
-    assert (seen()["state"], seen()["reason"]) == ("paused", "from a terminal")
+    # No closure runs, and the join waits for a resume.
+    assert (coordinator_row()["state"], coordinator_row()["reason"]) == (
+        "paused",
+        "from a terminal",
+    )
     assert "coordinator: ‖ paused (from a terminal)" in tfd("watch", "--once")
     assert "is resumed" in tfd("resume")
     assert notebook.finish(cell).endswith("joined\n")
 
 
-def test_who_watches_can_resume(notebook: Notebook) -> None:
+def test_watching_terminal_keeps_join_waiting(notebook: Notebook) -> None:
     command = [sys.executable, "-m", "tfd_notebook", "watch", "train", "--interval", "0.2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
         try:
             assert watcher.stdout
             assert any("coordinator: " in line for line in watcher.stdout)
-            notebook.run("coordinator.pause(); value = coordinator.schedule(add, args=(one,))")
+            notebook.run("coordinator.pause(); value = coordinator.schedule(add, args=(unit,))")
             cell = notebook.begin(JOIN, until="joining")
             assert any("‖ paused (by request)" in line for line in watcher.stdout)
             tfd("resume", "train")
@@ -169,39 +172,39 @@ def test_who_watches_can_resume(notebook: Notebook) -> None:
             watcher.terminate()
 
 
-def test_the_widget_steers_while_join_blocks(notebook: Notebook) -> None:
+def test_widget_controls_a_blocked_join(notebook: Notebook) -> None:
     notebook.run("view = get_ipython().run_line_magic('tfd_cluster', 'status --live')")
     widget = notebook.widget("cluster")
 
-    def asks(command: str, **arguments: Any) -> Any:
-        return widget.asks(command, name="train", **arguments)["value"]
+    def request(command: str, **arguments: Any) -> Any:
+        return widget.request(command, name="train", **arguments)["value"]
 
     def coordinator() -> Any:
         return widget.cluster["coordinator"]
 
-    notebook.run("coordinator.pause(); values = %tfd_schedule add --times 4 --args one")
+    notebook.run("coordinator.pause(); values = %tfd_schedule add --times 4 --args unit")
     cell = notebook.begin(JOIN, until="joining")
-    asks("step")
+    request("step")
     widget.await_that(lambda: coordinator()["counts"].get("paused") == 3)
-    asks("break_on", failure=True)
+    request("break_on", failure=True)
     widget.await_that(lambda: coordinator()["break_on_failure"])
-    asks("resume")
+    request("resume")
     assert notebook.finish(cell).endswith("joined\n")
 
     cell = notebook.begin(f"value = coordinator.schedule(endless)\n{JOIN}", until="joining")
     running = widget.await_that(
         lambda: [w for w in coordinator()["workers"].values() if w.get("function") == "endless"]
     )
-    asks("pause", source="the notebook")
+    request("pause", source="the notebook")
     widget.await_that(lambda: coordinator().get("reason") == "from the notebook")
-    assert asks("cancel", id=running[0]["id"]) is True
+    assert request("cancel", id=running[0]["id"]) is True
     assert notebook.finish(cell).endswith("joined\n")
 
 
-def test_join_waits_as_long_as_a_widget_is_open(notebook: Notebook) -> None:
+def test_join_waits_while_a_widget_is_open(notebook: Notebook) -> None:
     notebook.run(
         "view = get_ipython().run_line_magic('tfd_cluster', 'status --live')\n"
-        "coordinator.pause(); values = %tfd_schedule add --times 2 --args one"
+        "coordinator.pause(); values = %tfd_schedule add --times 2 --args unit"
     )
     widget = notebook.widget("cluster")
     cell = notebook.begin(
@@ -210,17 +213,17 @@ def test_join_waits_as_long_as_a_widget_is_open(notebook: Notebook) -> None:
         "except Exception as error: print(type(error).__name__, 'closed:', view.closed)",
         until="joining",
     )
-    widget.asks("step", name="train")
+    widget.request("step", name="train")
     widget.await_that(lambda: widget.cluster["coordinator"]["counts"].get("paused") == 1)
-    notebook.begin_beside("view.close()")
+    notebook.begin_on_subshell("view.close()")
     assert notebook.finish(cell).endswith("PausedError closed: True\n")
 
 
-def test_stopping_ends_every_wait(notebook: Notebook) -> None:
-    """The last test: nothing can be scheduled afterwards."""
+def test_stop_ends_every_wait(notebook: Notebook) -> None:
+    """This is the last test, because a stopped coordinator schedules no closure."""
     notebook.run("coordinator.resume(); values = %tfd_schedule endless --times 5")
-    said = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(30)")
-    assert "StateError: [TFD105] this coordinator was stopped before its closures ended" in said
+    output = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(30)")
+    assert "StateError: [TFD105] this coordinator was stopped before its closures ended" in output
     assert "no matching closure" in notebook.run("%tfd_values --state retrying")
     assert "coordinator: ■ stopped" in notebook.run("%tfd_cluster status")
     assert "is stopped" in notebook.run("%tfd_pause")
