@@ -114,7 +114,8 @@ def test_import_changes_nothing_until_the_first_use() -> None:
         "assert tfd_notebook.Policy().restarts >= 0\n"
         "assert list(sys.meta_path) != finders  # patches TensorFlow at its import"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_load_ext_is_light() -> None:

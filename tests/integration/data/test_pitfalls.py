@@ -207,7 +207,8 @@ class TestLostWorker:
     ) -> None:
         dataset = batches(ENDLESS).apply(pair.distribute(mode))
         back = restart_check(pair, "data_worker:0")
-        consume(kind, pair, dataset, enough_after(10, lambda: pair.kill("data_worker:0"), back))
+        kill = enough_after(10, lambda: pair.kill("data_worker:0"), back)
+        assert consume(kind, pair, dataset, kill).total() >= 40
 
     @pytest.mark.parametrize("countable", [True, False])
     def test_missing_elements_are_reported(
@@ -266,7 +267,8 @@ class TestLostWorker:
             scaled.set()
 
         try:
-            consume(kind, pair, dataset, enough_after(10, scale, scaled.is_set))
+            counts = consume(kind, pair, dataset, enough_after(10, scale, scaled.is_set))
+            assert counts.total() >= 40
         finally:
             pair.scale(data_workers=2)
 

@@ -56,13 +56,14 @@ def test_a_pipe_is_written_with_flow_control(known: bool, monkeypatch: pytest.Mo
     if not known:
         monkeypatch.delattr(asyncio.streams, "FlowControlMixin")
 
-    async def drained() -> None:
+    async def drained() -> bool:
         protocol: Any = asyncio_pipes.flow_control()
         protocol.pause_writing()
         protocol.resume_writing()
         await protocol._drain_helper()
+        return not protocol._paused
 
-    asyncio.run(drained())
+    assert asyncio.run(drained())
 
 
 def test_condition_has_its_waiters() -> None:

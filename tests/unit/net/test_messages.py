@@ -388,10 +388,14 @@ def test_detached_cluster_has_tasks_of_other_processes() -> None:
 @pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"reply_to": []}, {"event": []},
                                   {"event": "host_disconnected", "host": "x", "grace": 1},
                                   {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip
-def test_other_json_raises_only_invalid_message(body: Any) -> None:
+def test_other_json_ends_the_session_or_is_ignored(body: Any) -> None:
     client = AgentClient("agent", HOST, lambda line: None)
+    ignored = not isinstance(body, dict)
     client.handle_line(frame(body))
+    assert client.alive is ignored
+    assert ignored or "sent an invalid message" in client.why_lost
     client.handle_line(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
+    assert client.alive is ignored
 
 
 def test_valid_messages_are_unchanged() -> None:
@@ -730,14 +734,17 @@ VALUES = {
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupt_closures_of_another_kernel_are_refused(seed: int) -> None:
     chance = random.Random(seed)
+    refused = 0
     for _ in range(100):
         reader = read(TREE)
         with_buffers = bytes(8 * chance.randrange(3)) + b"x" * chance.randrange(2)
         try:
             reader.handle_message(spoilt(VALUES, chance), (with_buffers,))
         except errors.InvalidMessage:
-            continue
-        reader.mirror("c").lost_attempts()
+            refused += 1
+        else:
+            reader.mirror("c").lost_attempts()
+    assert refused > 50
 
 
 @pytest.mark.parametrize("received", [

@@ -58,9 +58,11 @@ def test_server_can_listen_on_a_reserved_port(host: str) -> None:
             server.bind((host, port_of(held)))
             server.listen()
             for _ in range(20):  # no connection reaches the socket that reserves the port
-                socket.create_connection(("localhost", port_of(held)), 1).close()
                 server.settimeout(1)
-                server.accept()[0].close()
+                with socket.create_connection(("localhost", port_of(held)), 1) as client:
+                    accepted, peer = server.accept()
+                    accepted.close()
+                    assert peer[1] == port_of(client)
 
 
 def test_port_can_be_reserved_again_after_connections(server: socket.socket) -> None:
@@ -68,7 +70,8 @@ def test_port_can_be_reserved_again_after_connections(server: socket.socket) -> 
     with socket.create_connection(("127.0.0.1", port)):
         server.accept()[0].close()  # the server's side closes first: TIME_WAIT is here
     server.close()
-    ports.reserve_port(port).close()
+    with ports.reserve_port(port) as held:
+        assert port_of(held) == port
 
 
 def test_port_in_use_names_this_process(server: socket.socket) -> None:

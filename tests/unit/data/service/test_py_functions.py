@@ -143,7 +143,10 @@ class TestTokens:
             "pyfunc.restore_tokens()\n"
             "assert script_ops._py_funcs.insert(print) == 'pyfunc_2'\n"
         )
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+        completed = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert completed.returncode == 0, completed.stderr
 
 
 class TestTravel:
