@@ -210,6 +210,7 @@ NOT_IMPERATIVE = _words(
 NAMES = {
     "asked": "requested, request, query",
     "found": "the thing: match, addresses, clusters",
+    "got": "received, reply, elements",
     "living": "running",
     "looked": "sampled, status, snapshot",
     "made": "the thing: created, iterator, process",
@@ -217,6 +218,7 @@ NAMES = {
     "said": "message, output, error",
     "seen": "known, received, last_seq",
     "told": "reported, events, notified",
+    "wish": "requested, request",
 }
 
 #: Words that the names of test functions do not contain.
@@ -339,8 +341,6 @@ def python_name_hits(source: str, name: str) -> Iterator[Hit]:
             if node.name.startswith("test_") and words:
                 hint = f"{', '.join(sorted(words))}: name the behaviour"
                 yield Hit(name, node.lineno, node.name, hint)
-        if not name.startswith("tfd_notebook/"):
-            continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             identifier = node.id
         elif isinstance(node, ast.arg):
