@@ -33,7 +33,7 @@ def test_gpus_are_hidden_before_tensorflow_starts(device_calls: list[Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options"), [((), {}), ((0, 1), {"gpus": 0}), ((0, 1), {"launcher": "elsewhere"})]
+    ("gpus", "options"), [((), {}), ((0, 1), {"gpus": 0}), ((0, 1), {"launcher": "remote"})]
 )
 def test_gpus_are_kept_without_local_workers_with_gpus(
     device_calls: list[Any],
