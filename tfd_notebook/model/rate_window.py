@@ -16,12 +16,12 @@ class RateWindow:
     Parameters
     ----------
     seconds : float
-        Length of the window.
+        Length of the window. Default 5.
     keep : int
         Maximum number of measurements, about one a second. Default 60.
     """
 
-    def __init__(self, seconds: float, keep: int = 60) -> None:
+    def __init__(self, seconds: float = 5.0, keep: int = 60) -> None:
         self._seconds = seconds
         self._keep = keep
         self._entries: tuple[tuple[float, float], ...] = ()

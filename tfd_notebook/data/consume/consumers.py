@@ -18,15 +18,11 @@ from tfd_notebook.model.events import ConsumerMeasured, Event, Notice
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import StreamRow
 
-#: Length of the window for rates and the share of waiting, in seconds.
-WINDOW = 5.0
-
 #: Seconds without an element after which a consumer that does not wait counts as idle.
 _IDLE_SECONDS = 2.0
 
 #: Number of consumers that are still listed after their end.
 _ENDED_LISTED = 20
-
 
 _Workers = Callable[[], Sequence[WorkerUtilization]]
 
@@ -56,7 +52,7 @@ class Series:
         #: Elements per second in the last 60 seconds, latest last.
         self.recent: tuple[float, ...] = ()
         self._latest = MetricTotals()
-        self._windows = [RateWindow(WINDOW, keep + 1) for _ in self._latest]
+        self._windows = [RateWindow(keep=keep + 1) for _ in self._latest]
         for window in self._windows:
             window.add(0.0, 0)
 
@@ -274,17 +270,17 @@ class Consumers:
             sources = [item for item in self._sources.items() if item[0] not in self._final]
         for name, source in sources:
             state = source.state
-            if _has_ended(state) or (process is not None and state != "new"):
-                self._measure(name, source)
-            if process is not None and state == "running" and not source.live.disabled:
-                iterator = source.meter.iterator() if source.meter is not None else None
-                reading, workers = source.reading(), self._workers()
-                try:
+            try:
+                if _has_ended(state) or (process is not None and state != "new"):
+                    self._measure(name, source)
+                if process is not None and state == "running" and not source.live.disabled:
+                    iterator = source.meter.iterator() if source.meter is not None else None
+                    reading, workers = source.reading(), self._workers()
                     source.live.update(iterator, reading, process, workers, source.used)
-                except Exception as error:  # the pipeline cannot be read
-                    source.live.disabled = True
-                    if self._publish is not None:
-                        self._publish(Notice("error", f"{type(error).__name__}: {error}"))
+            except Exception as error:  # the thread must continue with the other consumers
+                source.live.disabled = True
+                if self._publish is not None:
+                    self._publish(Notice("error", f"{type(error).__name__}: {error}"))
 
     def apply(self, event: ConsumerMeasured) -> None:
         """Record a sample. Only this changes what the queries return."""

@@ -26,13 +26,11 @@ def watch(registry: Consumers) -> None:
     """Sample the consumers of `registry` until none of them is active."""
     global _process
     with _lock:
+        _process = _process or ProcessSampler()
+        thread = threading.Thread(target=_run, args=(_process,), name="tfd-sampler", daemon=True)
         starts = not _registries
         _registries.add(registry)
         if starts:
-            _process = _process or ProcessSampler()
-            thread = threading.Thread(
-                target=_run, args=(_process,), name="tfd-sampler", daemon=True
-            )
             thread.start()
 
 
