@@ -22,7 +22,7 @@ SECONDS = 2.0
 
 def main() -> None:
     rounds = 4 if _pairs.arguments(__doc__).quick else 75
-    look = LiveLimit.look
+    update = LiveLimit.update
     images = tf.data.Dataset.range(1 << 40).map(
         lambda number: tf.image.random_flip_left_right(tf.zeros([64, 64, 3])), num_parallel_calls=2
     )
@@ -37,15 +37,15 @@ def main() -> None:
                 return (stream.elements - elements) / (time.perf_counter() - begun)
 
             def explained() -> float:
-                LiveLimit.look = look  # type: ignore[method-assign]
+                LiveLimit.update = update  # type: ignore[method-assign]
                 return rate()
 
             def bare() -> float:
-                LiveLimit.look = lambda *arguments: None  # type: ignore[method-assign]
+                LiveLimit.update = lambda *arguments: None  # type: ignore[method-assign]
                 return rate()
 
             result = _pairs.measure(explained, bare, rounds)
-            LiveLimit.look = look  # type: ignore[method-assign]
+            LiveLimit.update = update  # type: ignore[method-assign]
             print(stream.limit)
     print(f"with live analysis against without: {result}")
     _pairs.report("explain_cost", result, "batches/s, more is better")
