@@ -116,7 +116,7 @@ def _whose(pid: int) -> object:
         text = Path(f"/proc/{pid}/environ").read_text() + command
     except OSError:
         return pid
-    result = re.search(r"TFD_AGENT=(\w{12})\b|\b(\w{12}) (?:start|again)\b", text)
+    result = re.search(r"TFD_AGENT=(\w{12})\b|\b(\w{12}) (?:start|reconnect)\b", text)
     return result[1] or result[2] if result else pid
 
 

@@ -293,5 +293,5 @@ def test_secure_tls_is_a_launcher_option() -> None:
     ssh = tfd.launchers.SSH("one", secure="tls")
     assert tfd.launchers.SSH(**ssh.options).options == ssh.options
     assert ssh.options["secure"] == "tls"
-    with pytest.raises(errors.UsageError, match="secure='ssl'"):
+    with pytest.raises(errors.UsageError, match="invalid secure 'ssl'"):
         tfd.launchers.SSH("one", secure="ssl")
