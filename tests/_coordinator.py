@@ -13,6 +13,7 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.present = 0
         self.stopped = False
+        self.row_version = 0
         self.build = None
 
     def row(self, tasks: Any) -> CoordinatorRow:

@@ -18,13 +18,15 @@ from tfd_notebook.bus.session import ControllerPresence, Session, is_message
 from tfd_notebook.cluster import commands, registry
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.cluster.view import ClusterView
     from tfd_notebook.model.snapshot import Snapshot
 
 log = logging.getLogger("tfd_notebook")
 
-#: Seconds between two updates of a session.
+#: Minimum seconds between two updates of a session. A coordinator is checked in this interval.
 TICK_SECONDS = 0.1
+#: Seconds between two checks for silent clients, while a client watches and nothing changes.
+CHECK_SECONDS = 1.0
 #: Seconds between two keep-alive messages while no client reads.
 ALIVE_SECONDS = 60.0
 #: Maximum number of ended clusters that are still shown.
@@ -81,32 +83,55 @@ class Hub:
     """Server of all sessions in one thread. Commands that may block run in other threads."""
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[tuple[str, Session, Any]] = queue.SimpleQueue()
+        #: Messages for a session. None wakes the thread.
+        self._inbox: queue.SimpleQueue[tuple[str, Session, Any] | None] = queue.SimpleQueue()
         self._commands = CommandQueues(lambda work: _start("tfd-bus-command", work))
         self._sessions: list[Session] = []
         self._last_sent = time.monotonic()
         self._progress: dict[str, Any] = {}
-        self._running: dict[str, Cluster] = {}
+        self._running: dict[str, ClusterView] = {}
         self._ended: dict[str, Snapshot] = {}
         self._controllers = ControllerPresence()
         self._last_error = ""
+        self._watched = False
+        #: True if a message or a change is not published yet.
+        self._changed = False
+        self._last_tick = float("-inf")
         self.put = self._inbox.put
+        registry.on_change(self.notify_change)
         _start("tfd-bus", self._work)
 
+    def notify_change(self) -> None:
+        """Publish the changed clusters soon, if a client watches. Any thread may call this."""
+        if self._watched and not self._changed:
+            self._changed = True
+            self.put(None)
+
     def _work(self) -> None:
-        tick = time.monotonic()
         served = False
         while self._sessions or not served:
-            ticks = self._controllers.any or any(session.watched for session in self._sessions)
-            wait = max(tick - time.monotonic(), 0.0) if ticks else ALIVE_SECONDS
+            self._watched = self._controllers.any or any(s.watched for s in self._sessions)
             with contextlib.suppress(queue.Empty):
-                self._handle(*self._inbox.get(timeout=wait))
-                served = True
-            if time.monotonic() >= tick:
+                item = self._inbox.get(timeout=self._wait_seconds())
+                self._changed = True
+                if item is not None:
+                    self._handle(*item)
+                    served = True
+            if time.monotonic() >= self._last_tick + TICK_SECONDS:
+                self._changed = False  # before the clusters are read
                 self._attempt(self._tick)
-                tick = time.monotonic() + TICK_SECONDS
+                self._last_tick = time.monotonic()
+        registry.remove_on_change(self.notify_change)
         self._controllers.renew({}, [])
         self._end()
+
+    def _wait_seconds(self) -> float:
+        if not self._watched:
+            return ALIVE_SECONDS
+        # A coordinator of this process does not report its changes.
+        soon = self._changed or any(c.has_coordinator for c in registry.clusters().values())
+        interval = TICK_SECONDS if soon else CHECK_SECONDS
+        return max(self._last_tick + interval - time.monotonic(), 0.0)
 
     def _end(self) -> None:
         global _hub
@@ -115,11 +140,11 @@ class Hub:
                 _hub = None
         while True:  # a session may have joined after the loop in `_work` ended
             try:
-                what, session, _ = self._inbox.get(block=False)
+                item = self._inbox.get(block=False)
             except queue.Empty:
                 return
-            if what == "join":
-                join(session)
+            if item is not None and item[0] == "join":
+                join(item[1])
 
     def _handle(self, what: str, session: Session, message: Any) -> None:
         if what == "join":
@@ -160,7 +185,7 @@ class Hub:
             self._last_sent = time.monotonic()
             self._keep_alive(running)
 
-    def _push(self, running: Mapping[str, Cluster]) -> None:
+    def _push(self, running: Mapping[str, ClusterView]) -> None:
         ended = {
             name: cluster
             for name, cluster in self._running.items()
@@ -188,7 +213,7 @@ class Hub:
             else:
                 session.push({}, commands.snapshots({cluster.name: cluster}))
 
-    def _keep_alive(self, running: Mapping[str, Cluster]) -> None:
+    def _keep_alive(self, running: Mapping[str, ClusterView]) -> None:
         progress = {
             name: _progress(snapshot) for name, snapshot in commands.snapshots(running).items()
         }
@@ -202,7 +227,7 @@ class Hub:
             work()
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
-            if message != self._last_error:  # ten times a second is too often
+            if message != self._last_error:  # it may be repeated ten times a second
                 self._last_error = message
                 log.warning("updating panels and widgets failed: %s", message)
 

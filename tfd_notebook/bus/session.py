@@ -16,8 +16,7 @@ from tfd_notebook.cluster import commands
 from tfd_notebook.errors import TfdError
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
-    from tfd_notebook.coordinator.coordinator import Coordinator
+    from tfd_notebook.cluster.view import ClusterView, CoordinatorView
     from tfd_notebook.model.snapshot import Snapshot
 
 Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
@@ -54,7 +53,7 @@ class Session:
     ----------
     send : callable
         Takes a message of JSON values, and binary buffers.
-    cluster : Cluster, optional
+    cluster : ClusterView, optional
         The published cluster. It may be set later.
     everything : bool
         Whether all clusters of this process are published instead. Default false.
@@ -65,7 +64,7 @@ class Session:
     def __init__(
         self,
         send: Send,
-        cluster: Cluster | None = None,
+        cluster: ClusterView | None = None,
         everything: bool = False,
         extra: Extra | None = None,
     ) -> None:
@@ -179,12 +178,12 @@ class Session:
     def _subscriptions(self) -> frozenset[str]:
         return frozenset().union(*(client.subscriptions for client in self._clients.values()))
 
-    def push(self, clusters: Mapping[str, Cluster], snapshots: Mapping[str, Snapshot]) -> None:
+    def push(self, clusters: Mapping[str, ClusterView], snapshots: Mapping[str, Snapshot]) -> None:
         """Send the changes.
 
         Parameters
         ----------
-        clusters : mapping of str to Cluster
+        clusters : mapping of str to ClusterView
             The running clusters to publish.
         snapshots : mapping of str to Snapshot
             Their snapshots, and those of ended clusters.
@@ -203,7 +202,7 @@ class Session:
         for reply in replies:
             self._send({**reply, "value": None}, [])
 
-    def _push_columns(self, name: str, cluster: Cluster) -> None:
+    def _push_columns(self, name: str, cluster: ClusterView) -> None:
         with contextlib.suppress(errors.TfdError):
             if not cluster.has_coordinator:
                 return
@@ -252,14 +251,14 @@ class ControllerPresence:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[Coordinator, contextlib.ExitStack]] = {}
+        self._held: dict[str, tuple[CoordinatorView, contextlib.ExitStack]] = {}
 
     @property
     def any(self) -> bool:
         """True if any coordinator has a viewer."""
         return bool(self._held)
 
-    def renew(self, running: Mapping[str, Cluster], viewed: Iterable[frozenset[str]]) -> None:
+    def renew(self, running: Mapping[str, ClusterView], viewed: Iterable[frozenset[str]]) -> None:
         """Open live controls for the coordinators of viewed clusters, and close all others."""
         present = {}
         for name in frozenset().union(*viewed) & running.keys():

@@ -54,6 +54,8 @@ class SnapshotFeed:
     def __init__(self) -> None:
         self._sent: Tree = {}
         self._cache: dict[tuple[str, str], tuple[Any, Any]] = {}
+        #: The snapshot of each cluster, with its encoded tree.
+        self._trees: dict[str, tuple[Snapshot, Tree]] = {}
 
     def full(self, snapshots: Iterable[Snapshot]) -> Tree:
         """Return the full tree, and restart the tracking of changes."""
@@ -68,9 +70,15 @@ class SnapshotFeed:
         return changed
 
     def _tree(self, snapshots: Iterable[Snapshot]) -> Tree:
-        clusters = {snapshot.name: self._cluster(snapshot) for snapshot in snapshots}
-        self._cache = {key: kept for key, kept in self._cache.items() if key[0] in clusters}
-        return {"clusters": clusters}
+        before, self._trees = self._trees, {}
+        for snapshot in snapshots:
+            known, tree = before.get(snapshot.name, (None, {}))
+            if known is not snapshot:
+                tree = self._cluster(snapshot)
+            self._trees[snapshot.name] = snapshot, tree
+        if before.keys() - self._trees.keys():
+            self._cache = {k: kept for k, kept in self._cache.items() if k[0] in self._trees}
+        return {"clusters": {name: tree for name, (_, tree) in self._trees.items()}}
 
     def _cluster(self, snapshot: Snapshot) -> Tree:
         quiet = not is_busy(snapshot)

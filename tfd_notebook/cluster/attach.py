@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import control_socket, registry
@@ -31,8 +31,7 @@ class Clusters(Mapping[str, Cluster]):
         self._clusters = clusters
 
     def __getitem__(self, name: str) -> Cluster:
-        cluster: Cluster = {**registry.running_clusters(), **self._clusters}[name]
-        return cluster
+        return cast("Cluster", {**registry.running_clusters(), **self._clusters}[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._clusters)

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,11 +29,7 @@ from tfd_notebook.data.service import distribute as service
 from tfd_notebook.launchers import base
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import Snapshot
-from tfd_notebook.model.spec import (
-    ClusterConfig,
-    Policy,
-    Service,
-)
+from tfd_notebook.model.spec import ClusterConfig, Policy, Service
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -445,6 +441,12 @@ class Cluster:
         return self._monitor.state
 
     @property
+    def version(self) -> Hashable:
+        """A value that is different after each change of `snapshot`."""
+        streams = self._context.consumers.states
+        return self._monitor.version, streams, self._training.row_version
+
+    @property
     def detached(self) -> bool:
         """True if the cluster outlives this kernel."""
         return self._lease.detached
@@ -457,17 +459,10 @@ class Cluster:
     @property
     def tasks(self) -> tuple[TaskHandle, ...]:
         """The current tasks, the dispatcher first."""
+        manager, limit = self._task_manager, self._reports.worker_limit
         return tuple(
-            TaskHandle(
-                row.task,
-                row.role,
-                row.state,
-                row.address,
-                row.pid,
-                self._task_manager,
-                self._reports.worker_limit,
-            )
-            for row in self.snapshot().tasks
+            TaskHandle(row.task, row.role, row.state, row.address, row.pid, manager, limit)
+            for row in self._monitor.tasks()
         )
 
     @property
@@ -488,8 +483,8 @@ class Cluster:
     def __repr__(self) -> str:
         snapshot = self.snapshot()
         ready = ", ".join(f"{count} {role}" for role, count in snapshot.observed.items())
-        state = f"{snapshot.state} on {snapshot.launcher}"
-        return f"<Cluster {self.name!r} {state}: {ready or 'no task'} ready>"
+        state = f"{self.state} on {snapshot.launcher}: {ready or 'no task'} ready"
+        return f"<Cluster {self.name!r} {state}>"
 
 
 def _stop_all() -> None:

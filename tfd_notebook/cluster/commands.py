@@ -12,13 +12,15 @@ import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
 from tfd_notebook.model.snapshot import as_dict
 
 if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.cluster.view import ClusterView
     from tfd_notebook.model.snapshot import Snapshot
 
 __all__ = ["COMMANDS", "answer", "cluster_of", "error_from", "perform", "queue_of", "snapshots"]
@@ -36,30 +38,34 @@ _ENVELOPE = ("kind", "client", "request_id", "command", "name")
 ENTRY_POINTS = "tfd_notebook.commands"
 
 Request = Mapping[str, Any]
+_Named = TypeVar("_Named")
 
 
-#: The latest snapshot of each cluster, and the last error of `snapshot`.
-_snapshots: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
-_snapshot_errors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+#: The latest snapshot of each cluster with its version, and the last error of `snapshot`.
+_snapshots: weakref.WeakKeyDictionary[ClusterView, tuple[Hashable, Snapshot]]
+_snapshots = weakref.WeakKeyDictionary()
+_snapshot_errors: weakref.WeakKeyDictionary[ClusterView, str] = weakref.WeakKeyDictionary()
 
 
-def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
-    """Return a snapshot of each cluster, by name.
+def snapshots(clusters: Mapping[str, ClusterView]) -> dict[str, Snapshot]:
+    """Return a snapshot of each cluster, by name. It is only built if the cluster has changed.
 
     If a cluster's `snapshot` raises, its previous one is used, if any. The error is logged once.
     """
     latest = {}
     for name, cluster in clusters.items():
         try:
-            _snapshots[cluster] = cluster.snapshot()
+            version = cluster.version
+            if cluster not in _snapshots or _snapshots[cluster][0] != version:
+                _snapshots[cluster] = version, cluster.snapshot()
             _snapshot_errors.pop(cluster, None)
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             if _snapshot_errors.get(cluster) != message:
                 _snapshot_errors[cluster] = message
                 log.warning("snapshot of cluster %r failed: %s", name, message)
-        if (snapshot := _snapshots.get(cluster)) is not None:
-            latest[name] = snapshot
+        if cluster in _snapshots:
+            latest[name] = _snapshots[cluster][1]
     return latest
 
 
@@ -88,14 +94,14 @@ def perform(request: Any) -> Any:
     """
     command = request.get("command") if isinstance(request, Mapping) else None
     handler = _handler(command) if isinstance(command, str) else None
-    if handler is None:
+    if not isinstance(command, str) or handler is None:
         names = [*COMMANDS, *sorted(entry_points(group=ENTRY_POINTS).names)]
         raise errors.UsageError(f"invalid command: expected one of {', '.join(names)}")
     if command not in ("list", "snapshot", "support"):
-        cluster = registry.running_clusters().get(str(request.get("name")))
-        if cluster is not None and hasattr(cluster, "ask"):
+        proxy = registry.proxies().get(str(request.get("name")))
+        if proxy is not None:
             arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
-            return cluster.ask(command, _REMOTE_SECONDS, **arguments)
+            return proxy.perform(command, _REMOTE_SECONDS, **arguments)
     return handler(request)
 
 
@@ -136,9 +142,7 @@ def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     requests that change its tasks, and one for all others. So logs can be read while tasks start.
     """
     command, name = str(request.get("command")), request.get("name")
-    if command in _IMMEDIATE and not (
-        command in _CONTROLS and hasattr(registry.running_clusters().get(str(name)), "ask")
-    ):
+    if command in _IMMEDIATE and not (command in _CONTROLS and str(name) in registry.proxies()):
         return None
     if command == "start" and isinstance(options := request.get("options"), Mapping):
         name = options.get("name")
@@ -157,7 +161,7 @@ def _list(request: Request) -> Any:
 
 
 def _snapshot(request: Request) -> Any:
-    cluster = cluster_of(request)
+    cluster = _named(registry.running_clusters(), request)
     width = _number(request, "width", 110, least=20, most=1000)
     hold = _number(request, "hold", 0, least=0, most=3600)
     if hold and cluster.has_coordinator:
@@ -295,9 +299,18 @@ _CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
 # Fields of a request
 
 
-def cluster_of(request: Request) -> Any:
-    """Return the running cluster with the name in a request, or raise UnknownName."""
-    known = registry.running_clusters()
+def cluster_of(request: Request) -> Cluster:
+    """Return the running cluster of this process with the name in a request.
+
+    Raises
+    ------
+    UnknownName
+        No running cluster has this name.
+    """
+    return _named(registry.clusters(), request)
+
+
+def _named(known: Mapping[str, _Named], request: Request) -> _Named:
     name = request.get("name")
     if not isinstance(name, str) or name not in known:
         raise errors.UnknownName(f"no cluster {name!r} in process {os.getpid()}")

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfd_notebook.agent import memory
+from tfd_notebook.cluster import registry
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service.usage import workers_of
 from tfd_notebook.model.events import (
@@ -100,6 +101,7 @@ class Monitor:
         self._changed = threading.Condition()
         self._version = 0
         self._state = "new"
+        self._shown_state = "new"
         self._planned: dict[Role, int] = dict(config.counts)
         self._requested: dict[Role, int] = {}
         self._subscribers: list[Subscriber] = []
@@ -141,8 +143,12 @@ class Monitor:
     @property
     def state(self) -> str:
         """The state of the whole cluster; ``degraded`` if ready tasks are missing."""
-        with self._changed:
-            return self._derived_state()
+        return self._shown_state
+
+    @property
+    def version(self) -> int:
+        """A number that increases with each event, and with each change of a task."""
+        return self._version
 
     def apply(self, event: Event) -> None:
         """Apply an event of a node."""
@@ -172,21 +178,15 @@ class Monitor:
                         self._requested[event.role] = event.requested
                     self._log(event)
             case ExpiryChanged():
-                with self._changed:
-                    self._expires = (
-                        None if event.seconds_left is None else Deadline(event.seconds_left)
-                    )
-                    self._log(event)
+                self._expires = None if event.seconds_left is None else Deadline(event.seconds_left)
+                self._append(event)
             case JournalMeasured():
                 with self._changed:
                     self._journal_bytes = event.size
                     self._touch()
             case LeaseChanged():
-                with self._changed:
-                    self._lease = (
-                        None if event.seconds_left is None else Deadline(event.seconds_left)
-                    )
-                    self._log(event)
+                self._lease = None if event.seconds_left is None else Deadline(event.seconds_left)
+                self._append(event)
             case ClusterEnded():
                 self._end_reason = event.reason
                 self._append(event)
@@ -236,6 +236,7 @@ class Monitor:
             self._rows.pop(task, None)
             self._sent.pop(task, None)
             self._working.pop(task, None)
+            self._update_shown_state()
             self._touch()
 
     def command(self, work: Callable[[], Any]) -> None:
@@ -251,18 +252,16 @@ class Monitor:
         coordinator = self._coordinator(self.tasks())
         with self._changed:
             tasks = self.tasks()
-            state = self._derived_state()
+            gpus = () if self._shown_state in _ENDED else self._gpus.values()
             return Snapshot(
                 version=self._version,
                 time=time.time(),
                 name=self._config.name,
                 launcher=self._config.launcher,
-                state=state,
+                state=self._shown_state,
                 tasks=tasks,
                 streams=streams,
-                gpus=()
-                if state in _ENDED
-                else tuple(itertools.chain.from_iterable(self._gpus.values())),
+                gpus=tuple(itertools.chain.from_iterable(gpus)),
                 planned=dict(self._planned),
                 requested=dict(self._requested),
                 observed=self._observed(),
@@ -345,12 +344,12 @@ class Monitor:
         ready = Counter(row.role for row in self._rows.values() if row.state is TaskState.READY)
         return {role: ready[role] for role in Role if ready[role]}
 
-    def _derived_state(self) -> str:
-        if self._state != "ready":
-            return self._state
-        observed = self._observed()
-        missing = any(observed.get(role, 0) < count for role, count in self._planned.items())
-        return "degraded" if missing else "ready"
+    def _update_shown_state(self) -> None:
+        self._shown_state = self._state
+        if self._state == "ready":
+            observed = self._observed()
+            if any(observed.get(role, 0) < count for role, count in self._planned.items()):
+                self._shown_state = "degraded"
 
     def _work(self) -> None:
         open_ = True
@@ -395,8 +394,7 @@ class Monitor:
                 pss_mb=None if exited else row.pss_mb,
                 gpu="" if exited else row.gpu,
             )
-            self._events.append(event)
-            self._touch()
+            self._log(event)
         self._publish_notice(event, before)
 
     def _publish_notice(self, event: TaskChanged, before: TaskState) -> None:
@@ -481,6 +479,7 @@ class Monitor:
                 if not row.state.ended:
                     self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
             self._state, self._why_lost = "lost", reason
+            self._update_shown_state()
             self._touch()
         self.notice("error", reason, fix="start the cluster again")
 
@@ -490,8 +489,10 @@ class Monitor:
 
     def _log(self, event: Event) -> None:
         self._events.append(event)
+        self._update_shown_state()
         self._touch()
 
     def _touch(self) -> None:
         self._version += 1
         self._changed.notify_all()
+        registry.notify_change()

@@ -6,19 +6,22 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
 from tfd_notebook.model.spec import ClusterConfig, is_same
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.cluster.view import ClusterProxy, ClusterView
 
 _clusters: dict[str, Cluster] = {}
 _lock = threading.RLock()
 #: Functions that return further clusters by name, by the kind of cluster.
-_providers: dict[str, Callable[[], Mapping[str, Any]]] = {}
+_providers: dict[str, Callable[[], Mapping[str, ClusterProxy]]] = {}
 _on_start: list[Callable[[], object]] = []
+#: A tuple, because other threads call the callbacks of `on_change` without a lock.
+_on_change: tuple[Callable[[], None], ...] = ()
 
 
 def clusters() -> dict[str, Cluster]:
@@ -71,15 +74,22 @@ def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cl
         stopped = existing
 
 
-def running_clusters() -> dict[str, Any]:
-    """Return the running clusters of this process and of the providers by name."""
-    running: dict[str, Any] = {}
+def proxies() -> dict[str, ClusterProxy]:
+    """Return the running clusters of the providers by name, if no `Cluster` has that name."""
+    running: dict[str, ClusterProxy] = {}
     for provider in tuple(_providers.values()):
         running.update(provider())
-    return {**running, **clusters()}
+    for name in clusters():
+        running.pop(name, None)
+    return running
 
 
-def register_provider(kind: str, provider: Callable[[], Mapping[str, Any]]) -> None:
+def running_clusters() -> dict[str, ClusterView]:
+    """Return the running clusters of this process and of the providers by name."""
+    return {**proxies(), **clusters()}
+
+
+def register_provider(kind: str, provider: Callable[[], Mapping[str, ClusterProxy]]) -> None:
     """Add clusters of other kinds than `Cluster` to `running_clusters`.
 
     Parameters
@@ -87,9 +97,7 @@ def register_provider(kind: str, provider: Callable[[], Mapping[str, Any]]) -> N
     kind : str
         A provider replaces the previous one of the same kind.
     provider : callable
-        Returns the running clusters by name. Each has ``snapshot()``, ``has_coordinator`` and
-        ``present_coordinator()``. If it has ``ask(command, timeout, **arguments)``, it performs
-        commands itself.
+        Returns the running clusters by name.
     """
     _providers[kind] = provider
 
@@ -118,10 +126,34 @@ def notify_cluster_start() -> None:
         callback()
 
 
+def on_change(callback: Callable[[], None]) -> None:
+    """Call `callback` after each change of a running cluster.
+
+    Any thread may call it, also with a lock of the cluster, so it must return at once. A
+    coordinator of this process does not report its changes: compare ``ClusterView.version``.
+    """
+    global _on_change
+    with _lock:
+        _on_change = (*_on_change, callback)
+
+
+def remove_on_change(callback: Callable[[], None]) -> None:
+    """Stop calling `callback`."""
+    global _on_change
+    with _lock:
+        _on_change = tuple(each for each in _on_change if each != callback)
+
+
+def notify_change() -> None:
+    """Call the callbacks of `on_change`."""
+    for callback in _on_change:
+        callback()
+
+
 def _after_fork_in_child() -> None:
     # The clusters belong to the parent, and a thread of the parent may hold the lock.
-    global _clusters, _lock
-    _clusters, _lock = {}, threading.RLock()
+    global _clusters, _lock, _on_change
+    _clusters, _lock, _on_change = {}, threading.RLock(), ()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

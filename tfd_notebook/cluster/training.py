@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
@@ -412,6 +412,12 @@ class ParameterServerTraining:
                 fix="create one: cluster.coordinator()",
             )
         return self._coordinator
+
+    @property
+    def row_version(self) -> Hashable:
+        """A value that is different after each change of `row`."""
+        coordinator = self._coordinator
+        return None if coordinator is None else (id(coordinator), coordinator.row_version)
 
     def row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
         """Return the row of the coordinator in a snapshot, or None if there is no coordinator."""

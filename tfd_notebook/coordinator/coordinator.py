@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
@@ -13,7 +13,7 @@ from tfd_notebook._compat.tf_coordinator.cancellation import quieten
 from tfd_notebook.coordinator import error_hints
 from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import NOTHING, judge
-from tfd_notebook.coordinator.metrics import CoordinatorMetrics
+from tfd_notebook.coordinator.metrics import CoordinatorMetrics, row_version
 from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import (
     StateError,
@@ -142,9 +142,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
         uses the name of the user's variable that holds `cluster`.
         """
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
-        self._notify = notify
+        self._notify, self._bound_cluster = notify, cluster
         self._serve_errors_for_lost_workers = serve_errors_for_lost_workers
-        self._bound_cluster = cluster
 
     # TensorFlow's interface
 
@@ -421,10 +420,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         return judge(*closures_run, *cluster_state, cluster=self._bound_cluster, coordinator=self)
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:
-        """Return the current state of the coordinator for a snapshot.
-
-        `tasks` are those of its cluster. Default: query them.
-        """
+        """Return the row of a snapshot. Without `tasks`, the tasks of the cluster are queried."""
         queue = self._queue
         current_tasks = self._tasks() if tasks is None else tasks
         return self._metrics.row(
@@ -437,6 +433,11 @@ class Coordinator(closure_queue.ClusterCoordinator):
             limit=lambda: self._limit(current_tasks),
             ps_bytes=self._ps_bytes,
         )
+
+    @property
+    def row_version(self) -> Hashable:
+        """A value that is different after each change of `row`."""
+        return row_version(self)
 
     @property
     def store(self) -> Store:

@@ -6,9 +6,9 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.coordinator.values import percentiles
 from tfd_notebook.model.closure_gate import Gate
@@ -17,12 +17,17 @@ from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 
+if TYPE_CHECKING:
+    from tfd_notebook.coordinator.coordinator import Coordinator
+
 _RATE_SECONDS = 5.0
 #: Number of latest closures in the percentiles.
 _LATEST_CLOSURES = 500
 #: Seconds after which rates and percentiles, and the more expensive bottleneck, are computed again.
 _FIGURES_EVERY = 0.4
 _LIMIT_EVERY = 2.0
+#: Seconds after a transition in which rates and the bottleneck still change.
+_SETTLE_SECONDS = _RATE_SECONDS + _LIMIT_EVERY
 #: Time spans in seconds for the completion rate. The first with enough ended closures is used.
 _SPANS = (10.0, 60.0, 600.0)
 _PARTS_PER_SPAN = 10
@@ -160,6 +165,22 @@ def worker_rows(
             )
         )
     return tuple(rows)
+
+
+def row_version(coordinator: Coordinator) -> Hashable:
+    """Return a value that is different after each change of the coordinator's row."""
+    store, now = coordinator.store, time.perf_counter()
+    _, running = store.unfinished()
+    # Elapsed times change while a closure runs, and rates change after it.
+    changes = running or now - store.changed_at < _SETTLE_SECONDS
+    return (
+        store.version,
+        coordinator.stopped,
+        coordinator.paused,
+        coordinator.paused_workers,
+        coordinator.breakpoints,
+        int(now / _FIGURES_EVERY) if changes else None,
+    )
 
 
 class CoordinatorMetrics:

@@ -442,6 +442,12 @@ class Store:
                 self._log_worker[start:],
             )
 
+    @property
+    def changed_at(self) -> float:
+        """`time.perf_counter` of the latest transition, 0 before the first."""
+        with self._lock:
+            return self._log_time[-1] if self._log_time else 0.0
+
     def unfinished(self) -> tuple[int, int]:
         """Return the number of waiting closures and the number in flight."""
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -368,15 +368,20 @@ class SparkRow:
     @property
     def state(self) -> str:
         """The value of `Snapshot.state`. ``degraded`` if a node has failed or is lost."""
-        state = SPARK_PHASES[self.phase]
-        if state == "ready" and any(node.state in ("failed", "lost") for node in self.nodes):
-            return "degraded"
-        return state
+        return spark_state(self.phase, (node.state for node in self.nodes))
 
     @property
     def rows_per_s(self) -> float:
         """The sum of the rows per second of all nodes."""
         return sum(node.rows_per_s for node in self.nodes)
+
+
+def spark_state(phase: str, nodes: Iterable[str]) -> str:
+    """Return the state of a cluster on Spark in this phase, with nodes in these states."""
+    state = SPARK_PHASES[phase]
+    if state == "ready" and any(node in ("failed", "lost") for node in nodes):
+        return "degraded"
+    return state
 
 
 @dataclass(frozen=True)

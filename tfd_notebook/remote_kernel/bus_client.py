@@ -49,9 +49,9 @@ class BusClient:
         self._send = send
         self._client = uuid.uuid4().hex
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._pending: dict[str, concurrent.futures.Future[Any]] = {}
         self._clusters: dict[str, Any] = {}
+        self._snapshots: dict[str, Snapshot] = {}
         self._mirrors: dict[str, ClosureStoreReplica] = {}
         self._subscribed: set[str] = set()
         self._seq = 0
@@ -157,18 +157,21 @@ class BusClient:
             self._publish("resync")
             return
         if kind == "state":
-            with self._lock:
-                state = message["state"]
-                tree = state if message["full"] else _patched({"clusters": self._clusters}, state)
-                clusters = messages.clusters(tree.get("clusters", {}))
-                for name in clusters:
-                    _snapshot(clusters[name], self._version)
-                self._clusters = clusters
-                self._version += 1
+            state = message["state"]
+            tree = state if message["full"] else _patched({"clusters": self._clusters}, state)
+            clusters = messages.clusters(tree.get("clusters", {}))
+            self._version += 1
+            self._snapshots = {
+                name: self._snapshots[name]
+                if cluster is self._clusters.get(name)  # a patch copies changed objects only
+                else _snapshot(cluster, self._version)
+                for name, cluster in clusters.items()
+            }
+            self._clusters = clusters
             for name, mirror in tuple(self._mirrors.items()):  # other threads add mirrors
-                coordinator = self._clusters.get(name, {}).get("coordinator")
-                counts = {} if coordinator is None else _coordinator(coordinator).counts
-                mirror.count(counts)
+                snapshot = self._snapshots.get(name)
+                coordinator = None if snapshot is None else snapshot.coordinator
+                mirror.count({} if coordinator is None else coordinator.counts)
             self._subscribe()
             self.ready.set()
         else:
@@ -196,7 +199,7 @@ class BusClient:
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the other kernel's clusters, including ended ones."""
-        return tuple(self._clusters)
+        return tuple(self._snapshots)
 
     def mirror(self, name: str) -> ClosureStoreReplica:
         """Return the closures of a cluster's coordinator."""
@@ -210,13 +213,13 @@ class BusClient:
         UnknownName
             The other kernel has no cluster of this name.
         """
-        with self._lock:
-            if name not in self._clusters:
-                raise UnknownName(
-                    f"the other kernel has no cluster {name!r}",
-                    fix=f"use one of these names: {', '.join(self._clusters) or 'none'}",
-                )
-            return _snapshot(self._clusters[name], self._version)
+        known = self._snapshots
+        if name not in known:
+            raise UnknownName(
+                f"the other kernel has no cluster {name!r}",
+                fix=f"use one of these names: {', '.join(known) or 'none'}",
+            )
+        return known[name]
 
 
 def _patched(tree: Any, patch: Any) -> Any:

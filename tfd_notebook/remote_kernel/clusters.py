@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -47,20 +47,13 @@ class RemoteCluster:
         After the loss of the kernel, the state is ``"lost"``. After `RemoteKernel.close`, it is
         ``"stopped"``, or ``"left"`` if the cluster is detached.
         """
-        snapshot = self._kernel._bus.snapshot(self.name)
-        label, kernel_state = self._kernel.label, self._kernel.state
+        snapshot, label, state = self._received, self._kernel.label, self.state
         tasks = tuple(
             replace(row, host=label if row.host == "localhost" else row.host)
             for row in snapshot.tasks
         )
-        state = snapshot.state
-        if kernel_state != "ready" and state not in _ENDED:
-            if kernel_state != "closed":
-                state, task_state = "lost", TaskState.LOST
-            elif snapshot.lease is None:
-                state, task_state = "stopped", TaskState.STOPPED
-            else:
-                state, task_state = "left", TaskState.LOST
+        if state != snapshot.state:
+            task_state = TaskState.STOPPED if state == "stopped" else TaskState.LOST
             tasks = tuple(
                 row if row.state.ended else replace(row, state=task_state) for row in tasks
             )
@@ -69,9 +62,24 @@ class RemoteCluster:
         )
 
     @property
+    def _received(self) -> Snapshot:
+        """The latest state that the other kernel has sent."""
+        return self._kernel._bus.snapshot(self.name)
+
+    @property
+    def version(self) -> Hashable:
+        """A value that is different after each change of `snapshot`."""
+        return self._received.version, self._kernel.state
+
+    @property
     def state(self) -> str:
         """State of the cluster, as for `tfd_notebook.Cluster`."""
-        return self.snapshot().state
+        received, kernel_state = self._received, self._kernel.state
+        if kernel_state == "ready" or received.state in _ENDED:
+            return received.state
+        if kernel_state != "closed":
+            return "lost"
+        return "stopped" if received.lease is None else "left"
 
     @property
     def ended(self) -> bool:
@@ -113,7 +121,7 @@ class RemoteCluster:
     @property
     def has_coordinator(self) -> bool:
         """True if the cluster has a coordinator."""
-        return self.snapshot().coordinator is not None
+        return self._received.coordinator is not None
 
     @property
     def coordinator(self) -> RemoteCoordinator:
@@ -173,7 +181,7 @@ class RemoteCoordinator:
     @property
     def paused(self) -> str:
         """The reason of a pause; empty if the coordinator is not paused."""
-        row = self._cluster.snapshot().coordinator
+        row = self._cluster._received.coordinator
         return row.reason or row.state if row is not None and row.state == "paused" else ""
 
     def pause(self) -> None:

@@ -373,6 +373,7 @@ class RemoteKernel:
         elif kind == "comm_msg" and content["comm_id"] == comm.COMM_ID:
             try:
                 self._bus.handle_message(content["data"], message["buffers"])
+                registry.notify_change()
             except OSError:
                 pass  # the connection has just ended
             except InvalidMessage:
@@ -429,6 +430,7 @@ class RemoteKernel:
     def _end_runs(self) -> None:
         for answers in list(self._runs.values()):
             answers.put(None)
+        registry.notify_change()
 
     def _ping(self) -> None:
         """Send a heartbeat to the kernel. It also shows its server that the kernel is in use."""

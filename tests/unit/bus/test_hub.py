@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -458,20 +458,36 @@ def test_number_of_clients_is_limited(panel: Browser) -> None:
     assert len(panel.session._clients) <= session.MAX_CLIENTS
 
 
-class BlockedCluster:
-    """A cluster of another kernel that answers a command when the test releases it."""
+class FakeProxy:
+    """A cluster of another kernel, which counts its snapshots."""
 
-    has_coordinator = False
+    state, ended, has_coordinator = "ready", False, False
+    streams: Mapping[str, Any] = {}
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.version = 0
+        self.built = 0
+
+    def change(self) -> None:
+        self.version += 1
+        registry.notify_change()
+
+    def snapshot(self) -> Snapshot:
+        self.built += 1
+        row = StreamRow("train", "stream", "running", elements=self.version)
+        return snapshot(name=self.name, streams=(row,))
+
+
+class BlockedCluster(FakeProxy):
+    """A cluster of another kernel that answers a command when the test releases it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.entered, self.release = threading.Event(), threading.Event()
         self.commands: list[str] = []
 
-    def snapshot(self) -> Snapshot:
-        return snapshot(name=self.name)
-
-    def ask(self, command: str, timeout: float, **arguments: Any) -> str:
+    def perform(self, command: str, timeout: float, **arguments: Any) -> str:
         self.entered.set()
         assert self.release.wait(60)
         self.commands.append(command)
@@ -634,6 +650,7 @@ def test_failing_snapshot_does_not_stop_other_clusters(
         widget.says("hello")
         until(lambda: "shown" in panel.tree.get("clusters", {}))
         broken.broken = True
+        broken.change()
         cluster.scale(data_workers=3)
         for each in (panel, widget):
             until(lambda e=each: len(e.tree["clusters"]["shown"]["tasks"]) == 5)  # type: ignore[misc]
@@ -695,6 +712,116 @@ listing.join()
     assert completed.stdout == "[{}]\n", completed.stderr
 
 
+@pytest.fixture
+def proxies() -> Iterator[dict[str, FakeProxy]]:
+    """Yield two clusters of other kernels, by name."""
+    clusters = {name: FakeProxy(name) for name in ("one", "two")}
+    registry.register_provider("fake", lambda: clusters)
+    try:
+        yield clusters
+    finally:
+        registry.register_provider("fake", dict)
+
+
+def elements(panel: Browser, name: str) -> int | None:
+    cluster = panel.tree.get("clusters", {}).get(name)
+    return None if cluster is None else cluster["streams"]["train"]["elements"]
+
+
+def counts(proxies: dict[str, FakeProxy]) -> list[int]:
+    return [proxy.built for proxy in proxies.values()]
+
+
+def test_only_changed_clusters_are_built(panel: Browser, proxies: dict[str, FakeProxy]) -> None:
+    panel.says("hello")
+    until(lambda: elements(panel, "two") == 0)
+    assert counts(proxies) == [1, 1]
+    proxies["one"].change()
+    until(lambda: elements(panel, "one") == 1)
+    assert counts(proxies) == [2, 1]
+    panel.says("hello", client="another tab")
+    until(lambda: sum(message["full"] for message in panel.received("state")) == 2)
+    assert panel.asks("list")["value"]
+    assert counts(proxies) == [2, 1]
+
+
+def test_nothing_is_built_or_sent_without_changes(
+    panel: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(hub, "TICK_SECONDS", 0.0)
+    proxy, checks = FakeProxy("one"), [0]
+
+    def provide() -> dict[str, FakeProxy]:
+        checks[0] += 1
+        return {"one": proxy}
+
+    registry.register_provider("fake", provide)
+    try:
+        panel.says("hello")
+        until(lambda: elements(panel, "one") == 0)
+        sent, first = len(panel.sent), checks[0]
+        until(lambda: checks[0] > first + 100)
+        assert (proxy.built, len(panel.sent)) == (1, sent)
+    finally:
+        registry.register_provider("fake", dict)
+
+
+def test_change_is_published_without_a_check(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "CHECK_SECONDS", 10_000.0)
+    panel.says("hello")
+    until(lambda: "shown" in panel.tree.get("clusters", {}))
+    for number in range(1, 4):
+        cluster._monitor.notice("info", "news")
+        until(lambda n=number: len(panel.tree["clusters"]["shown"]["notices"]) == n)  # type: ignore[misc]
+
+
+def test_changes_in_one_interval_are_published_together(
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel.says("hello")
+    until(lambda: elements(panel, "two") == 0)
+    monkeypatch.setattr(hub, "TICK_SECONDS", 10_000.0)
+    for _ in range(100):
+        proxies["one"].change()
+    assert panel.asks("pause", name="nobody")["error"]
+    assert counts(proxies) == [1, 1]
+    monkeypatch.setattr(hub, "TICK_SECONDS", 0.0)
+    panel.says("ack", seq=1)
+    until(lambda: elements(panel, "one") == 100)
+    assert counts(proxies) == [2, 1]
+
+
+def test_new_stream_and_its_state_are_changes(cluster: Cluster) -> None:
+    versions = [cluster.version]
+    source: Any = SimpleNamespace(state="new")
+    cluster._context.consumers.add(source, "train")
+    versions.append(cluster.version)
+    source.state = "failed"
+    versions.append(cluster.version)
+    assert len(set(versions)) == 3
+
+
+def test_nothing_is_built_without_clients(panel: Browser, proxies: dict[str, FakeProxy]) -> None:
+    panel.says("hello")
+    until(lambda: elements(panel, "two") == 0)
+    panel.says("bye")
+    for _ in range(10):
+        proxies["one"].change()
+        assert panel.asks("pause", name="nobody")["error"]
+    assert counts(proxies) == [1, 1]
+
+
+def test_state_is_read_without_a_snapshot(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(type(cluster._monitor), "snapshot")
+    monkeypatch.delattr(type(cluster._monitor), "_observed")
+    assert (cluster.state, cluster.ended) == ("ready", False)
+
+
 def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
     until(lambda: panel.received("state"))
@@ -724,7 +851,12 @@ def test_kernel_without_changes_sends_keep_alives(
     quiet = len(panel.received("alive"))
     assert quiet <= 1  # at most the work that was pending before
     rows["working"] = True
-    until(lambda: len(panel.received("alive")) > quiet)
+
+    def is_alive() -> bool:
+        cluster._monitor.notice("info", "measured")
+        return len(panel.received("alive")) > quiet
+
+    until(is_alive)
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
     panel.asks("list")
     count = len(panel.received("alive"))

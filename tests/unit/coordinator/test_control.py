@@ -11,12 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests._coordinator import FakeCoordinator
 from tfd_notebook import errors, views
+from tfd_notebook.coordinator import metrics
 from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import judge
 from tfd_notebook.coordinator.metrics import (
@@ -24,6 +26,7 @@ from tfd_notebook.coordinator.metrics import (
     CoordinatorMetrics,
     pace,
     rate,
+    row_version,
     worker_rows,
 )
 from tfd_notebook.coordinator.values import VALUE_STATES, Values
@@ -123,6 +126,38 @@ def test_rate_covers_the_last_seconds(clock: Clock) -> None:
     assert rate(store, clock.now + 60) == 0
     run(store, clock, 0.1, state=CANCELLED)
     assert store.ended_between([0.0, clock.now + 1]) == [20]
+
+
+def test_row_version_changes_with_the_row(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "time", clock)
+    store = Store()
+    coordinator: Any = SimpleNamespace(
+        store=store, stopped=False, paused="", paused_workers=(), breakpoints=(False, (), ())
+    )
+
+    def changes(seconds: float = 0.0) -> bool:
+        before = row_version(coordinator)
+        clock.now += seconds
+        return bool(row_version(coordinator) != before)
+
+    clock.now += 3600
+    assert not changes(seconds=60)
+    before = row_version(coordinator)
+    run(store, clock, 0.1)
+    assert row_version(coordinator) != before
+    assert changes(seconds=1)  # the rates fall
+    clock.now += 3600
+    assert not changes(seconds=60)
+    key = store.add("f", "f", None)
+    store.dispatched(key, 0)
+    store.running(key, 0)
+    clock.now += 3600
+    assert changes(seconds=1)  # the time of the running closure
+    store.end(key, READY, 0)
+    clock.now += 3600
+    before = row_version(coordinator)
+    coordinator.paused = "by request"
+    assert row_version(coordinator) != before
 
 
 def test_workers_are_described(clock: Clock) -> None:

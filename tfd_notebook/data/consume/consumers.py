@@ -299,6 +299,12 @@ class Consumers:
                 for name, source in self._sources.items()
             )
 
+    @property
+    def states(self) -> tuple[tuple[str, str], ...]:
+        """The name and the state of each consumer."""
+        with self._lock:
+            return tuple((name, source.state) for name, source in self._sources.items())
+
     def latest(self) -> Consumer | None:
         """Return the consumer that received an element last, of those that have not ended."""
         now = time.perf_counter()

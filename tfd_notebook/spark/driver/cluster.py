@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors, views
+from tfd_notebook.cluster.registry import notify_change
 from tfd_notebook.model.events import EventLog, Notice
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
@@ -172,6 +173,11 @@ class SparkClusterBase:
             [n.assignment for n in self.nodes if n.assignment.node in known], known
         )
 
+    @property
+    def version(self) -> int:
+        """A number that increases with each change of `snapshot`."""
+        return self._version
+
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the cluster for views.
 
@@ -292,10 +298,11 @@ class SparkClusterBase:
 
     def _increment_version(self) -> None:
         self._version += 1
+        notify_change()
 
     def _on_node_message(self, node: Node, kind: str) -> None:
         """React to a message of a node; called by the threads of the channels."""
-        self._version += 1
+        self._increment_version()
         if (problem := self._error_from(node, kind)) is not None:
             self.fail(problem)
         else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.launchers import spark_slots
-from tfd_notebook.model.snapshot import Snapshot
+from tfd_notebook.model.snapshot import Snapshot, spark_state
 from tfd_notebook.resolvers import providers
 
 if TYPE_CHECKING:
@@ -131,12 +131,17 @@ class SparkClusterAdapter:
     @property
     def state(self) -> str:
         """``Snapshot.state`` of the cluster."""
-        return self.snapshot().state
+        return spark_state(str(self.cluster.phase), (node.state for node in self.cluster.nodes))
 
     @property
     def ended(self) -> bool:
         """True if the cluster has stopped or failed."""
-        return self.state in ("stopped", "failed")
+        return self.cluster.phase.is_end
+
+    @property
+    def version(self) -> Hashable:
+        """A value that is different after each change of `snapshot`."""
+        return self.cluster.version
 
     def to_frame(self) -> pd.DataFrame:
         """Return the nodes, see ``Snapshot.nodes_frame``."""
@@ -151,11 +156,24 @@ class SparkClusterAdapter:
         if not self.ended:
             self.cluster.shutdown(timeout=_STOP_SECONDS)
 
-    def present_coordinator(self) -> Any:
+    def scale(self, *, data_workers: int = 0, workers: int = 0) -> None:
+        """Raise Unsupported, as `restart`, `kill` and `interrupt` do."""
+        self.perform("scale")
+
+    def restart(self, task: str) -> None:
+        self.perform("restart")
+
+    def kill(self, task: str) -> None:
+        self.perform("kill")
+
+    def interrupt(self) -> None:
+        self.perform("interrupt")
+
+    def present_coordinator(self) -> NoReturn:
         """Raise StateError: a coordinator of a cluster on Spark is not shown."""
         raise StateError(f"cluster {self.name!r} on Spark has no coordinator to control")
 
-    def ask(self, command: str, timeout: float = 0.0, **arguments: Any) -> Any:
+    def perform(self, command: str, timeout: float = 0.0, **arguments: Any) -> Any:
         """Perform a command of `tfd_notebook.cluster.commands.perform`: ``logs`` or ``stop``.
 
         Raises

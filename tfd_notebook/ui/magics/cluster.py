@@ -224,7 +224,7 @@ def _task_args(parser: Parser) -> None:
 
 
 def _jobs(options: argparse.Namespace) -> views.Table:
-    return lookup.pick(options.name).jobs()
+    return lookup.pick_own(options.name).jobs()
 
 
 def _what_if_args(parser: Parser) -> None:
@@ -240,7 +240,7 @@ def _what_if_args(parser: Parser) -> None:
 
 
 def _what_if(options: argparse.Namespace) -> views.Table:
-    return lookup.pick(options.name).what_if(*options.data_workers)
+    return lookup.pick_own(options.name).what_if(*options.data_workers)
 
 
 def _logs_args(parser: Parser) -> None:
@@ -266,7 +266,7 @@ def _logs(options: argparse.Namespace) -> None:
         report(str(cluster.logs(task, options.lines)))
         return
     try:
-        for line in cluster.logs(task, options.lines, follow=True):
+        for line in lookup.pick_own(cluster.name).logs(task, options.lines, follow=True):
             report(line)
     except KeyboardInterrupt:
         report(f"(stopped following {task})")
@@ -313,7 +313,7 @@ class _Recover:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        cluster = lookup.pick(options.name)
+        cluster = lookup.pick_own(options.name)
         build = options.function
         if build is not None:
             build = lookup.evaluate(self._shell, build, "a function that builds the model")
@@ -362,7 +362,7 @@ def _lease_args(parser: Parser) -> None:
 
 def _lease_command(command: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
-        cluster = lookup.pick(options.name)
+        cluster = lookup.pick_own(options.name)
         until = getattr(cluster, command)(options.hours)
         report(
             f"cluster {cluster.name!r} is detached until {time.ctime(until)}: it keeps running "

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat import ipykernel
+from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.registry import running_clusters as running_clusters
-from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
 from tfd_notebook.ui.argparsing import nearest
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
-    from tfd_notebook.coordinator.coordinator import Coordinator
+    from tfd_notebook.cluster.view import ClusterView, CoordinatorView
     from tfd_notebook.data.consume.stream import Stream
 
 
-def pick(name: str | None) -> Cluster:
+def pick(name: str | None) -> ClusterView:
     """Return the running cluster with this name, or the only running one.
 
     Raises
@@ -42,32 +43,62 @@ def pick(name: str | None) -> Cluster:
             f"{len(clusters)} clusters are running; name one of them",
             fix=f"add one of these names: {', '.join(clusters)}",
         )
-    cluster: Cluster = clusters[name if name is not None else next(iter(clusters))]
-    return cluster
+    return clusters[name if name is not None else next(iter(clusters))]
 
 
-def coordinated() -> dict[str, Cluster]:
+def pick_own(name: str | None) -> Cluster:
+    """Return the cluster as `pick` does, if this kernel started or attached it.
+
+    Raises
+    ------
+    StateError, UsageError, UnknownName
+        As for `pick`.
+    Unsupported
+        The cluster belongs to another kernel, or runs on Spark.
+    """
+    name = pick(name).name
+    own = registry.clusters()
+    if name not in own:
+        raise Unsupported(
+            f"cluster {name!r} does not belong to this kernel, which this command requires",
+            fix=f"name one of these clusters: {', '.join(own) or 'none'}",
+        )
+    return own[name]
+
+
+def coordinated() -> dict[str, ClusterView]:
     """Return the running clusters that have a coordinator, by name."""
     return {
         name: cluster for name, cluster in running_clusters().items() if cluster.has_coordinator
     }
 
 
-def pick_coordinator(name: str | None) -> Coordinator:
-    """Return the coordinator of the cluster with this name, or the only coordinator.
+def pick_coordinated(name: str | None) -> ClusterView:
+    """Return the cluster with this name, or the only one that has a coordinator.
+
+    Raises
+    ------
+    StateError, UsageError, UnknownName
+        As for `pick`.
+    """
+    clusters = coordinated()
+    if name is None and len(clusters) == 1:
+        name = next(iter(clusters))
+    return pick(name)
+
+
+def pick_coordinator(name: str | None) -> CoordinatorView:
+    """Return the coordinator of `pick_coordinated`.
 
     Raises
     ------
     StateError, UsageError, UnknownName
         As for `pick`. StateError also if the cluster has no coordinator.
     """
-    clusters = coordinated()
-    if name is None and len(clusters) == 1:
-        name = next(iter(clusters))
-    return pick(name).present_coordinator()
+    return pick_coordinated(name).present_coordinator()
 
 
-def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | None]:
+def pick_task(words: Sequence[str], need_task: bool) -> tuple[ClusterView, str | None]:
     """Return the cluster and the task of ``[NAME] [TASK]``, in any order.
 
     The name of a task contains a colon.

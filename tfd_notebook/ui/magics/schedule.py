@@ -88,7 +88,7 @@ def _schedule(options: argparse.Namespace, function: Any, args: tuple[Any, ...])
         )
     clusters = lookup.coordinated()
     only = next(iter(clusters)) if len(clusters) == 1 else None
-    coordinator = lookup.pick(options.cluster or only).coordinator()
+    coordinator = lookup.pick_own(options.cluster or only).coordinator()
     values = [coordinator.schedule(function, args=args) for _ in range(options.times or 1)]
     return values if options.times is not None else values[0]
 

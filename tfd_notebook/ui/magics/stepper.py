@@ -122,7 +122,8 @@ def _join_args(parser: Parser) -> None:
 def _join(options: argparse.Namespace) -> Any:
     coordinator = lookup.pick_coordinator(options.name)
     if options.background:
-        return coordinator.join_in_background(options.timeout)
+        own = lookup.pick_own(lookup.pick_coordinated(options.name).name)
+        return own.present_coordinator().join_in_background(options.timeout)
     coordinator.join(options.timeout)
     report(f"all have ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
     return None

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook.errors import Unsupported
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser
 from tfd_notebook.ui.magics import lookup
 from tfd_notebook.ui.magics.cluster import report
@@ -65,12 +64,7 @@ class _Start:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        cluster = lookup.pick(options.cluster)
-        if not hasattr(cluster, "stream"):
-            raise Unsupported(
-                f"cluster {cluster.name!r} cannot read datasets of this kernel",
-                fix="name another cluster with --cluster",
-            )
+        cluster = lookup.pick_own(options.cluster)
         source = options.dataset
         dataset = lookup.evaluate(self._shell, source)
         name = options.label or (source if source.isidentifier() else None)

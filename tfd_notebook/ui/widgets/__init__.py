@@ -28,7 +28,7 @@ from tfd_notebook.ui import cleanup
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.cluster.view import ClusterView
 
 __all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
 
@@ -37,15 +37,15 @@ VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
 _open: weakref.WeakSet[WidgetView] = weakref.WeakSet()
-_known: weakref.WeakKeyDictionary[Cluster, dict[str, Live]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[ClusterView, dict[str, Live]] = weakref.WeakKeyDictionary()
 
 
-def live(cluster: Cluster, view: str = "cluster") -> Live:
+def live(cluster: ClusterView, view: str = "cluster") -> Live:
     """Return a live view of `cluster`. All cells share it while it is open.
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : ClusterView
     view : {"cluster", "throughput", "values", "timeline", "stepper"}
         The whole cluster (the default), or one part.
 
@@ -77,7 +77,7 @@ class WidgetView:
         The name of the view.
     fallback : callable
         Returns the present static fallback by MIME type.
-    cluster : Cluster, optional
+    cluster : ClusterView, optional
     extra : callable, optional
         More commands for the `Session`.
 
@@ -93,7 +93,7 @@ class WidgetView:
         self,
         view: str,
         fallback: Callable[[], Mapping[str, Any]],
-        cluster: Cluster | None = None,
+        cluster: ClusterView | None = None,
         extra: Extra | None = None,
     ) -> None:
         self._fallback = fallback
@@ -140,12 +140,12 @@ class Live(WidgetView):
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : ClusterView
     view : str
         One of `VIEWS`.
     """
 
-    def __init__(self, cluster: Cluster, view: str = "cluster") -> None:
+    def __init__(self, cluster: ClusterView, view: str = "cluster") -> None:
         super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 

@@ -1,0 +1,103 @@
+"""Interfaces of a cluster for the bus, commands, magics and widgets, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tfd_notebook.coordinator.values import Values
+    from tfd_notebook.model.snapshot import Snapshot
+
+
+class CoordinatorView(Protocol):
+    """A coordinator that a front end shows and controls."""
+
+    @property
+    def store(self) -> Any:
+        """The closures, as a `tfd_notebook.model.closure_store.Store` or a replica of one."""
+
+    @property
+    def paused(self) -> str:
+        """The reason of a pause; empty if the coordinator is not paused."""
+
+    @property
+    def values(self) -> Values: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def step(self, n: int = 1) -> int: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def cancel(self, id: int, /) -> bool: ...
+
+    def control(self) -> AbstractContextManager[None]:
+        """Count as an attached controller in a ``with`` block."""
+
+    def control_for(self, seconds: float) -> None:
+        """Count as an attached controller for this number of seconds."""
+
+
+class ClusterView(Protocol):
+    """A cluster of this process, of another kernel or on Spark."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> str:
+        """``Snapshot.state``. Reading it builds no snapshot."""
+
+    @property
+    def ended(self) -> bool:
+        """True if the cluster has ended. Reading it builds no snapshot."""
+
+    @property
+    def version(self) -> Hashable:
+        """A value that is different after each change of `snapshot`. Reading it is cheap."""
+
+    @property
+    def streams(self) -> Mapping[str, Any]:
+        """The streams in this process, by name."""
+
+    @property
+    def has_coordinator(self) -> bool: ...
+
+    def present_coordinator(self) -> CoordinatorView:
+        """Return the coordinator, or raise StateError if the cluster has none."""
+
+    def snapshot(self) -> Snapshot: ...
+
+    def to_frame(self) -> pd.DataFrame: ...
+
+    def logs(self, task: str | None = None, lines: int = 100) -> Any:
+        """Return the last lines of a task's output, or of all tasks."""
+
+    def scale(self, *, data_workers: int = ..., workers: int = ...) -> None: ...
+
+    def restart(self, task: str) -> None: ...
+
+    def kill(self, task: str) -> int | None: ...
+
+    def interrupt(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ClusterProxy(ClusterView, Protocol):
+    """A cluster that this process does not manage. It performs commands itself."""
+
+    def perform(self, command: str, timeout: float, **arguments: Any) -> Any:
+        """Perform a command of `tfd_notebook.cluster.commands.perform` and return its result.
+
+        Raises
+        ------
+        TfdError
+            The command failed, or the cluster does not support it.
+        """
