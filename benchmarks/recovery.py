@@ -49,15 +49,15 @@ SERVER = """
 import os, sys
 import tensorflow as tf
 service = tf.data.experimental.service
-kind, port, other = sys.argv[1:]
+kind, port, address = sys.argv[1:]
 if kind == "dispatcher":
     server = service.DispatchServer(
-        service.DispatcherConfig(port=int(port), work_dir=other, fault_tolerant_mode=True)
+        service.DispatcherConfig(port=int(port), work_dir=address, fault_tolerant_mode=True)
     )
 else:
     server = service.WorkerServer(
         service.WorkerConfig(
-            dispatcher_address=other, worker_address=f"localhost:{port}", port=int(port)
+            dispatcher_address=address, worker_address=f"localhost:{port}", port=int(port)
         )
     )
 print("ready", flush=True)

@@ -39,6 +39,7 @@ CHECKED = (
     ".ci/run",
 )
 
+LONGEST_TEST_NAME = 60
 LONGEST_SENTENCE = 30  # words; the rule is 20, the margin spares lists of names
 
 #: Quotations of users or of TensorFlow: (path, text of the quotation).
@@ -340,6 +341,9 @@ def python_name_hits(source: str, name: str) -> Iterator[Hit]:
             words = NAME_WORDS.intersection(node.name.split("_"))
             if node.name.startswith("test_") and words:
                 hint = f"{', '.join(sorted(words))}: name the behaviour"
+                yield Hit(name, node.lineno, node.name, hint)
+            elif node.name.startswith("test_") and len(node.name) > LONGEST_TEST_NAME:
+                hint = f"{len(node.name)} characters: at most {LONGEST_TEST_NAME}"
                 yield Hit(name, node.lineno, node.name, hint)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             identifier = node.id

@@ -53,7 +53,7 @@ def test_a_cluster_of_a_cell_appears_and_is_controlled(lab: Lab) -> None:
     expect(button(part, "Start cluster")).to_be_visible(timeout=30_000)
 
 
-def test_a_cluster_is_started_from_the_panel_in_the_kernel_of_its_notebook(lab: Lab) -> None:
+def test_panel_starts_a_cluster_in_the_kernel_of_a_notebook(lab: Lab) -> None:
     notebook = lab.notebook("started", SETUP)
     notebook.run(0)
     part = kernel_of(lab, "started")
@@ -73,7 +73,7 @@ def test_a_cluster_is_started_from_the_panel_in_the_kernel_of_its_notebook(lab: 
     expect(part).to_contain_text("stopped")
 
 
-def test_two_tabs_show_the_same_state_and_a_dashboard_is_restored(open_lab: Any) -> None:
+def test_tabs_show_the_same_state_and_restore_a_dashboard(open_lab: Any) -> None:
     lab = open_lab(width=1600, height=1000)
     notebook = lab.notebook("tabs", TRAINING.replace("NAME", "tabs"))
     notebook.run(0)
@@ -123,7 +123,7 @@ def test_clicks_are_queued_without_subshells(lab: Lab) -> None:
     expect(view).to_contain_text("3 of 3 tasks ready", timeout=30_000)
 
 
-def test_a_detached_cluster_is_attached_or_stopped_after_its_kernel_ended(lab: Lab) -> None:
+def test_detached_cluster_is_attached_or_stopped_later(lab: Lab) -> None:
     start = START.replace("NAME", "detached") + "; print(cluster.detach(hours=2))"
     notebook = lab.notebook("detaches", SETUP, start)
     notebook.run(0)

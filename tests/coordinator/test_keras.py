@@ -80,10 +80,10 @@ with tfd.Cluster(workers=1, ps=1, name="keras-2") as cluster:
         return model.fit(batches, steps_per_epoch=5, verbose=0, **options).history["loss"]
 
     (first,) = fit()
-    made = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    assert type(made) is tf.distribute.coordinator.ClusterCoordinator
+    bare = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    assert type(bare) is tf.distribute.coordinator.ClusterCoordinator
     coordinator = cluster.coordinator(strategy)
-    assert coordinator is made
+    assert coordinator is bare
     assert isinstance(coordinator, tfd.Coordinator)
     assert coordinator is cluster.present_coordinator()
     (second,) = fit()

@@ -30,8 +30,8 @@ batches = [tf.constant(number) for number in range(20)]
 {snippets}
 assert coordinator.fetch(results) == [2 * number for number in range(20)]
 stream.wait(elements=stream.elements + 100, timeout=60)
-for made in tfd.clusters().values():
-    made.stop()
+for cluster in tfd.clusters().values():
+    cluster.stop()
 print("ended")
 """
 
@@ -107,8 +107,8 @@ def called():
 stopping = threading.Event()
 stream = data.stream(served, sinks=[lambda element: check("stream", element)]).start()
 readers = [
-    threading.Thread(target=read, args=made)
-    for made in (
+    threading.Thread(target=read, args=arguments)
+    for arguments in (
         ("plain", iter(numbers())),
         ("observed", data.observe(numbers(), name="observed")),
         ("served", served),
@@ -120,26 +120,26 @@ for reader in readers:
     reader.start()
 
 
-def go_on():
-    seen = dict(counts)
+def await_progress():
+    before = dict(counts)
     deadline = time.monotonic() + 60
-    while any(counts[name] < seen[name] + 5 for name in counts):
+    while any(counts[name] < before[name] + 5 for name in counts):
         assert not errors, errors
         assert stream.error is None, stream.error
-        assert time.monotonic() < deadline, (seen, counts)
+        assert time.monotonic() < deadline, (before, counts)
         time.sleep(0.01)
 
 
-go_on()
+await_progress()
 cluster = tfd.Cluster(workers=1, ps=1, name="training")
 for connection in range(3):
     coordinator = cluster.coordinator(cluster.strategy())
     values = [coordinator.schedule(twice, args=(tf.constant(float(i)),)) for i in range(5)]
     assert coordinator.fetch(values) == [0.0, 2.0, 4.0, 6.0, 8.0]
-    go_on()
+    await_progress()
 own = cluster.coordinator(tf.distribute.ParameterServerStrategy(cluster.resolver))
 assert own.schedule(twice, args=(tf.constant(3.0),)).fetch() == 6.0
-go_on()
+await_progress()
 assert (float(before.numpy()), float(twice(before))) == (1.0, 2.0)
 assert "chief" in cluster.resolver.cluster_spec().jobs
 
@@ -147,11 +147,11 @@ assert "chief" in cluster.resolver.cluster_spec().jobs
 try:
     spec = tf.train.ClusterSpec({"chief": ["localhost:1"]})
     tf.config.experimental_connect_to_cluster(spec, job_name="chief")
-    raise AssertionError("it connected")
+    raise AssertionError("the coordinator connected")
 except StateError as error:
     assert "replaces the devices of this process" in str(error), error
     assert "reads a dataset" in str(error), error
-go_on()
+await_progress()
 stopping.set()
 for reader in readers:
     reader.join(60)
@@ -176,34 +176,34 @@ import tfd_notebook as tfd
 from tfd_notebook._compat.tf_coordinator import thread_parking as parking
 from tfd_notebook.errors import StateError
 
-waits, goes_on = threading.Event(), threading.Event()
+waiting, proceed = threading.Event(), threading.Event()
 
 
 def slow():
     yield 1
-    waits.set()
-    assert goes_on.wait(120)
+    waiting.set()
+    assert proceed.wait(120)
     yield 2
     yield 3
 
 
-seen = []
+received = []
 iterator = iter(tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec((), tf.int64)))
 
 
 def reading():
     for element in iterator:
-        seen.append(int(element))
+        received.append(int(element))
 
 
 cluster = tfd.Cluster(workers=1, ps=1, name="training")
 reader = threading.Thread(target=reading, name="my-reader")
 reader.start()
-assert waits.wait(60)
+assert waiting.wait(60)
 parking.SECONDS = 1.5
 try:
     cluster.coordinator()
-    raise AssertionError("it connected")
+    raise AssertionError("the coordinator connected")
 except StateError as error:
     assert "thread 'my-reader' reads a dataset at <string>:" in str(error), error
     assert "Next: " in str(error)
@@ -213,17 +213,17 @@ timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
 timer.start()
 try:
     cluster.coordinator()
-    raise AssertionError("it connected")
+    raise AssertionError("the coordinator connected")
 except KeyboardInterrupt:
     pass
 timer.join()
 
-timer = threading.Timer(1.0, goes_on.set)
+timer = threading.Timer(1.0, proceed.set)
 timer.start()
 coordinator = cluster.coordinator()  # waits for the element
 assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
 reader.join(60)
-assert seen == [1, 2, 3], seen
+assert received == [1, 2, 3], received
 cluster.stop()
 """
 

@@ -24,20 +24,20 @@ import tfd_notebook as tfd
 from tfd_notebook import errors
 
 servers, network = json.loads(sys.argv[1]), sys.argv[2]
-said = {}
+results = {}
 with tfd.RemoteKernel(**servers[0]) as north, tfd.RemoteKernel(**servers[1]) as east:
     resolver = tfd.resolvers.KernelResolver(north, east)
     try:
         resolver.cluster_spec()
     except errors.NoTasks as error:
-        said["before"] = str(error)
+        results["before"] = str(error)
     local = "tfd.launchers.Local(allow=[%r])" % network
     start = "import tfd_notebook as tfd; cluster = tfd.Cluster(name='it', launcher=%s, %s)"
     north.run(start % (local, "workers=1, ps=1"))
     east.run(start % (local, "workers=1"))
     resolver.check()
-    said["spec"] = resolver.cluster_spec().as_dict()
-    said["accelerators"] = resolver.num_accelerators()
+    results["spec"] = resolver.cluster_spec().as_dict()
+    results["accelerators"] = resolver.num_accelerators()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -46,18 +46,18 @@ with tfd.RemoteKernel(**servers[0]) as north, tfd.RemoteKernel(**servers[1]) as 
     for _ in range(10):
         coordinator.schedule(add)
     coordinator.join()
-    said["value"] = float(variable)
+    results["value"] = float(variable)
     east.run("cluster.stop()")
     # The kernel tells of it a moment later.
     for spec in resolver.watch(seconds=20, every=0.05):
-        said["after"] = spec.num_tasks("worker")
-        if said["after"] == 1:
+        results["after"] = spec.num_tasks("worker")
+        if results["after"] == 1:
             break
 try:
     resolver.cluster_spec()
 except errors.NoAnswer as error:
-    said["closed"] = str(error)
-print(json.dumps(said), flush=True)
+    results["closed"] = str(error)
+print(json.dumps(results), flush=True)
 """
 
 

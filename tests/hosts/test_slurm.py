@@ -57,7 +57,7 @@ coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     variable = tf.Variable(20.0)
 value = coordinator.schedule(tf.function(lambda: variable + 1.0))
-said = {
+results = {
     "spec": resolver.cluster_spec().as_dict(),
     "task": [resolver.task_type, resolver.master()],
     "accelerators": resolver.num_accelerators(),
@@ -65,13 +65,13 @@ said = {
     "value": float(coordinator.fetch(value)),
     "device": variable.device,
 }
-# They stay up, and know each other by other names than their own.
+# The servers keep running, as other tasks than this resolver describes.
 wrong = SlurmResolver({"ps": 2, "worker": 1}, port_base=9100, job=sys.argv[1])
 try:
     wrong.check()
 except TasksMissing as error:
-    said["wrong"] = str(error)
-print(json.dumps(said))
+    results["wrong"] = str(error)
+print(json.dumps(results))
 """
 
 
@@ -220,47 +220,47 @@ ALLOCATION = """
 import json, time
 import tfd_notebook as tfd
 
-found = tfd.resolve()
-before = found.last.counts
-exec(found.cell)
+resolution = tfd.resolve()
+before = resolution.last.counts
+exec(resolution.cell)
 try:
     deadline = time.monotonic() + 120
-    while found.look().counts != {"alive": 3}:
-        assert time.monotonic() < deadline, found
-    frame = found.to_frame()
-    said = {
-        "rule": found.rule,
+    while resolution.look().counts != {"alive": 3}:
+        assert time.monotonic() < deadline, resolution
+    frame = resolution.to_frame()
+    results = {
+        "rule": resolution.rule,
         "before": before,
         "identity": list(frame["identity"]),
         "address": list(frame["address"]),
-        "cell": found.cell,
+        "cell": resolution.cell,
     }
 finally:
     step.terminate()
     step.wait()
-print(json.dumps(said))
+print(json.dumps(results))
 """
 #: Outside an allocation, the cell submits a Slurm job, which is resolved by its number.
 CONTROLLER = """
 import json, subprocess, time
 import tfd_notebook as tfd
 
-found = tfd.resolve()
-exec(found.cell)
+resolution = tfd.resolve()
+exec(resolution.cell)
 try:
     deadline = time.monotonic() + 120
     while True:
         assert time.monotonic() < deadline
         try:
-            theirs = tfd.resolve("slurm", job=job)
+            submitted = tfd.resolve("slurm", job=job)
         except tfd.errors.ResolveError:
             continue
-        if theirs.last.counts == {"alive": 2}:
+        if submitted.last.counts == {"alive": 2}:
             break
-    said = {"rule": found.rule, "identity": list(theirs.to_frame()["identity"])}
+    results = {"rule": resolution.rule, "identity": list(submitted.to_frame()["identity"])}
 finally:
     subprocess.run(["scancel", job], check=True)
-print(json.dumps(said))
+print(json.dumps(results))
 """
 
 

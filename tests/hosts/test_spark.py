@@ -108,20 +108,20 @@ spark = {session}
 sc = spark.sparkContext
 until(lambda: len(private.executors(sc)) == 2, 120.0)
 rows = sc.parallelize(range(100), 8)
-said = []
+results = []
 for nodes, ps in ((1, 0), (2, 0), (2, 1)):
     try:
         cluster = TFCluster.run(sc, squares, None, nodes, ps, input_mode=TFCluster.InputMode.SPARK)
     except tfd.errors.SparkError as error:
-        said.append(str(error))
+        results.append(str(error))
         continue
     try:
-        said.append(cluster.inference(rows).collect())
+        results.append(cluster.inference(rows).collect())
         cluster.shutdown(timeout=60)
     finally:
         cluster.fail(tfd.errors.SparkError("over"))
 spark.stop()
-print(json.dumps(said), flush=True)
+print(json.dumps(results), flush=True)
 """
 )
 

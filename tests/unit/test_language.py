@@ -267,6 +267,8 @@ def test_names_are_checked():
     source = "def test_nobody_is_told(cluster):\n    pass\n"
     (hit,) = _language.python_name_hits(source, "tests/unit/test_sample.py")
     assert hit.text == "test_nobody_is_told"
+    (hit,) = _language.python_name_hits(f"def test_{'x' * 56}(): pass\n", "tests/unit/test_x.py")
+    assert hit.hint == "61 characters: at most 60"
 
 
 def test_quotations_are_allowed(monkeypatch):

@@ -23,14 +23,14 @@ VERSION = f"TensorFlow {tf.__version__}"
 ALONE = """
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tfd_notebook._compat.tf_coordinator import context as ours
+from tfd_notebook._compat.tf_coordinator import context as own_context
 tf.constant(1)
-found = context.context_safe()
-assert found is context.context()
-assert found._initialized is True
-assert found.get_server_def() is None
-assert found._collective_ops_server_def is None
-assert ours.runs_alone()
+current = context.context_safe()
+assert current is context.context()
+assert current._initialized is True
+assert current.get_server_def() is None
+assert current._collective_ops_server_def is None
+assert own_context.runs_alone()
 """
 
 

@@ -30,9 +30,9 @@ from tfd_by_command import ByCommand
 host, = ByCommand("nice -n 1").hosts()
 from tfd_notebook.launchers.client.session import AgentSession
 agent = "abcdefabcdef"
-made = AgentSession(agent, host.label, lambda: host.connect(agent, True), grace=1.0)
+session = AgentSession(agent, host.label, lambda: host.connect(agent, True), grace=1.0)
 print("connection:", repr(host.handshake.connection))
-made.close()
+session.close()
 host.close()
 print("still logged in")
 """

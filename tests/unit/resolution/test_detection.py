@@ -233,14 +233,14 @@ import os, sys
 def guard(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
         address = arguments[1] if event != "socket.getaddrinfo" else arguments
-        print("asked", event, address)
+        print("network access", event, address)
         os._exit(3)
 
 sys.addaudithook(guard)
 import tfd_notebook as tfd
 
-found = tfd.resolve()
-print(found.rule, bool(found.cell))
+resolution = tfd.resolve()
+print(resolution.rule, bool(resolution.cell))
 print(sorted({"pyspark", "ray", "tensorflow", "kubernetes", "google.auth"} & set(sys.modules)))
 """
 
