@@ -5,13 +5,19 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # The versions of Python with wheels of the pinned TensorFlow.
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
-# Other users than root skip the tests that need root (mount, network namespaces).
-MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
-IF_ROOT := $(if $(MAY),: only root may run:,)
-TESTS  := $(BIN)/python -m pytest -p no:cacheprovider
-# A test that connects a process to a cluster between hosts, and a tutorial that measures time.
-COORDINATOR_HOSTS := tests/hosts/test_coordinator_hosts.py
-TIMED  := notebooks/02_why_is_it_slow.ipynb
+# Only root may run the tests that mount or that create network namespaces.
+ROOT   := $(filter 0,$(shell id -u))
+IF_ROOT := $(if $(ROOT),,: only root may run:)
+AND_ROOT := $(if $(ROOT),root or ,not root and )
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+# More processes than cores, because many tests wait.
+PARALLEL := -n 3 --dist loadfile
+# `slow` tests start many processes. `make test` leaves them to `make test-all`.
+SUITES := tests/unit tests/integration tests/conformance --ignore tests/integration/data/test_explain.py
+QUICKSTART := notebooks/01_quickstart.ipynb
+# A test that connects a process to a cluster between hosts, and what measures time.
+CONNECTED := tests/hosts/test_coordinator_hosts.py
+TIMED  := tests/integration/data/test_explain.py notebooks/02_why_is_it_slow.ipynb
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.
@@ -24,34 +30,41 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-browser test-alone lint lab bench docs constraints clean
+.PHONY: help demo test test-all test-spark test-browser test-hosts test-alone lint lab bench docs constraints clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: $(VENV)/.demo ## train on real images through a tf.data service, in the terminal
 	$(BIN)/tfd demo
 
-test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
+# Neither root nor Debian packages are needed.
+test: lint $(VENV)/.front ## lint, then the front end, unit, integration and quickstart tests
 	$(NPM) run --silent test
 	$(NPM) run --silent size
-	$(TESTS) $(MAY) -n 3 --dist loadfile tests/unit tests/integration tests/conformance \
-		--ignore tests/integration/data/test_explain.py
-	$(TESTS) -n 3 --dist loadfile tests/spark
-	# These tests mostly wait for timeouts, so that more processes than cores pay.
-	$(IF_ROOT) $(TESTS) -n 4 --dist loadfile tests/hosts --ignore $(COORDINATOR_HOSTS)
-	$(MAKE) --jobs 2 --output-sync=target test-browser test-alone
-	# Tests that measure time run alone.
-	$(TESTS) $(NBVAL) tests/integration/data/test_explain.py $(TIMED)
+	$(PYTEST) $(PARALLEL) -m "not root and not slow" $(SUITES)
+	$(PYTEST) $(NBVAL) $(QUICKSTART)
 
-# Each in a separate process: TensorFlow cannot undo a connection to a cluster.
-test-browser test-alone: $(VENV)/.test $(VENV)/.front
+# The tests of hosts mostly wait for timeouts, so that they run next to the notebooks and others.
+test-all: test ## all tests: also Spark, hosts, Slurm, browser, failures and the notebooks
+	$(MAKE) --jobs 2 --output-sync=target test-spark test-browser
+	$(MAKE) --jobs 2 --output-sync=target test-hosts test-alone
+	# Tests that measure time run alone.
+	$(PYTEST) $(NBVAL) $(TIMED)
+
+test-spark test-browser test-hosts test-alone: $(VENV)/.test $(VENV)/.front
+test-spark:
+	$(PYTEST) $(PARALLEL) tests/spark
 test-browser:
-	$(TESTS) tests/browser
+	$(PYTEST) tests/browser
+test-hosts:
+	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
+	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" $(SUITES)
+# Each in a separate process: TensorFlow cannot undo a connection to a cluster.
 test-alone:
-	$(TESTS) tests/coordinator
-	$(IF_ROOT) $(TESTS) $(COORDINATOR_HOSTS)
-	$(TESTS) $(NBVAL) $(filter-out $(TIMED),$(sort $(wildcard notebooks/*.ipynb)))
+	$(PYTEST) tests/coordinator
+	$(IF_ROOT) $(PYTEST) $(CONNECTED)
+	$(PYTEST) $(NBVAL) $(filter-out $(QUICKSTART) $(TIMED),$(sort $(wildcard notebooks/*.ipynb)))
 
 lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check
