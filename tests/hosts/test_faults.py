@@ -178,7 +178,7 @@ def test_reading_tolerates_a_disconnected_dispatcher_host(
 ) -> None:
     def story(reading: Reading) -> None:
         hosts.reset(hosts.home, hosts.north)
-        reading.wait_for_notice("the connection to", hosts.north.address, "is lost", "dispatcher:0")
+        reading.wait_for_notice("lost the connection to", hosts.north.address, "dispatcher:0")
         hosts.heal()
         reading.wait_for_notice("reconnected to")
         reading.moves()
