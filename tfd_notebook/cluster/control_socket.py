@@ -66,7 +66,7 @@ def _after_fork() -> None:
     global _server, _server_lock
     server, _server, _server_lock = _server, None, threading.Lock()
     if server is not None:
-        server.abandon()
+        server.close_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -105,10 +105,10 @@ class ControlServer:
         if self._thread is not threading.current_thread():
             self._thread.join(_PEER_SECONDS)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close the sockets in a forked child, where they belong to the parent."""
-        for held in (self._listener, self._wake_receiver, self._wake_sender):
-            held.close()
+        for sock in (self._listener, self._wake_receiver, self._wake_sender):
+            sock.close()
 
     def _accept(self) -> None:
         try:
@@ -125,8 +125,8 @@ class ControlServer:
             raise
         finally:
             self.path.unlink(missing_ok=True)
-            for held in (self._listener, self._wake_receiver, self._wake_sender):
-                held.close()
+            for sock in (self._listener, self._wake_receiver, self._wake_sender):
+                sock.close()
 
     def _accept_one(self) -> None:
         """Accept and serve a connection. Log errors instead of raising them."""

@@ -28,13 +28,13 @@ _WORKER_FIELDS = (
 
 
 def tf_server_configs(
-    held: dict[str, str], present: Iterable[TaskRow]
+    reserved: dict[str, str], present: Iterable[TaskRow]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of the tasks in `held` that are a ``tf.distribute.Server``.
+    """Return the settings of the tasks in `reserved` that are a ``tf.distribute.Server``.
 
     Parameters
     ----------
-    held : dict of str to str
+    reserved : dict of str to str
         Addresses of the tasks to start, by name.
     present : iterable of TaskRow
         The existing tasks.
@@ -43,14 +43,14 @@ def tf_server_configs(
     for row in present:
         if row.role in addresses:
             addresses[row.role][row.index] = row.address
-    for name, address in held.items():
+    for name, address in reserved.items():
         role, index = _role_and_index(name)
         if role in addresses:
             addresses[role][index] = address
     jobs = {role: [known[index] for index in sorted(known)] for role, known in addresses.items()}
     training = {str(role): jobs[role] for role in JOBS if jobs[role]}
     configs: dict[str, dict[str, Any]] = {}
-    for name in held:
+    for name in reserved:
         role, index = _role_and_index(name)
         if role in SERVER_ROLES:
             cluster = training if role in JOBS else {str(role): jobs[role]}
@@ -59,7 +59,7 @@ def tf_server_configs(
 
 
 def dispatcher_config(
-    config: ClusterConfig, directory: str, here: bool, in_process: bool
+    config: ClusterConfig, directory: str, is_local: bool, in_process: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Return the dispatcher's settings, and the directory of its journal or None.
 
@@ -68,7 +68,7 @@ def dispatcher_config(
     config : ClusterConfig
     directory : str
         The cluster's directory on the dispatcher's host.
-    here : bool
+    is_local : bool
         Whether the dispatcher runs on this host.
     in_process : bool
         Whether the dispatcher runs in this process.
@@ -87,11 +87,11 @@ def dispatcher_config(
     else:
         # Each start gets a new journal: an old one lists workers that no longer exist.
         root = agent_work_dir.plain(service.work_dir)
-        if here and not agent_work_dir.is_url(root):
+        if is_local and not agent_work_dir.is_url(root):
             root = os.path.abspath(root)
         if not in_process:
             agent_work_dir.check_shared(root)
-        if here:
+        if is_local:
             agent_work_dir.check_usable(root)
         work_dir = f"{root}/{config.name}-{os.urandom(4).hex()}"
     return {**settings, "work_dir": work_dir, "fault_tolerant_mode": True}, work_dir

@@ -322,9 +322,9 @@ class TaskManager:
         ]
         if not specs or self._task_host is None:
             return
-        held = self.task_host.reserve_ports(specs)
-        starting = server_config.tf_server_configs(held, self._monitor.rows())
-        if DISPATCHER in held:
+        reserved = self.task_host.reserve_ports(specs)
+        starting = server_config.tf_server_configs(reserved, self._monitor.rows())
+        if DISPATCHER in reserved:
             starting[DISPATCHER], self.work_dir = server_config.dispatcher_config(
                 self._config, self._task_host.directory, self._task_host.is_local, self.in_process
             )
@@ -334,25 +334,25 @@ class TaskManager:
             self._await_ready([DISPATCHER])
         data_workers = {
             name: address
-            for name, address in held.items()
+            for name, address in reserved.items()
             if name.startswith(f"{Role.DATA_WORKER}:")
         }
         if data_workers:
             self._add_data_workers(data_workers, minimum)
         self._await_ready(list(starting))
 
-    def _add_data_workers(self, held: Mapping[str, str], minimum: int | None) -> None:
+    def _add_data_workers(self, reserved: Mapping[str, str], minimum: int | None) -> None:
         if self._static_addresses:
             # A dispatcher with a list of workers rejects workers that are not in it.
-            addresses = (*self._static_addresses, *held.values())
+            addresses = (*self._static_addresses, *reserved.values())
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static_addresses = addresses
-        each = {
+        config = {
             "heartbeat_interval_ms": _HEARTBEAT_MS,
             **server_config.data_worker_config(self._config),
             "dispatcher_address": self.row(DISPATCHER).address,
         }
-        tasks = {name: dict(each, worker_address=address) for name, address in held.items()}
+        tasks = {name: dict(config, worker_address=address) for name, address in reserved.items()}
         self.task_host.start(tasks)
         self._await_ready(list(tasks), minimum)
 

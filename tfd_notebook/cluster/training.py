@@ -350,21 +350,21 @@ class ParameterServerTraining:
 
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks and the workers of the current coordinator."""
-        coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
+        coordinator, workers = self._coordinator, counts.get(Role.WORKER)
         before = len(self._task_manager.rows_of(Role.WORKER))
-        if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
+        if coordinator is None or coordinator.stopped or workers is None or workers == before:
             self._task_manager.scale(counts)
             return
         # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
 
-        if wanted < 1:
+        if workers < 1:
             raise errors.StateError(
                 "scaling to 0 workers failed: the coordinator needs one",
                 fix="coordinator.stop() first, or keep one worker",
             )
-        if wanted < before:
-            addresses = self._task_manager.cluster_spec()["worker"][:wanted]
+        if workers < before:
+            addresses = self._task_manager.cluster_spec()["worker"][:workers]
             connection.resize(coordinator, addresses)
             self._task_manager.scale(counts)
         else:

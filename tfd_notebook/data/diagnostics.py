@@ -325,15 +325,15 @@ def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
     host = path.host
     if host is None or host.service_in_process or host.task_environment is None:
         return
-    here = os.getcwd()
-    if host.service_on_this_host and host.task_environment.directory == here:
+    directory = os.getcwd()
+    if host.service_on_this_host and host.task_environment.directory == directory:
         return
     names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
     if names:
         local = host.service_on_this_host
-        there = f"in {host.task_environment.directory}" if local else "on another host"
+        location = f"in {host.task_environment.directory}" if local else "on another host"
         yield RELATIVE.finding(
-            f"{listed(names)} are relative to {here}, but the data workers run {there}",
+            f"{listed(names)} are relative to {directory}, but the data workers run {location}",
             "use absolute paths that are valid on all hosts",
             host.name,
         )

@@ -10,7 +10,7 @@ __all__ = ["variable_of"]
 
 
 def variable_of(
-    value: object, default: str, inner: Callable[[Any], object] = lambda held: held
+    value: object, default: str, inner: Callable[[Any], object] = lambda value: value
 ) -> str:
     """Return the name of a global variable of the notebook or script that holds `value`.
 
@@ -27,6 +27,6 @@ def variable_of(
         return default
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     # IPython keeps results of cells under names such as _ and _12.
-    wanted, held = inner(value), [pair for pair in list(main.items()) if pair[0][:1] != "_"]
-    names = (name for name, candidate in held if inner(candidate) is wanted)
+    target, variables = inner(value), [pair for pair in list(main.items()) if pair[0][:1] != "_"]
+    names = (name for name, candidate in variables if inner(candidate) is target)
     return next(names, default)

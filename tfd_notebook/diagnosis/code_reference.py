@@ -34,12 +34,12 @@ def why(code: str, width: int = 100) -> str:
         The error suggests the nearest code.
     """
     entries = codes()
-    wanted = code.strip().strip("[]").upper()
-    wanted = f"TFD{wanted}" if wanted.isdecimal() else wanted
+    name = code.strip().strip("[]").upper()
+    name = f"TFD{name}" if name.isdecimal() else name
     codes_by_name = {text.split(" ", 2)[1].upper(): key for key, text in entries.items()}
-    key = wanted if wanted in entries else codes_by_name.get(wanted)
+    key = name if name in entries else codes_by_name.get(name)
     if key is None:
-        near = difflib.get_close_matches(wanted, entries, n=1)
+        near = difflib.get_close_matches(name, entries, n=1)
         raise UnknownName(
             f"no code {code!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "")

@@ -136,7 +136,7 @@ class Gate:
                 return False
         return True
 
-    def back(self, key: int) -> None:
+    def return_permit(self, key: int) -> None:
         """Return the permit of a closure that is queued again."""
         if key in self.stepped:
             self.stepped.remove(key)

@@ -16,7 +16,7 @@ from tfd_notebook.resolution import factory
 from tfd_notebook.resolution.resolution import Resolution, resolve
 
 #: Maximum number of resolutions kept for forms. Each has open connections and a history.
-_MAX_KEPT = 4
+_MAX_RESOLUTIONS = 4
 
 
 def read_options(pairs: Iterable[str]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class ResolveService:
     """The commands of forms. Equal requests share a resolution and its history."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Resolution, TaskTableDelta]] = {}
+        self._resolutions: dict[str, tuple[Resolution, TaskTableDelta]] = {}
 
     def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the choices of resolvers, as JSON values."""
@@ -55,16 +55,16 @@ class ResolveService:
         Parameters
         ----------
         request : mapping
-            ``resolver`` and ``options`` select the resolution. ``again`` is true to probe the
+            ``resolver`` and ``options`` select the resolution. ``probe`` is true to probe the
             tasks of a kept resolution. ``since`` is the ``number`` of the front end's last answer.
             The answer then contains only changed tasks and the same ``since``. If that answer is
             no longer kept, it contains all tasks, and ``since`` is None.
         """
-        again = request.get("again") is True
-        resolution, delta = self._entry(request, fresh=not again)
+        probe = request.get("probe") is True
+        resolution, delta = self._entry(request, fresh=not probe)
         is_resolved = resolution.resolver is not None
-        snapshot = resolution.glance() if again and is_resolved else resolution.last
-        return {**delta.message(snapshot, request.get("since")), "found": is_resolved}
+        snapshot = resolution.glance() if probe and is_resolved else resolution.last
+        return {**delta.message(snapshot, request.get("since")), "resolved": is_resolved}
 
     def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
         """Return the resolution of `request`. If `fresh`, discard a kept one first."""
@@ -77,20 +77,20 @@ class ResolveService:
         if not isinstance(options, Mapping) or not all(map(_is_name, options)):
             raise UsageError(f"invalid options {str(options)[:100]!r}", fix='write {"port": 8470}')
         key = json.dumps([resolver, options], sort_keys=True)
-        if fresh or key not in self._kept:
+        if fresh or key not in self._resolutions:
             self._discard(key)
-            self._kept[key] = resolve(resolver, **options), TaskTableDelta()
-            for oldest in list(self._kept)[:-_MAX_KEPT]:
+            self._resolutions[key] = resolve(resolver, **options), TaskTableDelta()
+            for oldest in list(self._resolutions)[:-_MAX_RESOLUTIONS]:
                 self._discard(oldest)
-        return self._kept[key]
+        return self._resolutions[key]
 
     def close(self) -> None:
         """Discard all resolutions and close their connections."""
-        for key in list(self._kept):
+        for key in list(self._resolutions):
             self._discard(key)
 
     def _discard(self, key: str) -> None:
-        entry = self._kept.pop(key, None)
+        entry = self._resolutions.pop(key, None)
         if entry is not None:
             entry[0].close()
 

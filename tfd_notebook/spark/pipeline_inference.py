@@ -86,11 +86,11 @@ def describe(signature: Signature) -> SignatureInfo:
         The model, the signature or a tensor does not exist. The error names those that exist.
     """
     function = _function(signature)
-    _, given = function.structured_input_signature
+    _, inputs = function.structured_input_signature
     results = function.structured_outputs
-    _check(signature, "input", signature.inputs.values(), given)
+    _check(signature, "input", signature.inputs.values(), inputs)
     _check(signature, "output", signature.outputs, results)
-    missing = given.keys() - set(signature.inputs.values())
+    missing = inputs.keys() - set(signature.inputs.values())
     if missing:
         raise UsageError(
             f"signature {signature.key!r} of {signature.directory} also requires "
@@ -101,7 +101,7 @@ def describe(signature: Signature) -> SignatureInfo:
         tensor: Input(
             spec.dtype.name, None if spec.shape.rank is None else tuple(spec.shape.as_list())
         )
-        for tensor, spec in given.items()
+        for tensor, spec in inputs.items()
     }
     outputs = []
     for tensor, column in sorted(signature.outputs.items()):
@@ -212,17 +212,19 @@ def _restrict_gpus() -> None:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    given = context.resources().get("gpu") if context is not None else None
-    if given is not None and "tensorflow" not in sys.modules:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(given.addresses)
+    gpus = context.resources().get("gpu") if context is not None else None
+    if gpus is not None and "tensorflow" not in sys.modules:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
 
 
-def _check(signature: Signature, kind: str, named: Iterable[str], there: Mapping[str, Any]) -> None:
+def _check(
+    signature: Signature, kind: str, named: Iterable[str], available: Mapping[str, Any]
+) -> None:
     for name in named:
-        if name not in there:
+        if name not in available:
             raise UnknownName(
                 f"signature {signature.key!r} of {signature.directory} has no {kind} {name!r}",
-                fix=f"it has {', '.join(sorted(there))}",
+                fix=f"it has {', '.join(sorted(available))}",
             )
 
 

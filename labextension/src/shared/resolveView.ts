@@ -40,7 +40,7 @@ export interface IResolution {
   since: number | null;
   trouble: string;
   /** Whether a cluster was found; otherwise `cell` suggests how to start one. */
-  found: boolean;
+  resolved: boolean;
 }
 
 interface IChoices {
@@ -217,7 +217,7 @@ export class ResolveView implements IView {
     }
     try {
       const since = again ? this._current?.number : undefined;
-      const reply = await this._link.command('resolve', { ...query, again, since });
+      const reply = await this._link.command('resolve', { ...query, probe: again, since });
       if (!this._disposed) {
         this._query = query;
         this._show(completed(reply as IResolution, this._current), again);
@@ -288,7 +288,7 @@ export class ResolveView implements IView {
     this._showChanges(resolution);
     setText(this._cell, resolution.cell);
     show(this._next, resolution.cell !== '');
-    show(this._use, resolution.found && !this._actions.readOnly);
+    show(this._use, resolution.resolved && !this._actions.readOnly);
     show(this._insert, this._actions.insert !== undefined && !this._actions.readOnly);
     if (!again || headOf(resolution, false) !== (before && headOf(before, false))) {
       announce(headOf(resolution, false));
@@ -335,7 +335,7 @@ export class ResolveView implements IView {
   /** Schedule the next update if watching is enabled. */
   private _schedule(): void {
     this._stop();
-    if (this._watch.checked && this._current?.found && !this._disposed) {
+    if (this._watch.checked && this._current?.resolved && !this._disposed) {
       this._timer = setTimeout(() => {
         if (document.hidden || this._link.state !== 'ready') {
           this._schedule();
@@ -364,7 +364,7 @@ function completed(reply: IResolution, before: IResolution | null): IResolution 
 }
 
 function headOf(resolution: IResolution, timed = true): string {
-  if (!resolution.found) {
+  if (!resolution.resolved) {
     return 'no cluster yet';
   }
   const states = Object.entries(resolution.counts).map(

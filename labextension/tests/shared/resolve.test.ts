@@ -53,14 +53,14 @@ function resolutionOf(
       number: 1,
       since: null,
       trouble: '',
-      found: true,
+      resolved: true,
       ...more
     }
   };
 }
 
 const settle = () => vi.advanceTimersByTimeAsync(40);
-const commands = () => kernel.of('command').map(({ command, again }) => [command, again]);
+const commands = () => kernel.of('command').map(({ command, probe }) => [command, probe]);
 const press = (label: string) => {
   const match = [...view.node.querySelectorAll('button')].find(
     button => button.textContent === label
@@ -95,7 +95,7 @@ test('resolves at once, and shows states, reasons and rules as text', async () =
     command: 'resolve',
     resolver: 'auto',
     options: {},
-    again: false
+    probe: false
   });
   const reason = `worker:5 answers there ${MARKUP}`;
   kernel.reply(
@@ -204,7 +204,7 @@ test('empty columns are hidden', async () => {
 
 test('a suggestion has a cell and no Use button', async () => {
   const cell = 'cluster = tfd.Cluster(workers=2, ps=1)';
-  kernel.reply(resolutionOf([], { found: false, place: '', cell }));
+  kernel.reply(resolutionOf([], { resolved: false, place: '', cell }));
   await settle();
   expect(view.node.textContent).toContain('no cluster yet');
   const use = [...view.node.querySelectorAll('button')].find(

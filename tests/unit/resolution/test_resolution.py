@@ -298,7 +298,7 @@ class TestForms:
         ask = {"resolver": "file", "options": {"path": str(path)}}
         assert json.loads(json.dumps(desk.resolve(ask)))["counts"] == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
-        again = desk.resolve({**ask, "again": True})
+        again = desk.resolve({**ask, "probe": True})
         assert [change["task"] for change in again["changes"]] == ["worker:1"]
         assert again["changed"] == 1
         assert desk.resolve(ask)["changes"] == ()
@@ -319,7 +319,7 @@ class TestForms:
 
             whole = desk.resolve(ask)
             assert (names(whole), whole["since"]) == ([0, 1], None)
-            ask["again"] = True
+            ask["probe"] = True
             # A lasting change of the latency is published, too.
             until(lambda: names(desk.resolve({**ask, "since": desk.resolve(ask)["number"]})) == [])
             resolution = desk.resolve(ask)
@@ -333,7 +333,7 @@ class TestForms:
         path.write_text(json.dumps({"worker": [worker.address]}))
         shorter = desk.resolve({**ask, "since": part["number"]})
         assert (names(shorter), shorter["since"]) == ([0], None)
-        fresh = desk.resolve({**ask, "again": False, "since": shorter["number"]})
+        fresh = desk.resolve({**ask, "probe": False, "since": shorter["number"]})
         assert (names(fresh), fresh["since"]) == ([0], None)
         desk.close()
 

@@ -250,7 +250,7 @@ class WatchedQueue(Waiting):
         else:
             self._store.retry(closure.key, worker, f"put back from worker:{worker}")
             with self._queue_lock:
-                self.gate.back(closure.key)
+                self.gate.return_permit(closure.key)
         super().put_back(closure)
         if self.gate.armed:
             with self._queue_lock:
@@ -318,8 +318,8 @@ class WatchedQueue(Waiting):
                 ended = {key for key in gate.stepped - known if self._has_ended(key)}
                 left = None if deadline is None else deadline - time.monotonic()
                 # Some may have been cancelled in the meantime, together with their permits.
-                over = not gate.permits and len(ended) == len(gate.stepped - known)
-                if len(ended) >= expected or over or (left is not None and left <= 0):
+                all_ended = not gate.permits and len(ended) == len(gate.stepped - known)
+                if len(ended) >= expected or all_ended or (left is not None and left <= 0):
                     break
                 self._progress.wait(POLL_SECONDS if left is None else min(left, POLL_SECONDS))
             return len({key for key in gate.stepped - known if self._has_ended(key)} | ended)

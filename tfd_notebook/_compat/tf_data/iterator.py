@@ -22,7 +22,12 @@ from tensorflow.python.framework import ops
 from tfd_notebook._compat import sigint
 from tfd_notebook._compat.tf_coordinator import cancellation
 from tfd_notebook._compat.tf_data import iterator_cleanup, pipeline_model
-from tfd_notebook._compat.tf_data.meter import Blocked, IteratorMetrics, MetricTotals, again
+from tfd_notebook._compat.tf_data.meter import (
+    Blocked,
+    IteratorMetrics,
+    MetricTotals,
+    without_traceback,
+)
 from tfd_notebook.errors import StateError
 
 # Read these names here, so that an unsupported TensorFlow fails at this import.
@@ -234,7 +239,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     def _raise_if_cancelled(self) -> None:
         """Raise the error with which this iterator was cancelled, if any."""
         if self.meter.error is not None:
-            raise again(self.meter.error)
+            raise without_traceback(self.meter.error)
         if self.meter.interrupted:  # Ctrl-C cancelled a call that succeeded nevertheless
             self.meter.interrupted = False
             self._manager = CancellationManager()
@@ -255,7 +260,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             )
             raise KeyboardInterrupt from error
         if meter.error is not None:
-            raise again(meter.error) from error
+            raise without_traceback(meter.error) from error
         raised = self._watcher.failure(error) if isinstance(error, OpError) else error
         meter.failure = str(raised)
         meter.end()

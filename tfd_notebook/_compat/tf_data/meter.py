@@ -166,6 +166,6 @@ class IteratorMetrics:
             call[1]()
 
 
-def again(error: TfdError) -> TfdError:
+def without_traceback(error: TfdError) -> TfdError:
     """Return a copy of an error without a traceback, which would grow with every raise."""
     return type(error)(error.what, task=error.task, fix=error.fix)

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat.tf_data.meter import IteratorMetrics, again
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, without_traceback
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer
 from tfd_notebook.data.op_errors import combine
 from tfd_notebook.data.service.memory_datasets import check_transfer
@@ -114,7 +114,7 @@ class _PlainIterator:
 
     def __next__(self) -> Any:
         if self.meter.error is not None:
-            raise again(self.meter.error)
+            raise without_traceback(self.meter.error)
         start = time.perf_counter()
         if self._iterator is None:
             self._iterator = iter(self._dataset)

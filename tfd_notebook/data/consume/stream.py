@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals, again
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals, without_traceback
 from tfd_notebook.data.consume import checkpoint as consume_checkpoint
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
@@ -461,7 +461,7 @@ class Stream:
         if self._error is not None:
             raise self._error
         if self._cancelled is not None and not self._quiet:
-            raise again(self._cancelled)
+            raise without_traceback(self._cancelled)
 
     def _require_state(self, verb: str, state: str) -> None:
         if self._state != state:

@@ -84,7 +84,9 @@ def few_splits(splits: Splits) -> str:
     )
 
 
-def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wanted: int = 0) -> str:
+def more_workers(
+    workers: int, delivery: Delivery | None, saturated: bool, suggested: int = 0
+) -> str:
     """Return the advice for data workers that are always busy.
 
     Parameters
@@ -95,7 +97,7 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
         Parameters of the dataset.
     saturated : bool
         Whether the cores that the data workers may use are busy.
-    wanted : int
+    suggested : int
         Suggested number of data workers. Default: one more.
     """
     if delivery is not None and delivery.can_use(workers + 1) <= workers:
@@ -105,7 +107,7 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
         return ALL_CORES_BUSY
     host = None if delivery is None else delivery.host()
     cluster = "cluster" if host is None else variable_of(host.owner, "cluster")
-    return f"{cluster}.scale(data_workers={wanted or workers + 1})"
+    return f"{cluster}.scale(data_workers={suggested or workers + 1})"
 
 
 def advise(

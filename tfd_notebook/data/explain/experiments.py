@@ -53,8 +53,8 @@ def _rewritten(dataset: Any, stage: Stage, changes: Mapping[str, _Change]) -> An
     return changed.with_options(dataset.options())
 
 
-def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
-    """Return the graph node of the stage `wanted`, in the pipeline that ends in `last`."""
+def _find(definition: Any, last: Stage, target: Stage) -> Any:
+    """Return the graph node of the stage `target`, in the pipeline that ends in `last`."""
     nodes = {node.name: node for node in definition.node}
 
     def before(node: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
         reads = kind in ("FlatMap", "Interleave") and stage.kind in READERS
         if kind != stage.kind and not reads:
             todo += [(each, stage) for each in before(node)[:1]]  # a node without a stage: options
-        elif stage.dataset is wanted.dataset:
+        elif stage.dataset is target.dataset:
             return node
         else:
             todo += list(zip(before(node), stage.inputs, strict=False))

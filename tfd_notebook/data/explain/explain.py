@@ -336,15 +336,15 @@ class _Explanation:
 
     def _advise_transfer(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
         use, measurement = self._use, self._measurement
-        if use is None or use.again is None or not self._is_unchanged:
+        if use is None or use.distribute_again is None or not self._is_unchanged:
             origin = None if use is None else use.origin
             return f"{advice.batch(origin)}, or {advice.MEMORY}", None
         batch = advice.batch(use.origin)
-        again = use.again
+        distribute_again = use.distribute_again
         small = measurement.elements and measurement.bytes / measurement.elements < _SMALL_BYTES
         if use.compressed:
             parts = 2 if small else 1
-            plain = self._try(lambda: again(use.origin, compression=None), parts, True)
+            plain = self._try(lambda: distribute_again(use.origin, compression=None), parts, True)
             if plain is not None and plain >= _MIN_GAIN:
                 return advice.PLAIN, plain
         if small:
@@ -352,7 +352,7 @@ class _Explanation:
             batched = None
             if self._step is None:
                 batched = self._try(
-                    lambda: again(use.origin.batch(advice.BATCH_SIZE)), alternate=True
+                    lambda: distribute_again(use.origin.batch(advice.BATCH_SIZE)), alternate=True
                 )
             return batch, None if batched is None else batched * advice.BATCH_SIZE
         gain = self._try(lambda: use.origin, alternate=True)
@@ -390,9 +390,9 @@ class _Explanation:
             return 1e3
         return 1 / max(1 - self._measurement.wait_fraction, 1e-3)
 
-    def _stage_after(self, wanted: Stage) -> Stage | None:
-        """Return the stage whose input is `wanted`."""
-        return next((s for s in self._last.walk() if wanted in s.inputs), None)
+    def _stage_after(self, stage: Stage) -> Stage | None:
+        """Return the stage whose input is `stage`."""
+        return next((s for s in self._last.walk() if stage in s.inputs), None)
 
     def _service(self, kind: str) -> str:
         """Return whether a tf.data service helps, as a clause about it. Empty if unknown."""

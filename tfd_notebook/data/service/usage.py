@@ -143,7 +143,7 @@ class ServiceReadOptions:
         The pipeline that the workers run. None if another process distributed it.
     compressed : bool
         Whether elements are compressed for the transfer, or TensorFlow may choose so.
-    again : callable
+    distribute_again : callable
         Distributes a dataset with the same options, or with a different compression.
     joined : callable
         Returns True if a reader in this process joined the named job before it was finished.
@@ -152,7 +152,7 @@ class ServiceReadOptions:
     delivery: Delivery
     origin: Any = None
     compressed: bool = False
-    again: Callable[..., Any] | None = None
+    distribute_again: Callable[..., Any] | None = None
     joined: Callable[[], bool] = lambda: False
 
 

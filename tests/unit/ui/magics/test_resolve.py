@@ -123,7 +123,7 @@ def test_form_resolves_and_uses_a_cluster(
     choice = answered("1", command="resolvers")["value"]
     assert (choice["chosen"], choice["options"]) == ("auto", {})
     look = answered("2", command="resolve", resolver="auto")["value"]
-    assert (look["found"], look["counts"]) == (True, {"alive": 1})
+    assert (look["resolved"], look["counts"]) == (True, {"alive": 1})
     error = answered("3", command="resolve", resolver="slurmy")["error"]
     assert error["code"] == "TFD101"
     error = answered("4", command="attach", resolver="auto", variable="a b")["error"]
@@ -139,5 +139,5 @@ def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TPU_NAME", "mine")
     command = resolve.commands(shell)["resolve"]
     look = json.loads(json.dumps(command({"resolver": "auto"})))
-    assert (look["found"], look["tasks"], look["rule"]) == (False, [], "tpu")
+    assert (look["resolved"], look["tasks"], look["rule"]) == (False, [], "tpu")
     assert look["cell"] == 'tfd.resolve("tpu")'
