@@ -251,12 +251,12 @@ class ControllerPresence:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[CoordinatorView, contextlib.ExitStack]] = {}
+        self._open: dict[str, tuple[CoordinatorView, contextlib.ExitStack]] = {}
 
     @property
     def any(self) -> bool:
         """True if any coordinator has a viewer."""
-        return bool(self._held)
+        return bool(self._open)
 
     def renew(self, running: Mapping[str, ClusterView], viewed: Iterable[frozenset[str]]) -> None:
         """Open live controls for the coordinators of viewed clusters, and close all others."""
@@ -265,13 +265,13 @@ class ControllerPresence:
             with contextlib.suppress(TfdError):
                 if running[name].has_coordinator:
                     present[name] = running[name].present_coordinator()
-        for name, (coordinator, held) in list(self._held.items()):
+        for name, (coordinator, control) in list(self._open.items()):
             if present.get(name) is not coordinator:
-                del self._held[name]
-                held.close()
-        for name in present.keys() - self._held.keys():
+                del self._open[name]
+                control.close()
+        for name in present.keys() - self._open.keys():
             stack = contextlib.ExitStack()
             # A stopped coordinator, or one that cannot be paused, raises here.
             with contextlib.suppress(TfdError):
                 stack.enter_context(present[name].control())
-            self._held[name] = present[name], stack
+            self._open[name] = present[name], stack

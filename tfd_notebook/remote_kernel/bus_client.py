@@ -28,7 +28,7 @@ from tfd_notebook.model.snapshot import (
 )
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import messages, validation
-from tfd_notebook.remote_kernel.closure_mirror import ClosureStoreReplica
+from tfd_notebook.remote_kernel.closure_replica import ClosureStoreReplica
 
 #: Messages per acknowledgement. The sender pauses after 50 unacknowledged messages.
 _ACKNOWLEDGE_EVERY = 10
@@ -52,7 +52,7 @@ class BusClient:
         self._pending: dict[str, concurrent.futures.Future[Any]] = {}
         self._clusters: dict[str, Any] = {}
         self._snapshots: dict[str, Snapshot] = {}
-        self._mirrors: dict[str, ClosureStoreReplica] = {}
+        self._replicas: dict[str, ClosureStoreReplica] = {}
         self._subscribed: set[str] = set()
         self._seq = 0
         self._version = 0
@@ -168,16 +168,16 @@ class BusClient:
                 for name, cluster in clusters.items()
             }
             self._clusters = clusters
-            for name, mirror in tuple(self._mirrors.items()):  # other threads add mirrors
+            for name, replica in tuple(self._replicas.items()):  # other threads add replicas
                 snapshot = self._snapshots.get(name)
                 coordinator = None if snapshot is None else snapshot.coordinator
-                mirror.count({} if coordinator is None else coordinator.counts)
+                replica.count({} if coordinator is None else coordinator.counts)
             self._subscribe()
             self.ready.set()
         else:
-            mirror = self._mirrors.setdefault(message["cluster"], ClosureStoreReplica())
+            replica = self._replicas.setdefault(message["cluster"], ClosureStoreReplica())
             try:
-                mirror.apply(message, buffers)
+                replica.apply(message, buffers)
             except (LookupError, TypeError, ValueError, OverflowError):
                 raise validation.invalid("values", "...", "the columns of closures") from None
         if self._seq % _ACKNOWLEDGE_EVERY == 0:
@@ -186,8 +186,8 @@ class BusClient:
     def _subscribe(self) -> None:
         """Subscribe to the closures of all clusters with a coordinator."""
         names = {name for name, tree in self._clusters.items() if "coordinator" in tree}
-        for name in names - self._mirrors.keys():
-            self._mirrors[name] = ClosureStoreReplica()
+        for name in names - self._replicas.keys():
+            self._replicas[name] = ClosureStoreReplica()
         if names != self._subscribed:
             self._subscribed = names
             self._publish("subscribe", clusters=sorted(names))
@@ -201,9 +201,9 @@ class BusClient:
         """Return the names of the other kernel's clusters, including ended ones."""
         return tuple(self._snapshots)
 
-    def mirror(self, name: str) -> ClosureStoreReplica:
+    def replica(self, name: str) -> ClosureStoreReplica:
         """Return the closures of a cluster's coordinator."""
-        return self._mirrors.setdefault(name, ClosureStoreReplica())
+        return self._replicas.setdefault(name, ClosureStoreReplica())
 
     def snapshot(self, name: str) -> Snapshot:
         """Return the latest state of a cluster.

@@ -175,7 +175,7 @@ class RemoteCoordinator:
 
     def __init__(self, cluster: RemoteCluster) -> None:
         self._cluster = cluster
-        self.store = cast(Any, cluster._kernel._bus.mirror(cluster.name))
+        self.store = cast(Any, cluster._kernel._bus.replica(cluster.name))
         self.values = Values(self.store, lambda: bool(self.paused))
 
     @property

@@ -743,7 +743,7 @@ def test_corrupt_closures_of_another_kernel_are_refused(seed: int) -> None:
         except errors.InvalidMessage:
             refused += 1
         else:
-            reader.mirror("c").lost_attempts()
+            reader.replica("c").lost_attempts()
     assert refused > 50
 
 
