@@ -158,7 +158,7 @@ class TestContract:
         assert cluster.join(timeout=20)
         assert coordinator.done()
         endless = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
-        with pytest.raises(TimeLimit, match="1 run"):
+        with pytest.raises(TimeLimit, match="1 are running"):
             cluster.join(timeout=0.2)
         coordinator.cancel(endless)
         coordinator.pause()

@@ -39,7 +39,7 @@ with tfd.Cluster(workers=2, ps=1, name="keras-2") as cluster:
     print(json.dumps({
         "keras": tf.keras.__name__,
         "losses": losses,
-        "ours": isinstance(coordinator, tfd.coordinate.coordinator.Coordinator),
+        "ours": isinstance(coordinator, tfd.Coordinator),
         "functions": sorted({row["function"] for row in records}),
         "workers": sorted({row["worker"] for row in records}),
         "ready": coordinator.values.counts()["ready"],
