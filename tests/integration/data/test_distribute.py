@@ -570,8 +570,9 @@ class TestRefused:
 
 KERNEL = """
 import os, sys
-import tfd_notebook
+import tfd_notebook as tfd
 import tensorflow as tf
+tfd.Cluster  # the first use
 from tfd_notebook.data.service.py_functions import pack
 from tfd_notebook.data.service.graph_inspection import examine
 factor = int(sys.argv[1])
