@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(170)]
 
 #: Replaces a module of the standard library if the working directory is on the import path.
 POISON = """

@@ -93,6 +93,7 @@ def stays() -> Iterator[tfd.Cluster]:
         cli("stop", "stays")
 
 
+@pytest.mark.slow
 def test_restarted_kernel_attaches_and_the_job_continues() -> None:
     with Kernel() as kernel:
         output = kernel.run(START)

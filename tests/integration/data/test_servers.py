@@ -195,6 +195,7 @@ def test_invalid_configs_are_refused() -> None:
         tfd.DataWorker(service.WorkerConfig(""))
 
 
+@pytest.mark.slow
 def test_unknown_protocol_does_not_crash_the_process() -> None:
     """TensorFlow also raises an error, and crashes when it finalises the incomplete server."""
     code = (
@@ -342,3 +343,30 @@ def test_stop_without_the_gil_is_available() -> None:
     assert compat.unlocked_stop(bare._server) is not None, tf.__version__
     compat.stop(bare)
     assert probe(bare.target).state == "refused"
+
+
+FORKED = """
+import os, sys
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook.net.probe import probe
+
+dispatcher = tfd.Dispatcher()
+child = os.fork()
+if child == 0:
+    dispatcher.stop()
+    sys.stdout.flush()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert probe(dispatcher.address, 10.0).alive
+dispatcher.stop()
+print("kept")
+"""
+
+
+@pytest.mark.slow
+def test_dispatcher_keeps_running_after_a_forked_child_ends() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100
+    )
+    assert completed.stdout == "kept\n", completed.stderr

@@ -138,6 +138,7 @@ def test_failed_worker_and_missing_workers_are_found(cluster: tfd.Cluster) -> No
     assert "TFD811" not in codes(cluster)
 
 
+@pytest.mark.slow
 def test_external_service_is_diagnosed() -> None:
     with Service(workers=2) as external:
         until(lambda: codes(external.target) == set())
@@ -182,6 +183,7 @@ def test_dispatcher_of_another_version_is_found() -> None:
         assert codes(same.address) == {"TFD811"}
 
 
+@pytest.mark.slow
 def test_replaced_tensorflow_is_found(tmp_path: Path) -> None:
     assert in_child(f"import tensorflow; {DOCTOR}") == set()
     # The metadata of a package manager after an update.

@@ -129,6 +129,7 @@ def test_unloading_removes_magics_clusters_and_threads(kernel: Kernel) -> None:
     assert files_of(kernel.pid) == []
 
 
+@pytest.mark.slow
 def test_kernel_restart_and_shutdown_end_all_tasks() -> None:
     with Kernel() as kernel:
         kernel.run(START)

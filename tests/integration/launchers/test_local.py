@@ -161,7 +161,7 @@ def megabytes(pid):
 
 def test_repeated_cells_do_not_fill_agent_and_workers():
     with tfd.Cluster(data_workers=1, name="cells") as cluster:
-        size, times = 5_000_000, 40
+        size, times = 10_000_000, 10
         kept = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
         kept = kept.apply(cluster.distribute("dynamic"))
         pids = (local.agent_pids()[0], row(cluster, "data_worker:0").pid)
@@ -558,6 +558,7 @@ print("the parent's clusters work", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_forked_child_keeps_the_clusters_of_its_parent():
     completed = subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", FORKING],
@@ -587,6 +588,7 @@ def test_lost_agent_is_reported_and_replaced():
     assert "ready" in completed.stdout
 
 
+@pytest.mark.slow
 def test_tasks_can_be_spawned_instead_of_forked():
     code = (
         "import os\n"

@@ -21,7 +21,7 @@ from tests._waiting import until
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.net import secure_channel
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(170)]
 
 HOUR = 3600.0
 

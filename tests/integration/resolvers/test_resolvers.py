@@ -32,6 +32,7 @@ print(strategy.num_replicas_in_sync, total, dict(resolver.num_accelerators()))
 """
 
 
+@pytest.mark.slow
 def test_two_workers_train_with_a_mirrored_strategy() -> None:
     with socket.socket() as first, socket.socket() as second:
         for held in (first, second):
