@@ -153,8 +153,8 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
     ----------
     name : str
     body : bytes
-        JSON: ``{"do": "stop"}`` or ``{"do": "renew", "hours": 8}``. The number ``"agent"`` selects
-        one of several clusters with this name.
+        JSON: ``{"action": "stop"}`` or ``{"action": "renew", "hours": 8}``. The number ``"agent"``
+        selects one of several clusters with this name.
 
     Raises
     ------
@@ -234,9 +234,10 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
         request = json.loads(body)
     except (ValueError, RecursionError):
         raise errors.UsageError("invalid request: expected JSON") from None
-    if not isinstance(request, Mapping) or request.get("do") not in ("stop", "renew"):
+    if not isinstance(request, Mapping) or request.get("action") not in ("stop", "renew"):
         raise errors.UsageError(
-            "invalid request: expected an action", fix='use {"do": "stop"} or {"do": "renew"}'
+            "invalid request: expected an action",
+            fix='use {"action": "stop"} or {"action": "renew"}',
         )
     # The pattern excludes a name that ``tfd`` would parse as an option.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", name):
@@ -245,7 +246,7 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
     if agent is not None and (isinstance(agent, bool) or not isinstance(agent, int)):
         raise errors.UsageError(f"invalid agent {str(agent)[:100]!r}: expected a number")
     words = (name,) if agent is None else (name, f"--pid={agent}")
-    if request["do"] == "stop":
+    if request["action"] == "stop":
         return ("stop", *words), agent
     hours = request.get("hours", 8.0)
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):

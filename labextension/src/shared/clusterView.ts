@@ -43,12 +43,12 @@ export class ClusterView extends View {
     this.node.setAttribute('aria-label', `cluster ${cluster}`);
     const { history, end } = useHistory(link, cluster);
     this.onDispose(end);
-    const ask = (question: string, near: HTMLElement) => this.confirm(question, near);
+    const confirm = (question: string, near: HTMLElement) => this.confirm(question, near);
     this._limitRows = new KeyedList<HTMLElement>(this._limits, () =>
       h('div', { class: 'tfd-limit' })
     );
-    this._tools = new ClusterTools(link, cluster, actions, ask);
-    this._tasks = new TaskTable(link, cluster, actions, history, ask);
+    this._tools = new ClusterTools(link, cluster, actions, confirm);
+    this._tasks = new TaskTable(link, cluster, actions, history, confirm);
     this._streams = new StreamList();
     this._coordinator = new CoordinatorPart();
     this.onDispose(() => {

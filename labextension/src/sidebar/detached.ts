@@ -86,12 +86,12 @@ export class Detached implements IDisposable {
   }
 
   async stop(cluster: IDetached): Promise<void> {
-    await this._do(cluster, { do: 'stop' });
+    await this._do(cluster, { action: 'stop' });
   }
 
   /** Extend the lease to `hours` from now. */
   async renew(cluster: IDetached, hours: number): Promise<void> {
-    await this._do(cluster, { do: 'renew', hours });
+    await this._do(cluster, { action: 'renew', hours });
   }
 
   /** Return the name, with the agent if the name is not unique. */

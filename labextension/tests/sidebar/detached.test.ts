@@ -114,17 +114,17 @@ test('a cluster can be attached, renewed and stopped', async () => {
   const renew = press('Renew');
   expect(renew.disabled).toBe(true);
   await settle();
-  expect(requests).toContainEqual(['left', { do: 'renew', hours: 12, agent: 11 }]);
+  expect(requests).toContainEqual(['left', { action: 'renew', hours: 12, agent: 11 }]);
   expect(part.node.textContent).toContain('Kept for 12.0 h from now');
   confirmed = false;
   press('Stop');
   await settle();
-  expect(requests).not.toContainEqual(['left', { do: 'stop', agent: 11 }]);
+  expect(requests).not.toContainEqual(['left', { action: 'stop', agent: 11 }]);
   confirmed = true;
   clusters = [];
   press('Stop');
   await settle();
-  expect(requests).toContainEqual(['left', { do: 'stop', agent: 11 }]);
+  expect(requests).toContainEqual(['left', { action: 'stop', agent: 11 }]);
   expect(part.node.hidden).toBe(true);
 });
 
@@ -146,7 +146,7 @@ test('clusters of one name are labelled with their agents', async () => {
   clusters = clusters.filter(({ lease }) => lease !== clusters![1].lease);
   stop!.click();
   await settle();
-  expect(requests).toContainEqual(['same', { do: 'stop', agent: 12 }]);
+  expect(requests).toContainEqual(['same', { action: 'stop', agent: 12 }]);
   expect(part.node.textContent).not.toContain('(agent');
 });
 

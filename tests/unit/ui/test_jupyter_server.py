@@ -56,7 +56,7 @@ def test_list_is_empty_without_detached_clusters(address: str) -> None:
 def test_unauthenticated_requests_are_refused(address: str) -> None:
     assert ask(address, token="")[0] == 403
     assert ask(address, token="another")[0] == 403
-    assert ask(f"{address}/c", {"do": "stop"}, token="")[0] == 403
+    assert ask(f"{address}/c", {"action": "stop"}, token="")[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ def test_unauthenticated_requests_are_refused(address: str) -> None:
         ("c", b"no JSON", 400, "expected JSON"),
         ("c", b"[" * 100_000, 400, "expected JSON"),
         ("c", [], 400, "expected an action"),
-        ("c", {"do": "start"}, 400, "expected an action"),
-        ("c", {"do": ["stop"]}, 400, "expected an action"),
-        ("c", {"do": "renew", "hours": "8"}, 400, "expected a number"),
-        ("c", {"do": "renew", "hours": True}, 400, "expected a number"),
-        ("c", {"do": "renew", "hours": 0}, 400, "out of range"),
-        ("c", b'{"do": "renew", "hours": NaN}', 400, "out of range"),
-        ("c", {"do": "renew", "hours": 10**400}, 400, "out of range"),
-        ("c", {"do": "stop", "agent": "1"}, 400, "expected a number"),
-        ("--help", {"do": "stop"}, 404, "invalid name of a cluster"),
-        ("c%0A", {"do": "stop"}, 404, "invalid name of a cluster"),
-        ("c", {"do": "stop"}, 404, "without a kernel"),
+        ("c", {"action": "start"}, 400, "expected an action"),
+        ("c", {"action": ["stop"]}, 400, "expected an action"),
+        ("c", {"action": "renew", "hours": "8"}, 400, "expected a number"),
+        ("c", {"action": "renew", "hours": True}, 400, "expected a number"),
+        ("c", {"action": "renew", "hours": 0}, 400, "out of range"),
+        ("c", b'{"action": "renew", "hours": NaN}', 400, "out of range"),
+        ("c", {"action": "renew", "hours": 10**400}, 400, "out of range"),
+        ("c", {"action": "stop", "agent": "1"}, 400, "expected a number"),
+        ("--help", {"action": "stop"}, 404, "invalid name of a cluster"),
+        ("c%0A", {"action": "stop"}, 404, "invalid name of a cluster"),
+        ("c", {"action": "stop"}, 404, "without a kernel"),
     ],
 )
 def test_invalid_requests_are_refused(
@@ -93,7 +93,7 @@ def test_cross_site_requests_are_refused(address: str) -> None:
     base = address.removesuffix("tfd-notebook/clusters")
     login = urllib.request.Request(f"{base}api/me")
     login.add_header("Authorization", f"token {TOKEN}")
-    request = urllib.request.Request(f"{address}/c", b'{"do": "stop"}')
+    request = urllib.request.Request(f"{address}/c", b'{"action": "stop"}')
     with urllib.request.urlopen(login, timeout=60) as reply:
         cookies = [cookie.partition(";")[0] for cookie in reply.headers.get_all("Set-Cookie") or []]
     assert cookies
@@ -142,11 +142,11 @@ def test_only_unattached_clusters_are_listed(monkeypatch: pytest.MonkeyPatch) ->
     assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0), ("left", 4.0)]
     assert "pid" not in listed[0]
     with pytest.raises(errors.UnknownName, match="without a kernel"):
-        asyncio.run(jupyter_server.act("held", b'{"do": "stop"}'))
+        asyncio.run(jupyter_server.act("held", b'{"action": "stop"}'))
     with pytest.raises(errors.UnknownName, match="without a kernel"):
-        asyncio.run(jupyter_server.act("left", b'{"do": "stop", "agent": 13}'))
-    asyncio.run(jupyter_server.act("left", b'{"do": "renew", "hours": 1.5, "agent": 12}'))
-    asyncio.run(jupyter_server.act("left", b'{"do": "stop"}'))
+        asyncio.run(jupyter_server.act("left", b'{"action": "stop", "agent": 13}'))
+    asyncio.run(jupyter_server.act("left", b'{"action": "renew", "hours": 1.5, "agent": 12}'))
+    asyncio.run(jupyter_server.act("left", b'{"action": "stop"}'))
     assert [each for each in calls if each[0] != "list"] == [
         ("renew", "left", "--pid=12", "--hours=1.5"),
         ("stop", "left"),
