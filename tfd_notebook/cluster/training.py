@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.coordinator import connection as coordinator_connection
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
@@ -331,6 +332,7 @@ class ParameterServerTraining:
         )
         coordinator.build = self._build
         self._strategy, self._coordinator = strategy, coordinator
+        registry.notify_change()
 
     def _require_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
