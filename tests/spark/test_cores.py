@@ -112,7 +112,7 @@ def test_all_rows_reach_workers_next_to_a_parameter_server(
 ) -> None:
     executors = list(places(report["info 4"]).values())
     assert sorted(map(executors.count, set(executors))) == [2, 2]
-    reports = report["reports 4"]
+    reports = report["rows 4"]
     assert set(reports) == {"worker-0", "worker-1", "worker-2"}
     assert sum(node["rows"] for node in reports.values()) == 2 * sum(range(1000))
 
