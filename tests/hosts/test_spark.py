@@ -83,18 +83,6 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-class TestSpark(Conformance):
-    def test_logs_contain_no_secret(
-        self, hosts: Hosts, standalone: Standalone, shared: tfd.Cluster
-    ) -> None:
-        for path in standalone.directory.rglob("*"):
-            if path.is_file() and path.name != "spark-defaults.conf":
-                assert standalone.secret.encode() not in path.read_bytes(), path
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                assert standalone.secret not in " ".join(process.cmdline())
-
-
 FED = (
     SQUARES
     + """
@@ -127,7 +115,10 @@ print(json.dumps(results), flush=True)
 
 
 def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
-    """A host with a free slot and no worker is reported. A parameter server fills a slot."""
+    """A host with a free slot and no worker is reported. A parameter server fills a slot.
+
+    It precedes the tests that lose executors, because Spark may replace them on the other host.
+    """
     completed = subprocess.run(
         [sys.executable, "-c", FED.replace("{session}", standalone.session())],
         capture_output=True,
@@ -139,6 +130,18 @@ def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
     assert "no node that receives rows is on" in alone
     assert "1 free slot:" in alone
     assert results == [[number * number for number in range(100)]] * 2
+
+
+class TestSpark(Conformance):
+    def test_logs_contain_no_secret(
+        self, hosts: Hosts, standalone: Standalone, shared: tfd.Cluster
+    ) -> None:
+        for path in standalone.directory.rglob("*"):
+            if path.is_file() and path.name != "spark-defaults.conf":
+                assert standalone.secret.encode() not in path.read_bytes(), path
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                assert standalone.secret not in " ".join(process.cmdline())
 
 
 @pytest.fixture(scope="module")
