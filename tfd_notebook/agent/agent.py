@@ -96,9 +96,10 @@ class Agent(AgentHandlers):
             await asyncio.wait_for(stopping, 5.0)
         self.processes.close_server()
         runtime_dir.remove(self.directory)
-        if self.owner is not None and os.getppid() != self.owner:
+        owner = self.owner
+        if owner is not None and (os.getppid() != owner or runtime_dir.is_ending(owner)):
             # The kernel was killed and did not remove its control socket.
-            runtime_dir.control_socket(self.owner).unlink(missing_ok=True)
+            runtime_dir.control_socket(owner).unlink(missing_ok=True)
 
     async def _serve_owner(self) -> None:
         """Serve the process that started the agent, until that process ends."""

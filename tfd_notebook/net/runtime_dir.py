@@ -28,6 +28,10 @@ _LOCK_FILE = "agent.lock"
 _HAS_PROC = os.path.exists("/proc/self/stat")
 #: Interval in seconds of the checks of a process on systems without pidfd.
 _POLL_SECONDS = 0.05
+#: Flag of a process in /proc/PID/stat, from the kernel's ``sched.h``.
+_PF_EXITING = 4
+_REMOVE_ATTEMPTS = 20
+_REMOVE_PAUSE = 0.05
 
 
 def runtime_dir() -> Path:
@@ -138,9 +142,7 @@ def process_start(pid: int) -> float | None:
     """
     try:
         if _HAS_PROC:
-            stat_file = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            # The name of the command, in parentheses, may contain any character.
-            fields = stat_file.rpartition(")")[2].split()
+            fields = _stat(pid)
             # A killed kernel stays a zombie until its parent waits for it.
             return None if fields[0] in "ZX" else float(fields[19])
         process = psutil.Process(pid)
@@ -148,6 +150,26 @@ def process_start(pid: int) -> float | None:
         return None if ended else float(process.create_time())
     except (OSError, psutil.Error):
         return None
+
+
+def is_ending(pid: int) -> bool:
+    """Return True if a process has ended or, on Linux, has begun to end.
+
+    A large process ends slowly: its files are closed long before its parent is notified.
+    """
+    if not _HAS_PROC:
+        return process_start(pid) is None
+    try:
+        return bool(int(_stat(pid)[6]) & _PF_EXITING)
+    except OSError:
+        return True
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat, from the state on."""
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    # The name of the command, in parentheses, may contain any character.
+    return text.rpartition(")")[2].split()
 
 
 def process_identity(pid: int) -> dict[str, Any] | None:
@@ -257,7 +279,12 @@ def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def remove(directory: Path) -> None:
     """Remove `directory` and its contents."""
-    shutil.rmtree(directory, ignore_errors=True)
+    # A thread of a killed process may still create files.
+    for _ in range(_REMOVE_ATTEMPTS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(_REMOVE_PAUSE)
 
 
 @contextlib.contextmanager

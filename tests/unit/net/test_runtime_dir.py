@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests._waiting import until
 from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.net import runtime_dir
 
@@ -156,3 +157,31 @@ def test_files_of_processes_have_unique_names(directory: Path) -> None:
     assert mine.exists()
     assert other_container.exists()
     assert other_host.exists()
+
+
+def test_ending_process_is_detected_before_its_parent_has_waited() -> None:
+    assert not runtime_dir.is_ending(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not runtime_dir.is_ending(process.pid)
+        process.kill()
+        until(lambda: runtime_dir.is_ending(process.pid))
+        assert psutil.pid_exists(process.pid)
+    assert runtime_dir.is_ending(process.pid)
+
+
+def test_directory_is_removed_while_a_file_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    (directory / "log").touch()
+    rmdir = os.rmdir
+
+    def add_a_file_first(path: Any, **options: Any) -> None:
+        monkeypatch.setattr(os, "rmdir", rmdir)
+        (directory / "late").touch()
+        rmdir(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", add_a_file_first)
+    runtime_dir.remove(directory)
+    assert not directory.exists()
