@@ -48,6 +48,7 @@ def cluster() -> Iterator[tfd.Cluster]:
 
 class TestStages:
     def test_stages_are_named_by_the_user_code(self) -> None:
+        assert callable(tfd.explain)  # the first use records source locations from now on
         dataset = Range(9).shuffle(3).map(heavy).batch(2).prefetch(1)
         names = [stage.label for stage in stages_of(dataset).walk()]
         assert names == ["prefetch(1)", "batch(2)", "map(heavy)", "shuffle(3)", "range()"]
