@@ -26,6 +26,11 @@ _lock = threading.Lock()
 _guarded: dict[str, int] = {}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _unique_tokens() -> None:
+    py_functions.make_tokens_unique()
+
+
 @contextlib.contextmanager
 def tensorflow_counts() -> Iterator[None]:
     """Leave the tokens to TensorFlow, as before this package is imported."""
