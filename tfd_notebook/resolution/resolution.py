@@ -79,7 +79,7 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
         call = source if is_short else "tfd.resolve(resolver)"
         resolution = Resolution(_from_argument(resolver), (result,), call)
     if resolution.resolver is not None:
-        resolution.look()
+        resolution.probe()
     return resolution
 
 
@@ -169,8 +169,14 @@ class Resolution:
             return cluster
         return attach(spec, name, connect=connect)
 
-    def look(self) -> ResolutionSnapshot:
+    def probe(self, *, raises: bool = True) -> ResolutionSnapshot:
         """List the tasks, and probe all of them concurrently.
+
+        Parameters
+        ----------
+        raises : bool
+            Default true. If false and the tasks cannot be listed, ``trouble`` has the error, and
+            ``tasks`` those of the previous time.
 
         Returns
         -------
@@ -182,19 +188,37 @@ class Resolution:
         ResolveError
             The tasks cannot be listed.
         """
-        return self._probe(raises=True)
+        resolver = self._require_resolver()
+        # Import time: task_probe imports TensorFlow, which a suggestion does not need.
+        from tfd_notebook.resolution.task_probe import TaskProber
 
-    def glance(self) -> ResolutionSnapshot:
-        """Probe the tasks again without raising.
-
-        If the tasks cannot be listed, ``trouble`` has the error, and ``tasks`` those of the
-        previous time.
-
-        Returns
-        -------
-        ResolutionSnapshot
-        """
-        return self._probe(raises=False)
+        with self._lock:
+            if self._prober is None:
+                self._prober = TaskProber(getattr(resolver, "may_be", _is_same_task))
+            start, now, before = time.monotonic(), time.time(), self._snapshot
+            try:
+                tasks = _tasks(resolver)
+                statuses, trouble = self._prober.probe(tasks), ""
+            except TfdError as error:
+                if raises:
+                    raise
+                self._snapshot = replace(before, time=now, trouble=error.what)
+                return self._snapshot
+            new = changes(before.tasks, statuses, now) if self._probed else ()
+            self._probed = True
+            any_alive = any(status.state == "alive" for status in statuses)
+            suggest_start = self._suggestion and not any_alive
+            self._snapshot = replace(
+                before,
+                place=self._place(),
+                time=now,
+                tasks=statuses,
+                seconds=time.monotonic() - start,
+                changes=(*before.changes, *new)[-MOST_CHANGES:],
+                trouble=trouble,
+                cell=self._suggestion if suggest_start else self._use(tasks),
+            )
+            return self._snapshot
 
     def watch(
         self, seconds: float | None = None, every: float = 1.0
@@ -219,7 +243,7 @@ class Resolution:
         never = threading.Event()
         last: ResolutionSnapshot | None = None
         while True:
-            snapshot = self.glance()
+            snapshot = self.probe(raises=False)
             if last is None or (snapshot.changes, snapshot.trouble) != (last.changes, last.trouble):
                 yield snapshot
             last = snapshot
@@ -255,39 +279,6 @@ class Resolution:
         if self.resolver is None:
             raise NotThere(f"no cluster: {self.considered[-1].why}", fix=self.cell.splitlines()[0])
         return self.resolver
-
-    def _probe(self, raises: bool) -> ResolutionSnapshot:
-        resolver = self._require_resolver()
-        # Import time: task_probe imports TensorFlow, which a suggestion does not need.
-        from tfd_notebook.resolution.task_probe import TaskProber
-
-        with self._lock:
-            if self._prober is None:
-                self._prober = TaskProber(getattr(resolver, "may_be", _is_same_task))
-            start, now, before = time.monotonic(), time.time(), self._snapshot
-            try:
-                tasks = _tasks(resolver)
-                statuses, trouble = self._prober.probe(tasks), ""
-            except TfdError as error:
-                if raises:
-                    raise
-                self._snapshot = replace(before, time=now, trouble=error.what)
-                return self._snapshot
-            new = changes(before.tasks, statuses, now) if self._probed else ()
-            self._probed = True
-            any_alive = any(status.state == "alive" for status in statuses)
-            suggest_start = self._suggestion and not any_alive
-            self._snapshot = replace(
-                before,
-                place=self._place(),
-                time=now,
-                tasks=statuses,
-                seconds=time.monotonic() - start,
-                changes=(*before.changes, *new)[-MOST_CHANGES:],
-                trouble=trouble,
-                cell=self._suggestion if suggest_start else self._use(tasks),
-            )
-            return self._snapshot
 
     def _own_name(self) -> str:
         """Return the cluster's name if it is a cluster of this process, else an empty string."""

@@ -63,7 +63,7 @@ class ResolveService:
         probe = request.get("probe") is True
         resolution, delta = self._entry(request, fresh=not probe)
         is_resolved = resolution.resolver is not None
-        snapshot = resolution.glance() if probe and is_resolved else resolution.last
+        snapshot = resolution.probe(raises=False) if probe and is_resolved else resolution.last
         return {**delta.message(snapshot, request.get("since")), "resolved": is_resolved}
 
     def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:

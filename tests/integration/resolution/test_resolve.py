@@ -152,14 +152,14 @@ def test_suspended_process_is_hung_until_it_continues(servers: Servers) -> None:
     resolution = tfd.resolve(servers.spec)
     servers.signal("worker:1", signal.SIGSTOP)
     try:
-        until(lambda: resolution.look().tasks[2].state == "hung")
+        until(lambda: resolution.probe().tasks[2].state == "hung")
         assert resolution.last.counts == {"alive": 2, "hung": 1}
         assert "no answer" in resolution.last.tasks[2].reason
         # A new connection gets the same result.
         assert tfd.resolve(servers.spec).last.tasks[2].state == "hung"
     finally:
         servers.signal("worker:1", signal.SIGCONT)
-    until(lambda: resolution.look().counts == {"alive": 3})
+    until(lambda: resolution.probe().counts == {"alive": 3})
     changes = [(change.task, change.before, change.after) for change in resolution.last.changes]
     assert changes == [("worker:1", "alive", "hung"), ("worker:1", "hung", "alive")]
     resolution.close()

@@ -362,7 +362,7 @@ def _resolve(options: argparse.Namespace) -> int:
     with Screen(redraw=not options.json) as screen, contextlib.closing(resolution):
         key = None
         while not screen.leaving:
-            snapshot, previous_key = resolution.glance(), key
+            snapshot, previous_key = resolution.probe(raises=False), key
             key = views.resolution_change_key(snapshot)
             if not options.json:
                 screen.show(views.resolution_text(snapshot, screen.width), key)
