@@ -28,7 +28,7 @@ class Side:
         if self._answers.readline().strip() != "ready":
             sys.exit(f"the side {kind} did not start")
 
-    def ask(self, request: str = "") -> list[float]:
+    def request(self, request: str = "") -> list[float]:
         """Send a line and return the numbers of the answer."""
         self._requests.write(f"{request}\n")
         self._requests.flush()

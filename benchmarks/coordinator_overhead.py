@@ -90,12 +90,12 @@ def compare(name: str, ours: str, quick: bool) -> _pairs.Result:
     results = {}
     for function, count in counts:
         for side in sides.values():
-            side.ask(f"{function} {count // 10}")
+            side.request(f"{function} {count // 10}")
         figures: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
         for number in range(rounds):
             order = list(sides) if number % 2 else list(sides)[::-1]
             for kind in order:
-                wall, used = sides[kind].ask(f"{function} {count}")
+                wall, used = sides[kind].request(f"{function} {count}")
                 figures[kind].append((wall, used))
         for column, unit in enumerate(("seconds", "seconds of CPU")):
             result = results[function, unit] = _pairs.compare(

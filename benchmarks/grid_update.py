@@ -27,16 +27,16 @@ async ([rows, changed]) => {
         ['fetching', 'f8'], ['finished', 'f8']];
     const handlers = new Map();
     let seq = 0;
-    const tell = (message, buffers = []) => handlers.get('msg:custom')(message, buffers);
+    const deliver = (message, buffers = []) => handlers.get('msg:custom')(message, buffers);
     const model = {
         get: name => ({view: 'values', cluster: 'c', concurrent: true, version: '0'})[name],
         on: (name, handler) => handlers.set(name, handler),
         off: () => {},
         send: message => {
             if (message.kind === 'hello') {
-                tell({kind: 'hello', protocol: message.protocol, version: '0', pid: 1,
+                deliver({kind: 'hello', protocol: message.protocol, version: '0', pid: 1,
                       known: message.client});
-                tell({kind: 'state', seq: ++seq, full: true, state: {clusters: {c: {
+                deliver({kind: 'state', seq: ++seq, full: true, state: {clusters: {c: {
                     name: 'c', launcher: 'local', state: 'ready', planned: {}, requested: {},
                     observed: {}, tasks: {}, order: [], streams: {}, notices: [],
                     coordinator: {state: 'running', counts: {}, closures_per_s: 0, workers: {},
@@ -70,7 +70,7 @@ async ([rows, changed]) => {
         window.message = make(ids, full);
     };
     window.post = () => new Promise(resolve => {
-        tell(...window.message);
+        deliver(...window.message);
         requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(resolve, 30)));
     });
     window.prepare(true);

@@ -136,17 +136,17 @@ def main() -> None:
     results = {}
     for kind in KINDS:
         for side in (ours, theirs):
-            side.ask(f"open {kind}")
+            side.request(f"open {kind}")
         figures = _pairs.interleave(
             {
-                "ours": lambda: ours.ask("feed")[0],
-                "theirs": lambda: theirs.ask("feed")[0],
-                "floor": lambda: ours.ask("floor")[0],
+                "ours": lambda: ours.request("feed")[0],
+                "theirs": lambda: theirs.request("feed")[0],
+                "floor": lambda: ours.request("floor")[0],
             },
             rounds=2 if options.quick else 5,
         )
         for side in (ours, theirs):
-            side.ask("close")
+            side.request("close")
         results[kind] = _pairs.compare(figures["ours"], figures["theirs"])
         share = _pairs.compare(figures["ours"], figures["floor"])
         print(f"{kind}: {results[kind]}; of Spark's own rate: {share}", flush=True)

@@ -82,7 +82,7 @@ def answer(side: _onspark.Child, kind: str) -> None:
 def start(kind: str) -> float:
     side = Side(__file__, kind)
     try:
-        return side.ask("start")[0]
+        return side.request("start")[0]
     finally:
         side.close()
 

@@ -115,7 +115,7 @@ def main() -> None:
         child(options.child)
         return
     sides = {"ours": Side(__file__, "ours"), "theirs": Side(__file__, "bare")}
-    measurements = {kind: lambda side=side: side.ask()[0] for kind, side in sides.items()}
+    measurements = {kind: lambda side=side: side.request()[0] for kind, side in sides.items()}
     gaps = _pairs.interleave(measurements, 3 if options.quick else 15)
     for side in sides.values():
         side.close()

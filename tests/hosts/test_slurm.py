@@ -80,7 +80,7 @@ def running(slurm: Slurm) -> str:
     return slurm.run("squeue", "-h", "-t", "RUNNING", "-o", "%i").stdout.strip()
 
 
-def say(code: str, *words: str) -> list[str]:
+def program(code: str, *words: str) -> list[str]:
     return [sys.executable, "-c", code, *words]
 
 
@@ -89,7 +89,7 @@ def environments(slurm: Slurm, path: Path, *command: str) -> list[dict[str, str]
     # One file per task, because srun may mix the output of two tasks in a line.
     write = f"import json, os; file = open(f'{path}/{{os.getpid()}}', 'w')"
     write += "; json.dump(dict(os.environ), file); file.close()"
-    slurm.run(*command, *say(write), check=True)
+    slurm.run(*command, *program(write), check=True)
     matches = [json.loads(file.read_text()) for file in path.iterdir()]
     return sorted(matches, key=lambda env: int(env.get("SLURM_PROCID", 0)))
 
@@ -194,7 +194,12 @@ class TestStep:
 def servers(slurm: Slurm) -> Iterator[str]:
     """Start a step with a parameter server and two workers; return the number of its Slurm job."""
     with slurm.start(
-        "srun", "-N3", "-n3", *say(SERVE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        "srun",
+        "-N3",
+        "-n3",
+        *program(SERVE),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as process:
         job = until(lambda: running(slurm))
         yield job
@@ -204,7 +209,7 @@ def servers(slurm: Slurm) -> Iterator[str]:
 
 
 def test_strategy_uses_another_job(slurm: Slurm, servers: str) -> None:
-    completed = slurm.run(*say(COORDINATE, servers), timeout=170)
+    completed = slurm.run(*program(COORDINATE, servers), timeout=170)
     assert completed.returncode == 0, completed.stderr[-4_000:]
     data = json.loads(completed.stdout.splitlines()[-1])
     assert data["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
@@ -225,7 +230,7 @@ before = resolution.last.counts
 exec(resolution.cell)
 try:
     deadline = time.monotonic() + 120
-    while resolution.look().counts != {"alive": 3}:
+    while resolution.probe().counts != {"alive": 3}:
         assert time.monotonic() < deadline, resolution
     frame = resolution.to_frame()
     results = {
@@ -285,7 +290,7 @@ class TestDetection:
         assert close[:2] == ["slurm", "slurm_allocation"]
 
     def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
-        completed = slurm.run("salloc", "-Q", "-N3", "-n3", *say(ALLOCATION), timeout=170)
+        completed = slurm.run("salloc", "-Q", "-N3", "-n3", *program(ALLOCATION), timeout=170)
         assert completed.returncode == 0, completed.stderr[-4_000:]
         data = json.loads(completed.stdout.splitlines()[-1])
         assert data["rule"] == "slurm_allocation"
@@ -295,7 +300,7 @@ class TestDetection:
         assert data["cell"] == "cluster = tfd.resolve().attach()"
 
     def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
-        completed = slurm.run(*say(CONTROLLER), timeout=170)
+        completed = slurm.run(*program(CONTROLLER), timeout=170)
         assert completed.returncode == 0, completed.stderr[-4_000:]
         data = json.loads(completed.stdout.splitlines()[-1])
         assert data["rule"] == "slurm_controller"
@@ -303,7 +308,7 @@ class TestDetection:
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
     def test_the_cell_respects_the_limits_of_the_partition(self, slurm: Slurm) -> None:
-        cell = say("import tfd_notebook as tfd; print(tfd.resolve().cell)")
+        cell = program("import tfd_notebook as tfd; print(tfd.resolve().cell)")
         assert '"--ntasks=2", "--time=60"' in slurm.run(*cell, timeout=100).stdout
         change = ("scontrol", "update", "PartitionName=all")
         slurm.run(*change, "MaxTime=30", check=True)

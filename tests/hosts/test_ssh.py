@@ -200,7 +200,7 @@ class TestSSH(Conformance):
             until(lambda: list(cluster.gpus().to_frame().task) == ["worker:0"] * 2 + [""] * 4)
 
     def test_logs_contain_no_secret(self, hosts: Hosts, sshd: Sshds, make: Make) -> None:
-        secret = "S3CRET-that-nobody-shall-see"
+        secret = "S3CRET-that-is-never-shown"
         env = {"MY_TOKEN": secret}
         with tfd.Cluster(data_workers=1, name="quiet", launcher=make(), env=env) as cluster:
             files = [*Path(hosts.north.directory).rglob("*"), *(server.log for server in sshd)]

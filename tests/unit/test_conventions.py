@@ -314,18 +314,18 @@ def test_constraints_pin_versions_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["thread", "process", "port", "held port", "file"])
-def test_leak_check_detects_machine_names(kind: str, leftovers: Callable[[], Any]) -> None:
+def test_leak_check_detects_each_kind(kind: str, leftovers: Callable[[], Any]) -> None:
     before = leftovers()
-    before.check("nobody")
+    before.check("the first test")
     undo = _leak(kind)
     try:
         with pytest.raises(
-            pytest.fail.Exception, match=rf"somebody left behind:\s+{kind.split()[-1]}"
+            pytest.fail.Exception, match=rf"the second test left behind:\s+{kind.split()[-1]}"
         ):
-            before.check("somebody", settle=0)
+            before.check("the second test", settle=0)
     finally:
         undo()
-    before.check("nobody")
+    before.check("the first test")
 
 
 def _leak(kind: str) -> Callable[[], object]:

@@ -13,7 +13,7 @@ from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
 
 @pytest.fixture(autouse=True)
-def nobody_else():
+def restore_handler():
     """Remove the watches of iterators that tests of other files have left."""
     sigint.undo()
 

@@ -186,7 +186,7 @@ def test_warning_ends_all_reads(port: int, dispatcher: tuple[str, FakeDispatcher
 
 
 def test_missing_dispatcher_is_ignored(port: int) -> None:
-    with reserve_port() as nobody:
-        address = f"localhost:{nobody.getsockname()[1]}"
+    with reserve_port() as reserved:
+        address = f"localhost:{reserved.getsockname()[1]}"
         with ErrorServer({port: "gone"}, dispatcher=address):
             assert call(port, PROCESS_TASK, work(7, OFF)) == b""

@@ -277,15 +277,15 @@ class Browser:
         )
         hub.join(self.session)
 
-    def says(self, kind: str, client: str = "tab", **content: Any) -> None:
+    def send(self, kind: str, client: str = "tab", **content: Any) -> None:
         hub.receive(self.session, {"kind": kind, "client": client, **content})
 
     def received(self, kind: str) -> list[Tree]:
         return [message for message, _ in list(self.sent) if message["kind"] == kind]
 
-    def asks(self, command: str, client: str = "tab", **content: Any) -> Tree:
+    def request(self, command: str, client: str = "tab", **content: Any) -> Tree:
         name = f"{command} {len(self.sent)} {time.perf_counter()}"
-        self.says("command", client, request_id=name, command=command, **content)
+        self.send("command", client, request_id=name, command=command, **content)
         return until(
             lambda: next((m for m in self.received("reply") if m["request_id"] == name), None)
         )  # type: ignore[no-any-return]
@@ -320,7 +320,7 @@ def cluster() -> Iterator[Cluster]:
 def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
     until(lambda: panel.received("hello"))
     assert panel.received("state") == []  # no client has subscribed yet
-    panel.says("hello", protocol=bus.PROTOCOL, acks=True)
+    panel.send("hello", protocol=bus.PROTOCOL, acks=True)
     until(lambda: panel.received("state"))
     assert panel.received("hello")[-1]["known"] == "tab"
     assert panel.tree == {"clusters": {}}
@@ -332,15 +332,15 @@ def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None
 
 
 def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: panel.received("state"))
-    reply = panel.asks("scale", name="shown", data_workers=3)
+    reply = panel.request("scale", name="shown", data_workers=3)
     assert reply["value"] == {"dispatcher": 1, "data_worker": 3, "worker": 1}
     assert reply["client"] == "tab"
     until(lambda: len(panel.tree["clusters"]["shown"]["tasks"]) == 5)
-    assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+    assert panel.request("logs", name="shown", task="worker:0")["value"]["text"]
     for wrong in (
-        {"command": "scale", "name": "nobody", "data_workers": 1},
+        {"command": "scale", "name": "missing", "data_workers": 1},
         {"command": "scale", "name": "shown", "data_workers": -1},
         {"command": "scale", "name": "shown", "data_workers": "many"},
         {"command": "scale", "name": "shown"},
@@ -352,12 +352,12 @@ def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -
         {"command": "__class__"},
         {"command": "start"},
     ):
-        answer = panel.asks(**wrong)  # type: ignore[arg-type]
+        answer = panel.request(**wrong)  # type: ignore[arg-type]
         assert answer["error"]["what"], wrong
         assert "value" not in answer
     for nonsense in (None, 3, [], {}, {"kind": "hello"}, {"kind": 1, "client": 2}):
         hub.receive(panel.session, nonsense)
-    assert panel.asks("stop", name="shown")["value"] == "stopped"
+    assert panel.request("stop", name="shown")["value"] == "stopped"
 
 
 def unknown(panel: Browser, client: str) -> bool:
@@ -371,17 +371,17 @@ def test_silent_client_is_dropped_and_reconnects(
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
     fake_coordinator = FakeCoordinator()
     cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
-    panel.says("hello", acks=acks)
-    panel.says("subscribe", clusters=["shown"])
+    panel.send("hello", acks=acks)
+    panel.send("subscribe", clusters=["shown"])
     until(lambda: fake_coordinator.present == 1)
     until(lambda: unknown(panel, "tab"))
     until(lambda: fake_coordinator.present == 0)
     count = len(panel.received("state"))
     cluster._monitor.notice("info", "published to no client")
-    assert panel.asks("list", client="other")["value"]
+    assert panel.request("list", client="other")["value"]
     assert len(panel.received("state")) == count
     monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
-    panel.says("hello", acks=acks)
+    panel.send("hello", acks=acks)
     until(lambda: len(panel.received("state")) > count)
 
 
@@ -389,12 +389,12 @@ def test_client_that_sends_messages_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
-    panel.says("hello", acks=True)
-    panel.says("hello", client="gone", acks=True)
-    panel.says("subscribe", clusters=["shown"])
+    panel.send("hello", acks=True)
+    panel.send("hello", client="gone", acks=True)
+    panel.send("subscribe", clusters=["shown"])
 
     def other_is_forgotten() -> bool:
-        panel.says("ack", seq=0)
+        panel.send("ack", seq=0)
         cluster._monitor.notice("info", "more")
         return unknown(panel, "gone")
 
@@ -405,9 +405,9 @@ def test_client_that_sends_messages_is_kept(
 def test_client_without_messages_need_not_acknowledge(
     panel: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel.says("hello", acks=True)
+    panel.send("hello", acks=True)
     until(lambda: panel.received("state"))
-    panel.says("ack", seq=1)
+    panel.send("ack", seq=1)
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.0)
     push, ticks = panel.session.push, itertools.count()
     latest = [0]
@@ -432,8 +432,8 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
     try:
         shell.events.trigger("pre_execute")
         monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
-        panel.says("hello", acks=False)
-        panel.says("hello", client="gone", acks=True)
+        panel.send("hello", acks=False)
+        panel.send("hello", client="gone", acks=True)
 
         def other_is_forgotten() -> bool:
             cluster._monitor.notice("info", "more")
@@ -450,9 +450,9 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
 
 def test_number_of_clients_is_limited(panel: Browser) -> None:
     for number in range(1000):
-        panel.says("hello", client=f"tab-{number}", acks=False)
-    panel.says("subscribe", client="tab-999", clusters=["shown"])
-    panel.says("subscribe", client="tab-0", clusters=["shown"])
+        panel.send("hello", client=f"tab-{number}", acks=False)
+    panel.send("subscribe", client="tab-999", clusters=["shown"])
+    panel.send("subscribe", client="tab-0", clusters=["shown"])
     until(lambda: unknown(panel, "tab-0"))
     assert not unknown(panel, "tab-999")
     assert len(panel.session._clients) <= session.MAX_CLIENTS
@@ -508,16 +508,16 @@ def blocked() -> Iterator[BlockedCluster]:
 def test_blocked_command_does_not_delay_other_clusters(
     panel: Browser, cluster: Cluster, blocked: BlockedCluster
 ) -> None:
-    panel.says("hello")
-    panel.says("command", request_id="first", command="logs", name="blocked")
+    panel.send("hello")
+    panel.send("command", request_id="first", command="logs", name="blocked")
     assert blocked.entered.wait(20)
-    panel.says("hello", client="second")
+    panel.send("hello", client="second")
     until(lambda: any(hello.get("known") == "second" for hello in panel.received("hello")))
     before = len(panel.received("state"))
     cluster._monitor.notice("info", "published while a command is blocked")
     until(lambda: len(panel.received("state")) > before)
-    assert panel.asks("pause", name="shown")["error"]["code"]
-    assert panel.asks("stop", name="shown")["value"] == "stopped"
+    assert panel.request("pause", name="shown")["error"]["code"]
+    assert panel.request("stop", name="shown")["value"] == "stopped"
     assert [reply for reply in panel.received("reply") if reply["request_id"] == "first"] == []
     blocked.release.set()
     until(lambda: [reply for reply in panel.received("reply") if reply["request_id"] == "first"])
@@ -526,7 +526,7 @@ def test_blocked_command_does_not_delay_other_clusters(
 def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
     expected = ["scale", "restart", "scale", "stop"]
     for number, command in enumerate(expected):
-        panel.says("command", request_id=str(number), command=command, name="blocked")
+        panel.send("command", request_id=str(number), command=command, name="blocked")
     assert blocked.entered.wait(20)
     assert blocked.commands == []
     blocked.release.set()
@@ -573,9 +573,9 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
 
     cluster._task_manager.scale = scale  # type: ignore[method-assign]
     try:
-        panel.says("command", request_id="scale", command="scale", name="shown", data_workers=3)
+        panel.send("command", request_id="scale", command="scale", name="shown", data_workers=3)
         assert entered.wait(20)
-        assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+        assert panel.request("logs", name="shown", task="worker:0")["value"]["text"]
     finally:
         release.set()
     until(lambda: panel.received("reply")[-1]["request_id"] == "scale")
@@ -585,7 +585,7 @@ def test_client_that_is_behind_gets_no_more_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
-    panel.says("hello", acks=True)
+    panel.send("hello", acks=True)
     until(lambda: panel.received("state"))
     rows = iter(range(10_000))
 
@@ -596,21 +596,21 @@ def test_client_that_is_behind_gets_no_more_messages(
     until(change)
     count = len(panel.received("state"))
     cluster._monitor.notice("info", "not heard")
-    assert panel.asks("list")["value"]  # it still answers commands
+    assert panel.request("list")["value"]  # it still answers commands
     assert len(panel.received("state")) == count
-    panel.says("ack", seq=count)
+    panel.send("ack", seq=count)
     until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
 
 
 def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: panel.received("state"))
-    panel.says("resync")
+    panel.send("resync")
     until(lambda: sum(message["full"] for message in panel.received("state")) == 2)
 
 
 def test_unknown_client_is_notified(panel: Browser) -> None:
-    panel.says("subscribe", client="old tab", clusters=["x"])
+    panel.send("subscribe", client="old tab", clusters=["x"])
     until(lambda: any(m.get("unknown") == "old tab" for m in panel.received("hello")))
 
 
@@ -619,7 +619,7 @@ def test_widget_gets_only_its_cluster_and_its_end(cluster: Cluster) -> None:
         Cluster(launcher="fake", data_workers=1, name="other"),
         browser(cluster=cluster) as widget,
     ):
-        widget.says("hello")
+        widget.send("hello")
         until(lambda: widget.tree.get("clusters", {}).keys() == {"shown"})
         cluster.stop()
         until(lambda: widget.tree["clusters"]["shown"]["state"] == "stopped")
@@ -646,15 +646,15 @@ def test_failing_snapshot_does_not_stop_other_clusters(
     registry.register_provider("broken", lambda: {broken.name: broken})
     widget = Browser(cluster=cluster)
     try:
-        panel.says("hello")
-        widget.says("hello")
+        panel.send("hello")
+        widget.send("hello")
         until(lambda: "shown" in panel.tree.get("clusters", {}))
         broken.broken = True
         broken.change()
         cluster.scale(data_workers=3)
         for each in (panel, widget):
             until(lambda e=each: len(e.tree["clusters"]["shown"]["tasks"]) == 5)  # type: ignore[misc]
-        listed = panel.asks("list")["value"]
+        listed = panel.request("list")["value"]
         assert ("broken" in panel.tree["clusters"]) is not at_first
         assert len(listed) == (1 if at_first else 2)
         assert len([r for r in caplog.records if "not a number" in r.message]) == 1
@@ -733,15 +733,15 @@ def counts(proxies: dict[str, FakeProxy]) -> list[int]:
 
 
 def test_only_changed_clusters_are_built(panel: Browser, proxies: dict[str, FakeProxy]) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: elements(panel, "two") == 0)
     assert counts(proxies) == [1, 1]
     proxies["one"].change()
     until(lambda: elements(panel, "one") == 1)
     assert counts(proxies) == [2, 1]
-    panel.says("hello", client="another tab")
+    panel.send("hello", client="another tab")
     until(lambda: sum(message["full"] for message in panel.received("state")) == 2)
-    assert panel.asks("list")["value"]
+    assert panel.request("list")["value"]
     assert counts(proxies) == [2, 1]
 
 
@@ -758,7 +758,7 @@ def test_nothing_is_built_or_sent_without_changes(
 
     registry.register_provider("fake", provide)
     try:
-        panel.says("hello")
+        panel.send("hello")
         until(lambda: elements(panel, "one") == 0)
         sent, first = len(panel.sent), checks[0]
         until(lambda: checks[0] > first + 100)
@@ -771,7 +771,7 @@ def test_change_is_published_without_a_check(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "CHECK_SECONDS", 10_000.0)
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: "shown" in panel.tree.get("clusters", {}))
     for number in range(1, 4):
         cluster._monitor.notice("info", "news")
@@ -781,15 +781,15 @@ def test_change_is_published_without_a_check(
 def test_changes_in_one_interval_are_published_together(
     panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: elements(panel, "two") == 0)
     monkeypatch.setattr(hub, "TICK_SECONDS", 10_000.0)
     for _ in range(100):
         proxies["one"].change()
-    assert panel.asks("pause", name="nobody")["error"]
+    assert panel.request("pause", name="missing")["error"]
     assert counts(proxies) == [1, 1]
     monkeypatch.setattr(hub, "TICK_SECONDS", 0.0)
-    panel.says("ack", seq=1)
+    panel.send("ack", seq=1)
     until(lambda: elements(panel, "one") == 100)
     assert counts(proxies) == [2, 1]
 
@@ -805,12 +805,12 @@ def test_new_stream_and_its_state_are_changes(cluster: Cluster) -> None:
 
 
 def test_nothing_is_built_without_clients(panel: Browser, proxies: dict[str, FakeProxy]) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: elements(panel, "two") == 0)
-    panel.says("bye")
+    panel.send("bye")
     for _ in range(10):
         proxies["one"].change()
-        assert panel.asks("pause", name="nobody")["error"]
+        assert panel.request("pause", name="missing")["error"]
     assert counts(proxies) == [1, 1]
 
 
@@ -823,13 +823,13 @@ def test_state_is_read_without_a_snapshot(
 
 
 def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> None:
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: panel.received("state"))
-    panel.says("bye")
-    assert panel.asks("list")["value"]
+    panel.send("bye")
+    assert panel.request("list")["value"]
     count = len(panel.received("state"))
     cluster.scale(data_workers=3)
-    assert panel.asks("list")["value"]
+    assert panel.request("list")["value"]
     assert len(panel.received("state")) == count
 
 
@@ -845,8 +845,8 @@ def test_kernel_without_changes_sends_keep_alives(
         return (replace(row, elements=next(elements) if rows["working"] else 5),)
 
     monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
-    panel.asks("list")  # the first inspection
-    panel.asks("list")
+    panel.request("list")  # the first inspection
+    panel.request("list")
     time.sleep(0.3)
     quiet = len(panel.received("alive"))
     assert quiet <= 1  # at most the work that was pending before
@@ -858,7 +858,7 @@ def test_kernel_without_changes_sends_keep_alives(
 
     until(is_alive)
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
-    panel.asks("list")
+    panel.request("list")
     count = len(panel.received("alive"))
     time.sleep(0.2)
     assert len(panel.received("alive")) == count
@@ -934,11 +934,11 @@ def test_open_widget_counts_as_present(cluster: Cluster) -> None:
     fake_coordinator = FakeCoordinator()
     cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
     with browser(cluster=cluster) as widget:
-        widget.says("hello")
+        widget.send("hello")
         until(lambda: fake_coordinator.present == 1)
-        widget.says("bye")
+        widget.send("bye")
         until(lambda: fake_coordinator.present == 0)
-        widget.says("hello")
+        widget.send("hello")
         until(lambda: fake_coordinator.present == 1)
     until(lambda: fake_coordinator.present == 0)
 
@@ -946,12 +946,12 @@ def test_open_widget_counts_as_present(cluster: Cluster) -> None:
 def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cluster) -> None:
     fake_coordinator = FakeCoordinator()
     cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
-    panel.says("hello")
+    panel.send("hello")
     until(lambda: panel.tree)
-    panel.says("subscribe", clusters=["nobody"])
-    assert panel.asks("list")["value"]
+    panel.send("subscribe", clusters=["missing"])
+    assert panel.request("list")["value"]
     assert fake_coordinator.present == 0
-    panel.says("subscribe", clusters=["shown"])
+    panel.send("subscribe", clusters=["shown"])
     until(lambda: fake_coordinator.present == 1)
 
 

@@ -181,7 +181,7 @@ def test_workers_are_described(clock: Clock) -> None:
     assert [(row.state, row.lost) for row in rows] == [("paused", 0), ("paused", 0), ("paused", 1)]
 
 
-def look(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
+def sample(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
     default: dict[str, Any] = {
         "in_flight": {},
         "stopped": False,
@@ -196,17 +196,17 @@ def look(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
 
 def test_states_of_the_coordinator_are_described(clock: Clock) -> None:
     store, gate = Store(), Gate()
-    assert look(store, gate).state == "idle"
+    assert sample(store, gate).state == "idle"
     run(store, clock, 0.1)
-    assert look(store, gate).run_ms == pytest.approx((100, 100, 100))
+    assert sample(store, gate).run_ms == pytest.approx((100, 100, 100))
     store.add("step", "step_2", None)
-    running = look(store, gate)
+    running = sample(store, gate)
     assert (running.state, running.reason, dict(running.traces)) == ("running", "", {"step": 2})
     gate.close("before closure 3")
-    paused = look(store, gate)
+    paused = sample(store, gate)
     assert (paused.state, paused.reason, paused.left_s) == ("paused", "before closure 3", None)
-    assert look(store, gate, stopped=True).state == "stopped"
-    reduced = look(store, None)
+    assert sample(store, gate, stopped=True).state == "stopped"
+    reduced = sample(store, None)
     assert (reduced.state, reduced.workers, reduced.reduced) == ("running", (), True)
 
 
@@ -216,7 +216,7 @@ def test_figures_are_kept_with_many_queued_closures(clock: Clock) -> None:
         run(store, clock, 0.1)
     for _ in range(20_000):
         store.add("step", "step_1", None)
-    assert look(store, Gate()).run_ms is not None
+    assert sample(store, Gate()).run_ms is not None
     assert judge(store, 1, 0, 0.0).kind == "compute"
 
 

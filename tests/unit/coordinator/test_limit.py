@@ -198,10 +198,10 @@ def test_every_kind_has_a_case() -> None:
 
 @pytest.fixture
 def limit_of(clock: Clock) -> Callable[..., Limit]:
-    def ask(store: Store, cores: float, reads: Any = ("step",)) -> Limit:
+    def limit_of(store: Store, cores: float, reads: Any = ("step",)) -> Limit:
         return judge(store, 2, 0, 0.0, tasks(cores), reads_input=reads)
 
-    return ask
+    return limit_of
 
 
 def test_current_idle_worker_does_not_change_past_limit(

@@ -96,8 +96,8 @@ def test_failing_check_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_invalid_targets_are_refused() -> None:
-    with pytest.raises(errors.UnknownName, match="no cluster 'nobody'"):
-        tfd.doctor("nobody")
+    with pytest.raises(errors.UnknownName, match="no cluster 'missing'"):
+        tfd.doctor("missing")
     with pytest.raises(errors.UsageError, match="invalid target of type int"):
         tfd.doctor(3)
     with pytest.raises(errors.Malformed, match="invalid address"):

@@ -46,7 +46,7 @@ class Host(remote.RemoteHost):
 
     def connect(self, agent, start):
         assert self.go_on.wait(20)
-        raise OSError("nobody answers")
+        raise OSError("connection refused")
 
     def close(self):
         self.closed = True
@@ -132,7 +132,7 @@ def test_broken_connection_is_not_a_certificate_error():
         threading.Thread(target=hang_up, daemon=True).start()
         server = jupyter_server.JupyterServer(f"https://127.0.0.1:{listener.getsockname()[1]}", "x")
         with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
-            server.ask("GET", "/api/kernels")
+            server.request("GET", "/api/kernels")
         with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
             server.connect("kernel")
         listener.close()

@@ -88,8 +88,8 @@ def test_netrc_does_not_replace_the_token(
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     server = serve()
-    JupyterServer(server.url, "right").ask("GET", "/api/kernels")
-    JupyterServer(server.url, "").ask("GET", "/api/kernels")
+    JupyterServer(server.url, "right").request("GET", "/api/kernels")
+    JupyterServer(server.url, "").request("GET", "/api/kernels")
     assert server.authorizations == ["token right", None]
 
 
@@ -101,7 +101,7 @@ def test_redirect_does_not_forward_the_token(serve: Callable[..., Server], statu
         JupyterServer(server.url, "right").connect("kernel")
     server.location = target.url
     with pytest.raises(errors.LaunchError, match="rejected the token"):
-        JupyterServer(server.url, "right").ask("GET", "/api/kernels")
+        JupyterServer(server.url, "right").request("GET", "/api/kernels")
     assert server.authorizations == ["token right"] * 2
     assert target.authorizations == []
 

@@ -117,7 +117,7 @@ def test_closed_port_is_refused() -> None:
 
 
 def test_unknown_name_is_unreachable() -> None:
-    result = probe("nobody.invalid:1")
+    result = probe("missing.invalid:1")
     assert result.state == "unreachable"
     assert result.reason.startswith("the address of the host is unknown: ")
     assert len(result.reason) < 80
@@ -264,11 +264,11 @@ def test_workers_and_tasks_of_a_dispatcher() -> None:
 
 
 def test_failed_requests_raise_errors() -> None:
-    nobody = f"127.0.0.1:{free_port()}"
+    closed = f"127.0.0.1:{free_port()}"
     with pytest.raises(DispatcherLost, match="refused"):
-        dispatcher_workers(nobody)
-    with pytest.raises(NoWorkers, match=nobody):
-        worker_tasks(nobody)
+        dispatcher_workers(closed)
+    with pytest.raises(NoWorkers, match=closed):
+        worker_tasks(closed)
     with Server({}) as server, pytest.raises(DispatcherLost, match="another server answers"):
         dispatcher_workers(server.address)
     with listening(None) as address, pytest.raises(TimeLimit, match=r"0\.2 s"):

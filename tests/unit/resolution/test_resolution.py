@@ -49,7 +49,7 @@ def refused() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def talking(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[str]:
     """Run a TCP server that calls `serve` for each connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -81,7 +81,7 @@ def states(resolution: tfd.Resolution) -> list[str]:
 
 class TestTable:
     def test_every_state_is_reported(self, worker: Server, silent: str, refused: str) -> None:
-        with talking(answer_http) as http, Server({}) as grpc:
+        with serving(answer_http) as http, Server({}) as grpc:
             addresses = [worker.address, worker.address, silent, refused, http, grpc.address]
             resolution = tfd.resolve({"worker": [*addresses, "no-such-host.invalid:1"]})
         frame = resolution.to_frame()
@@ -130,7 +130,7 @@ class TestTable:
         self, monkeypatch: pytest.MonkeyPatch, worker: Server
     ) -> None:
         """TensorFlow uses the proxy in gRPC's variables, so that a different server can answer."""
-        with talking(answer_http) as proxy:
+        with serving(answer_http) as proxy:
             monkeypatch.setenv("http_proxy", f"http://{proxy}")
             resolution = tfd.resolve({"worker": [worker.address]})
             (row,) = resolution.last.tasks
@@ -138,7 +138,7 @@ class TestTable:
             assert "http_proxy" in row.reason
             assert "directly it is alive" in row.reason
             monkeypatch.setenv("no_proxy", "127.0.0.1")
-            assert resolution.look().tasks[0].state == "alive"
+            assert resolution.probe().tasks[0].state == "alive"
 
     def test_silent_tasks_are_probed_concurrently(self) -> None:
         """Sequential probes would exceed the timeout of the test."""
@@ -195,7 +195,7 @@ class TestFirst:
         monkeypatch.setenv("TPU_NAME", "mine")
         resolution = tfd.resolve()
         assert resolution.resolver is None
-        for use in (resolution.cluster_spec, resolution.look, lambda: next(resolution.watch(1))):
+        for use in (resolution.cluster_spec, resolution.probe, lambda: next(resolution.watch(1))):
             with pytest.raises(errors.NotThere, match="TPU_NAME"):
                 use()
         assert len(resolution.to_frame()) == 0

@@ -191,8 +191,8 @@ class TestTPU:
         assert resolver.num_accelerators() == {"TPU": 0}
 
     def test_workers_are_probed_for_cores(self) -> None:
-        with pytest.raises(errors.TasksMissing, match=r"worker:0 at nobody\.invalid:8470"):
-            TPUResolver("grpc://nobody.invalid").num_accelerators()
+        with pytest.raises(errors.TasksMissing, match=r"worker:0 at missing\.invalid:8470"):
+            TPUResolver("grpc://missing.invalid").num_accelerators()
 
     @staticmethod
     def node(**answer: Any) -> Any:

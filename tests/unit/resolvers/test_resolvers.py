@@ -134,10 +134,10 @@ class TestContract:
         assert config(monkeypatch, "{}").num_accelerators() == {"GPU": 2}
 
     def test_unresolvable_hosts_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        resolver = config(monkeypatch, {"cluster": {"worker": ["nobody.invalid:2222"]}})
+        resolver = config(monkeypatch, {"cluster": {"worker": ["missing.invalid:2222"]}})
         for ask in (resolver.check, resolver.num_accelerators):
             with pytest.raises(
-                errors.TasksMissing, match=r"worker:0 at nobody\.invalid:2222"
+                errors.TasksMissing, match=r"worker:0 at missing\.invalid:2222"
             ) as caught:
                 ask()
             assert caught.value.task == "worker:0"

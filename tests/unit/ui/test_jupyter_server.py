@@ -35,7 +35,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/base/tfd-notebook/clusters"
 
 
-def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
+def request(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
     """Post `body`, and return status and content of the answer."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(address, data)
@@ -50,13 +50,13 @@ def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
 
 
 def test_list_is_empty_without_detached_clusters(address: str) -> None:
-    assert ask(address) == (200, {"clusters": []})
+    assert request(address) == (200, {"clusters": []})
 
 
 def test_unauthenticated_requests_are_refused(address: str) -> None:
-    assert ask(address, token="")[0] == 403
-    assert ask(address, token="another")[0] == 403
-    assert ask(f"{address}/c", {"action": "stop"}, token="")[0] == 403
+    assert request(address, token="")[0] == 403
+    assert request(address, token="another")[0] == 403
+    assert request(f"{address}/c", {"action": "stop"}, token="")[0] == 403
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_unauthenticated_requests_are_refused(address: str) -> None:
 def test_invalid_requests_are_refused(
     address: str, name: str, body: Any, status: int, what: str
 ) -> None:
-    code, reply = ask(f"{address}/{name}", body)
+    code, reply = request(f"{address}/{name}", body)
     assert code == status
     assert what in reply["what"]
     assert reply["code"].startswith("TFD1")
@@ -166,7 +166,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask() -> None:
+    async def request() -> None:
         given_up = asyncio.ensure_future(jupyter_server.unattached_clusters())
         asking = [asyncio.ensure_future(jupyter_server.unattached_clusters()) for _ in range(5)]
         await asyncio.wait([given_up, *asking], timeout=0)
@@ -178,7 +178,7 @@ def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.Mon
         assert await jupyter_server.unattached_clusters() == []
         assert lists.read_text() == "list\nlist\n"
 
-    asyncio.run(ask())
+    asyncio.run(request())
 
 
 def test_failed_list_is_not_shared_with_later_requests(
@@ -186,14 +186,14 @@ def test_failed_list_is_not_shared_with_later_requests(
 ) -> None:
     works = interpreter.command
 
-    async def ask() -> None:
+    async def request() -> None:
         monkeypatch.setattr(interpreter, "command", lambda *_: ["false"])
         with pytest.raises(errors.TfdError):
             await jupyter_server.unattached_clusters()
         monkeypatch.setattr(interpreter, "command", works)
         assert await jupyter_server.unattached_clusters() == []
 
-    asyncio.run(ask())
+    asyncio.run(request())
 
 
 def test_server_extension_imports_no_cluster_code() -> None:

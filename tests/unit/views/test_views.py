@@ -219,7 +219,7 @@ class Comm(BaseComm):
     def publish_msg(self, msg_type: str, data: Any = None, *rest: Any, **more: Any) -> None:
         self.heard: list[dict[str, Any]] = [*getattr(self, "heard", []), data or {}]
 
-    def say(self, kind: str, **content: Any) -> None:
+    def deliver(self, kind: str, **content: Any) -> None:
         data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
         self.handle_msg({"content": {"data": data}, "buffers": []})
 
@@ -243,16 +243,16 @@ def test_widget_shows_and_scales_its_cluster(cluster: Cluster, front_end: None) 
     assert marks == {"tfd_notebook": {}}
 
     page = view.widget.comm
-    page.say("hello", protocol=PROTOCOL, version="test", acks=False)
+    page.deliver("hello", protocol=PROTOCOL, version="test", acks=False)
     (whole,) = until(lambda: page.received("state")[:1])
     assert "data_worker:1" in whole["state"]["clusters"]["viewed"]["tasks"]
-    page.say("command", request_id="1", command="scale", name="viewed", data_workers=3)
+    page.deliver("command", request_id="1", command="scale", name="viewed", data_workers=3)
     until(lambda: any("data_worker:2" in str(message) for message in page.received("state")))
     (reply,) = until(lambda: page.received("reply"))
     assert reply["value"]["data_worker"] == 3
-    page.say("command", request_id="2", command="scale", name="viewed", data_workers=100_001)
+    page.deliver("command", request_id="2", command="scale", name="viewed", data_workers=100_001)
     until(lambda: "out of range" in str(page.received("reply")))
-    page.say("command", request_id="3", command="stop", name="viewed")
+    page.deliver("command", request_id="3", command="stop", name="viewed")
     until(lambda: any("'state': 'stopped'" in str(message) for message in page.received("state")))
     view.close()
     until(lambda: page.received("bye"))

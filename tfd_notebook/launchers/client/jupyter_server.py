@@ -94,27 +94,27 @@ class JupyterServer:
         OSError
             The server cannot be reached now.
         """
-        reply = self.ask("GET", "/api/kernelspecs")
+        reply = self.request("GET", "/api/kernelspecs")
         specs = reply.get("kernelspecs", {}) if isinstance(reply, dict) else {}
         if name not in specs:
             raise LaunchError(
                 f"{self.label} has no kernel {name!r}",
                 fix=f"set kernel= to one of its kernels: {', '.join(sorted(specs)) or 'none'}",
             )
-        return messages.kernel_id(self.ask("POST", "/api/kernels", {"name": name}))
+        return messages.kernel_id(self.request("POST", "/api/kernels", {"name": name}))
 
     def end_kernel(self, kernel: str) -> bool:
         """End a kernel; return True if the server confirmed it. Never raises."""
         with contextlib.suppress(OSError, TfdError):
-            self.ask("DELETE", f"/api/kernels/{kernel}")
+            self.request("DELETE", f"/api/kernels/{kernel}")
             return True
         return False
 
     def interrupt(self, kernel: str) -> None:
         """Interrupt a kernel."""
-        self.ask("POST", f"/api/kernels/{kernel}/interrupt")
+        self.request("POST", f"/api/kernels/{kernel}/interrupt")
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the server's reply as JSON values, or None if it is empty."""
         import requests
 
@@ -177,7 +177,7 @@ class JupyterServer:
     def has(self, kernel: str) -> bool:
         """Return True if the server has that kernel, or does not answer."""
         with contextlib.suppress(OSError, TfdError):
-            kernels = self.ask("GET", "/api/kernels")
+            kernels = self.request("GET", "/api/kernels")
             return any(messages.kernel_id(info) == kernel for info in kernels or ())
         return True
 

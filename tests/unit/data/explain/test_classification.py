@@ -474,7 +474,7 @@ class TestAdvice:
 
 
 class TestForecast:
-    def ask(self, **changes: object) -> list:
+    def estimate(self, **changes: object) -> list:
         known = {
             "workers": 1,
             "rates": [100.0, 100.0],
@@ -486,30 +486,32 @@ class TestForecast:
         return forecast((1, 2, 4, 16), **{**known, **changes})  # type: ignore[arg-type]
 
     def test_rate_grows_with_workers_up_to_the_cores(self) -> None:
-        result = self.ask()
+        result = self.estimate()
         assert [round(f.elements_per_s) for f in result] == [100, 200, 400, 800]
         assert [f.because for f in result] == ["workers", "workers", "workers", "processors"]
 
     def test_consumer_that_does_not_wait_gains_nothing(self) -> None:
-        result = self.ask(wait_fraction=0.0)
+        result = self.estimate(wait_fraction=0.0)
         assert [f.because for f in result[1:]] == ["consumer"] * 3
         assert result[-1].elements_per_s == pytest.approx(100)
 
     def test_bottleneck_after_the_workers_limits_the_gain(self) -> None:
-        result = self.ask(behind=True)
+        result = self.estimate(behind=True)
         assert [f.because for f in result[1:]] == ["pipeline"] * 3
         assert result[-1].elements_per_s == pytest.approx(100)
 
     def test_more_workers_than_splits_do_not_help(self) -> None:
-        result = self.ask(useful=lambda count: min(count, 2))
+        result = self.estimate(useful=lambda count: min(count, 2))
         assert [round(f.elements_per_s) for f in result] == [100, 200, 200, 200]
         assert [f.because for f in result] == ["workers", "workers", "splits", "splits"]
 
     def test_remote_workers_add_cores(self) -> None:
-        assert self.ask(cores=None, wait_fraction=1.0)[-1].elements_per_s == pytest.approx(1600)
+        assert self.estimate(cores=None, wait_fraction=1.0)[-1].elements_per_s == pytest.approx(
+            1600
+        )
 
     def test_uncertainty_grows_with_noise_and_extrapolation(self) -> None:
-        calm, noisy = self.ask(), self.ask(rates=[50.0, 150.0])
+        calm, noisy = self.estimate(), self.estimate(rates=[50.0, 150.0])
         for points in (calm, noisy):
             assert all(f.low <= f.elements_per_s <= f.high for f in points)
             assert points[0].high - points[0].low < points[1].high - points[1].low

@@ -65,7 +65,7 @@ def test_record_exists_while_the_cluster_is_detached(
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert attach.is_detached("training")
-    assert not orphans.sweep(), "nobody's leftover"
+    assert not orphans.sweep()
     record.remove()
     record.remove()
     assert not remote_detached_clusters()

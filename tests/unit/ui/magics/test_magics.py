@@ -149,30 +149,30 @@ def test_command_for_several_clusters_needs_a_name(shell: Any) -> None:
         ("start --launcher fake --detach=-1", errors.UsageError, "out of range"),
         ("start --launcher inprocess --detach", errors.Unsupported, "cannot outlive it"),
         ("attach", errors.UsageError, "no clusters are detached"),
-        ("attach anybody", errors.UnknownName, "no detached cluster is named 'anybody'"),
+        ("attach training", errors.UnknownName, "no detached cluster is named 'training'"),
         ("renew", errors.StateError, "has no lease to renew"),
         ("detach --hours 0", errors.UsageError, "out of range"),
-        ("status nobody", errors.UnknownName, "did you mean 'anybody'"),
+        ("status trainin", errors.UnknownName, "did you mean 'training'"),
         ("restart", errors.UsageError, "no task named"),
         ("restart data_worker:9", errors.UnknownName, "did you mean 'data_worker:0'"),
         (
-            "kill anybody other data_worker:0",
+            "kill training other data_worker:0",
             errors.UsageError,
             "expected one cluster and one task",
         ),
         ("logs -n 0", errors.UsageError, "1 or more"),
         ("logs --follow", errors.UsageError, "no task named"),
         ("scale", errors.UsageError, "--data-workers N"),
-        ("stop anybody --all", errors.UsageError, "NAME and --all exclude each other"),
+        ("stop training --all", errors.UsageError, "NAME and --all exclude each other"),
     ],
 )
 def test_bad_input_gets_a_clear_error_and_changes_nothing(
     shell: Any, line: str, kind: type[Exception], message: str
 ) -> None:
-    cluster = tfd(shell, "start --launcher fake --data-workers 1 --name anybody")
+    cluster = tfd(shell, "start --launcher fake --data-workers 1 --name training")
     with pytest.raises(kind, match=message):
         tfd(shell, line)
-    assert clusters() == {"anybody": cluster}
+    assert clusters() == {"training": cluster}
     assert cluster.state == "ready"
 
 

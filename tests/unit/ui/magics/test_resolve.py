@@ -112,10 +112,10 @@ def test_form_resolves_and_uses_a_cluster(
     shown, _ = form._repr_mimebundle_()
     assert "1 alive" in shown["text/plain"]
     page = form.widget.comm
-    page.say("hello", protocol=PROTOCOL, version="test", acks=False)
+    page.deliver("hello", protocol=PROTOCOL, version="test", acks=False)
 
     def answered(request_id: str, **request: Any) -> Any:
-        page.say("command", request_id=request_id, **request)
+        page.deliver("command", request_id=request_id, **request)
         return until(
             lambda: [item for item in page.received("reply") if item["request_id"] == request_id]
         )[0]
