@@ -120,10 +120,12 @@ def test_import_changes_nothing_until_the_first_use() -> None:
 
 def test_load_ext_is_light() -> None:
     code = (
+        "import sys\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance(colors='nocolor')\n"
         "shell.run_line_magic('load_ext', 'tfd_notebook')\n"
-        "assert 'tfd_cluster' in shell.magics_manager.magics['line']"
+        "assert 'tfd_cluster' in shell.magics_manager.magics['line']\n"
+        "assert 'tfd_notebook.bus.hub' not in sys.modules"
     )
     assert loaded(code) == set()
 

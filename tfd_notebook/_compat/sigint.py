@@ -14,8 +14,10 @@ import socket
 import threading
 import time
 import weakref
+from typing import TYPE_CHECKING
 
-from tfd_notebook._compat.tf_data.meter import IteratorMetrics
+if TYPE_CHECKING:
+    from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
 #: Seconds from Ctrl-C to the cancellation. Most calls end earlier, and an iterator that was not
 #: cancelled remains usable.

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfd_notebook._compat import import_hooks, sigint
 from tfd_notebook._compat.tf_data import py_functions, source_locations
-from tfd_notebook.bus import comm, hub
+from tfd_notebook.bus import comm
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.launchers import local
 from tfd_notebook.ui import cleanup, magics
@@ -26,6 +26,9 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Stop all clusters, and undo `load`."""
+    # Import time: the hub is for panels and widgets, and %load_ext must be quick.
+    from tfd_notebook.bus import hub
+
     comm.detach()
     cleanup.run()
     hub.await_end(_HUB_SECONDS)
