@@ -116,7 +116,7 @@ def addresses(ports: list[int], silent: int, refused: int) -> list[str]:
 def resolution_seconds(resolution: tfd.Resolution) -> float:
     """Return the seconds of one probe by a `Resolution`, after a check of its counts."""
     began = time.perf_counter()
-    counts = resolution.look().counts
+    counts = resolution.probe().counts
     seconds = time.perf_counter() - began
     # Each server reports worker:0, so that most of its addresses are a mismatch.
     answered = counts.get("alive", 0) + counts.get("mismatch", 0)
