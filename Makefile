@@ -12,7 +12,7 @@ AND_ROOT := $(if $(ROOT),root or ,not root and )
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 # More processes than cores, because many tests wait.
 PARALLEL := -n 4 --dist loadfile
-# `slow` tests start many processes. `make test` leaves them to `make test-all`.
+# `slow` tests start many processes or a compiler. `make test` leaves them to `make test-all`.
 SUITES := tests/unit tests/integration tests/conformance --ignore tests/integration/data/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts, and what measures time.

@@ -272,6 +272,7 @@ def test_relative_paths_are_found(
     assert [x.numpy() for x in whole] == [b"one"]
 
 
+@pytest.mark.slow  # needs gcc
 def test_missing_op_libraries_are_found(cluster: tfd.Cluster, tmp_path: Path) -> None:
     path = os.fspath(_oplibrary.build(tmp_path))
     library = tf.load_op_library(path)
