@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests._calls import count_calls
 from tests._coordinator import FakeCoordinator
 from tfd_notebook import errors, views
 from tfd_notebook.coordinator import metrics
@@ -220,17 +218,6 @@ def test_figures_are_kept_with_many_queued_closures(clock: Clock) -> None:
     assert judge(store, 1, 0, 0.0).kind == "compute"
 
 
-def count_calls(function: Callable[[], Any]) -> int:
-    """Return the number of calls in `function`, of functions in Python and in C."""
-    counts: Counter[str] = Counter()
-    sys.setprofile(lambda frame, event, argument: counts.update([event]))
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return counts["call"] + counts["c_call"]
-
-
 def test_sampling_many_closures_is_cheap() -> None:
     store = Store()
     for _ in range(100_000):
@@ -255,7 +242,7 @@ def test_gate_keeps_control_for_a_while_after_opening() -> None:
 
 # Views
 
-SEEN = CoordinatorRow(
+ROW = CoordinatorRow(
     "paused",
     "by request",
     {"queued": 0, "paused": 12, "ready": 1_000},
@@ -278,7 +265,7 @@ def snapshot(row: CoordinatorRow | None) -> Snapshot:
     return Snapshot(1, 0.0, "train", "local", "ready", coordinator=row)
 
 
-@pytest.mark.parametrize("shown", [views.text(snapshot(SEEN), 400), views.html(snapshot(SEEN))])
+@pytest.mark.parametrize("shown", [views.text(snapshot(ROW), 400), views.html(snapshot(ROW))])
 def test_both_views_are_complete(shown: str) -> None:
     for words in (
         "‖ paused (by request)",
@@ -302,7 +289,7 @@ def test_both_views_are_complete(shown: str) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 110])
 def test_text_stays_within_its_width(width: int) -> None:
-    lines = views.text(snapshot(SEEN), width).splitlines()
+    lines = views.text(snapshot(ROW), width).splitlines()
     assert max(map(figures.columns_of, lines)) <= width
 
 
@@ -336,7 +323,7 @@ def test_snapshot_without_a_coordinator_shows_none() -> None:
     assert "coordinator" not in views.text(snapshot(None))
     assert "coordinator" not in views.html(snapshot(None))
     assert as_dict(snapshot(None))["coordinator"] is None
-    assert as_dict(snapshot(SEEN))["coordinator"]["workers"][1]["lost"] == 3  # type: ignore[index]
+    assert as_dict(snapshot(ROW))["coordinator"]["workers"][1]["lost"] == 3  # type: ignore[index]
 
 
 RECORD: dict[str, Any] = {

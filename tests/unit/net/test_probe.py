@@ -80,7 +80,7 @@ def test_dispatcher_is_recognized() -> None:
     assert result.alive
     assert result.version == 9
     assert not result.reason
-    assert 0 < result.latency_ms < 1000
+    assert result.latency_ms > 0
 
 
 def test_server_reports_its_devices() -> None:
