@@ -128,7 +128,7 @@ def test_partition_drops_packets_between_hosts(hosts: Hosts, echo: Host) -> None
 
 def test_loss_drops_some_packets(hosts: Hosts, echo: Host) -> None:
     def repeated() -> int:
-        heard = 0
+        received = 0
         with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             datagrams.connect((echo.address, PORT))
             datagrams.settimeout(0.1)
@@ -138,8 +138,8 @@ def test_loss_drops_some_packets(hosts: Hosts, echo: Host) -> None:
                 with contextlib.suppress(TimeoutError):
                     for _ in range(20):
                         datagrams.recv(100)
-                        heard += 1
-        return heard
+                        received += 1
+        return received
 
     assert repeated() == 400
     hosts.lose(hosts.home, echo, 30)
@@ -183,9 +183,9 @@ def test_slow_limits_the_rate(hosts: Hosts, echo: Host) -> None:
         with connect(echo, 20) as peer:
             begun = time.monotonic()
             peer.sendall(bytes(100_000))
-            heard = 0
-            while heard < 100_000:
-                heard += len(peer.recv(65536))
+            received = 0
+            while received < 100_000:
+                received += len(peer.recv(65536))
         return time.monotonic() - begun
 
     assert echoed() < 0.5

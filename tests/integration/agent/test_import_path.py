@@ -48,22 +48,22 @@ with tfd.Cluster(data_workers=1, name="poisoned", preload=["users_module"]) as c
                 print("writable:", entry)
 """,
 )
-RELAY = (
+STDIO_BRIDGE = (
     "from tfd_notebook.launchers import remote",
     """
 command = [sys.executable, *remote.join_agent("0123456789ab", start=True)]
-relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-handshake = json.loads(relay.stdout.readline().removeprefix("TFDHELLO "))
+bridge = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+handshake = json.loads(bridge.stdout.readline().removeprefix("TFDHELLO "))
 assert "error" not in handshake and "import_error" not in handshake, handshake
 print("connected")
-relay.communicate(timeout=60)
+bridge.communicate(timeout=60)
 """,
 )
-SPARK_END = (
-    "from tfd_notebook.agent.bridges import stdio as relay",
+EXECUTOR_BRIDGE = (
+    "from tfd_notebook.agent.bridges import stdio",
     """
 given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
-command = [sys.executable, "-u", "-c", relay.bootstrap("spark_executor")]
+command = [sys.executable, "-u", "-c", stdio.bootstrap("spark_executor")]
 completed = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
 print(completed.stdout.partition(" ")[0], completed.stderr)
 """,
@@ -126,9 +126,9 @@ with tempfile.TemporaryDirectory() as temporary:
 """,
 )
 LAB = (
-    "import asyncio\nfrom tfd_notebook.ui import jupyter_server as labserver",
+    "import asyncio\nfrom tfd_notebook.ui import jupyter_server",
     """
-print(asyncio.run(labserver.tfd("list", "--json", limit=100)))
+print(asyncio.run(jupyter_server.tfd("list", "--json", limit=100)))
 """,
 )
 
@@ -152,8 +152,8 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
     [
         pytest.param(CLUSTER, "fork", "[1, 2, 3]", id="agent-forkserver-task"),
         pytest.param(CLUSTER, "spawn", "[1, 2, 3]", id="agent-spawned-task"),
-        pytest.param(RELAY, "fork", "connected", id="relay"),
-        pytest.param(SPARK_END, "fork", "TFDHELLO", id="relay-of-an-executor"),
+        pytest.param(STDIO_BRIDGE, "fork", "connected", id="stdio-bridge"),
+        pytest.param(EXECUTOR_BRIDGE, "fork", "TFDHELLO", id="spark-executor-bridge"),
         pytest.param(SSH, "fork", "None", id="ssh-client"),
         pytest.param(TUNNEL, "fork", "stunnel runs", id="tunnel", marks=pytest.mark.root),
         pytest.param(SPARK_NODE, "fork", "True", id="spark-node"),
@@ -171,8 +171,8 @@ def test_writable_directories_are_not_on_the_import_path(
     ("program", "printed"),
     [
         pytest.param(CLUSTER, "[1, 2, 3]", id="agent-task"),
-        pytest.param(RELAY, "connected", id="relay"),
-        pytest.param(SPARK_END, "TFDHELLO", id="relay-of-an-executor"),
+        pytest.param(STDIO_BRIDGE, "connected", id="stdio-bridge"),
+        pytest.param(EXECUTOR_BRIDGE, "TFDHELLO", id="spark-executor-bridge"),
     ],
 )
 def test_empty_pythonpath_entry_adds_no_working_directory(

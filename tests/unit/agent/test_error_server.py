@@ -1,4 +1,4 @@
-"""Answers of error servers. For their effect on TensorFlow, see integration/test_tombstone."""
+"""Replies of error servers. For their effect on TensorFlow, see integration/agent."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_each_port_has_a_separate_text(port: int) -> None:
 
 def test_error_server_starts_and_stops(port: int) -> None:
     threads = set(threading.enumerate())
-    tombstone = ErrorServer({port: "gone"})
+    server = ErrorServer({port: "gone"})
     for _ in range(2):
-        tombstone.start()
+        server.start()
         with pytest.raises(StateError):
-            tombstone.start()
+            server.start()
         assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
-        tombstone.close()
-        tombstone.close()
+        server.close()
+        server.close()
         assert probe(f"localhost:{port}").state == "refused"
     new = [t for t in set(threading.enumerate()) - threads if t.name.startswith("tfd-")]
     assert not new
@@ -128,9 +128,9 @@ def test_port_in_use_is_an_error() -> None:
 def test_open_port_is_not_served(port: int) -> None:
     # More networks than a packet filter can have, which cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
-    tombstone = ErrorServer({port: "gone"}, allow=many)
+    server = ErrorServer({port: "gone"}, allow=many)
     with pytest.raises(FilterFailed):
-        tombstone.start()
+        server.start()
     assert probe(f"localhost:{port}").state == "refused"
 
 

@@ -595,11 +595,11 @@ def test_client_that_is_behind_gets_no_more_messages(
 
     until(change)
     count = len(panel.received("state"))
-    cluster._monitor.notice("info", "not heard")
+    cluster._monitor.notice("info", "unread")
     assert panel.request("list")["value"]  # it still answers commands
     assert len(panel.received("state")) == count
     panel.send("ack", seq=count)
-    until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
+    until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "unread")
 
 
 def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
@@ -916,17 +916,17 @@ def test_invalid_form_is_refused(options: Any) -> None:
 
 
 def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
-    presences, first, second = ControllerPresence(), FakeCoordinator(), FakeCoordinator()
-    looking, running = [frozenset({"shown", "gone"})], {"shown": cluster}
-    presences.renew(running, looking)
+    presence, first, second = ControllerPresence(), FakeCoordinator(), FakeCoordinator()
+    viewed, running = [frozenset({"shown", "gone"})], {"shown": cluster}
+    presence.renew(running, viewed)
     cluster._training._coordinator = first  # type: ignore[assignment]
-    presences.renew(running, looking)
-    presences.renew(running, looking)
+    presence.renew(running, viewed)
+    presence.renew(running, viewed)
     assert first.present == 1
     cluster._training._coordinator = second  # type: ignore[assignment]
-    presences.renew(running, looking)
+    presence.renew(running, viewed)
     assert (first.present, second.present) == (0, 1)
-    presences.renew(running, [frozenset()])
+    presence.renew(running, [frozenset()])
     assert second.present == 0
 
 

@@ -32,7 +32,7 @@ from tfd_notebook.net import config_files, probe, tf_messages
 from tfd_notebook.net.probe import Probe
 
 #: An address for documentation, without a host (RFC 5737).
-ELSEWHERE = "192.0.2.1:2222"
+UNREACHABLE = "192.0.2.1:2222"
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_duplicate_addresses_are_found() -> None:
 
 def test_localhost_advertised_to_other_hosts() -> None:
     with Server(status("worker:0", "CPU")) as server:
-        assert "TFD806" in codes({"worker": [server.address, ELSEWHERE]})
+        assert "TFD806" in codes({"worker": [server.address, UNREACHABLE]})
         assert codes({"worker": [server.address]}) == set()
 
 

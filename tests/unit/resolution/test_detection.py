@@ -177,7 +177,7 @@ def test_own_clusters_match() -> None:
 
 
 #: Another process with clusters, until its input ends.
-NEIGHBOUR = """
+SIBLING = """
 import sys
 from tfd_notebook.cluster import control_socket as control
 from tfd_notebook.cluster.cluster import Cluster
@@ -185,39 +185,39 @@ from tfd_notebook.cluster.cluster import Cluster
 for name in sys.argv[1:]:
     Cluster(launcher="fake", workers=1, ps=1, name=name)
 control.ensure_started()
-print("there", flush=True)
+print("ready", flush=True)
 sys.stdin.read()
 """
 
 
 @contextlib.contextmanager
-def neighbour(*names: str) -> Iterator[int]:
+def sibling_process(*names: str) -> Iterator[int]:
     process = subprocess.Popen(
-        [sys.executable, "-c", NEIGHBOUR, *names],
+        [sys.executable, "-c", SIBLING, *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+        assert process.stdout.readline() == "ready\n"
         yield process.pid
 
 
 def test_clusters_of_other_processes_match() -> None:
-    with neighbour("theirs") as pid:
+    with sibling_process("sibling") as pid:
         rule, verdict = fired()
         assert (rule, verdict.resolver) == ("local", "local")
-        assert f"the cluster 'theirs' of the process {pid}" in verdict.why
+        assert f"the cluster 'sibling' of the process {pid}" in verdict.why
         with contextlib.closing(tfd.resolve()) as resolution:
             assert set(resolution.cluster_spec().as_dict()) == {"ps", "worker"}
-            assert "'theirs'" in repr(resolution)
-        with contextlib.closing(tfd.resolve("local", name="theirs")) as resolution:
+            assert "'sibling'" in repr(resolution)
+        with contextlib.closing(tfd.resolve("local", name="sibling")) as resolution:
             # No server listens at the invented address.
             assert not set(resolution.to_frame()["state"]) & {"alive"}
             assert "attach()" in resolution.cell
-    assert "theirs" not in fired()[1].why
-    with neighbour("one", "two"):
+    assert "sibling" not in fired()[1].why
+    with sibling_process("one", "two"):
         verdict = fired()[1]
         assert verdict.resolver == ""
         assert "name='one'" in verdict.cell

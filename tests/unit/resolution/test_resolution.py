@@ -294,51 +294,55 @@ class TestForms:
     ) -> None:
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"worker": [worker.address]}))
-        desk = ResolveService()
-        ask = {"resolver": "file", "options": {"path": str(path)}}
-        assert json.loads(json.dumps(desk.resolve(ask)))["counts"] == {"alive": 1}
+        service = ResolveService()
+        request = {"resolver": "file", "options": {"path": str(path)}}
+        assert json.loads(json.dumps(service.resolve(request)))["counts"] == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
-        again = desk.resolve({**ask, "probe": True})
+        again = service.resolve({**request, "probe": True})
         assert [change["task"] for change in again["changes"]] == ["worker:1"]
         assert again["changed"] == 1
-        assert desk.resolve(ask)["changes"] == ()
-        assert desk.resolution(ask).last.counts == {"alive": 1, "refused": 1}
-        names = [item["name"] for item in desk.choices({})["choices"]]
+        assert service.resolve(request)["changes"] == ()
+        assert service.resolution(request).last.counts == {"alive": 1, "refused": 1}
+        names = [item["name"] for item in service.choices({})["choices"]]
         assert names[0] == "auto"
-        desk.close()
+        service.close()
 
     def test_repeated_call_reports_the_changes(self, tmp_path: Path, worker: Server) -> None:
         with Server(status("worker:1", "CPU")) as second:
             path = tmp_path / "c.json"
             path.write_text(json.dumps({"worker": [worker.address, second.address]}))
-            desk = ResolveService()
-            ask = {"resolver": "file", "options": {"path": str(path)}}
+            service = ResolveService()
+            request = {"resolver": "file", "options": {"path": str(path)}}
 
             def names(delta: dict[str, Any]) -> list[int]:
                 return [task["task"] for task in delta["tasks"]]
 
-            whole = desk.resolve(ask)
+            def unchanged() -> bool:
+                since = service.resolve(request)["number"]
+                return not names(service.resolve({**request, "since": since}))
+
+            whole = service.resolve(request)
             assert (names(whole), whole["since"]) == ([0, 1], None)
-            ask["probe"] = True
+            request["probe"] = True
             # A lasting change of the latency is published, too.
-            until(lambda: names(desk.resolve({**ask, "since": desk.resolve(ask)["number"]})) == [])
-            resolution = desk.resolve(ask)
+            until(unchanged)
+            resolution = service.resolve(request)
             assert names(resolution) == [0, 1]
-        part = desk.resolve({**ask, "since": resolution["number"]})
+        part = service.resolve({**request, "since": resolution["number"]})
         assert part["since"] == resolution["number"] < part["number"]
         assert 1 in names(part)
         assert part["counts"] == {"alive": 1, "refused": 1}
-        assert desk.resolve({**ask, "since": whole["number"] - 1})["since"] is None
+        assert service.resolve({**request, "since": whole["number"] - 1})["since"] is None
         # After a change of tasks, the order of the rows may differ.
         path.write_text(json.dumps({"worker": [worker.address]}))
-        shorter = desk.resolve({**ask, "since": part["number"]})
+        shorter = service.resolve({**request, "since": part["number"]})
         assert (names(shorter), shorter["since"]) == ([0], None)
-        fresh = desk.resolve({**ask, "probe": False, "since": shorter["number"]})
+        fresh = service.resolve({**request, "probe": False, "since": shorter["number"]})
         assert (names(fresh), fresh["since"]) == ([0], None)
-        desk.close()
+        service.close()
 
     @pytest.mark.parametrize(
-        "ask",
+        "form",
         [
             {"resolver": 7},
             {"resolver": "x" * 2000},
@@ -347,9 +351,9 @@ class TestForms:
             {"resolver": "slurm", "options": {"resolver": "file"}},
         ],
     )
-    def test_invalid_forms_are_refused(self, ask: dict[str, Any]) -> None:
+    def test_invalid_forms_are_refused(self, form: dict[str, Any]) -> None:
         with pytest.raises(errors.UsageError):
-            ResolveService().resolve(ask)
+            ResolveService().resolve(form)
 
 
 class TestCommandLine:

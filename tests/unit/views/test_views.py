@@ -217,14 +217,14 @@ class Comm(BaseComm):
     """A widget's connection to a page, which records the received messages."""
 
     def publish_msg(self, msg_type: str, data: Any = None, *rest: Any, **more: Any) -> None:
-        self.heard: list[dict[str, Any]] = [*getattr(self, "heard", []), data or {}]
+        self.published: list[dict[str, Any]] = [*getattr(self, "published", []), data or {}]
 
     def deliver(self, kind: str, **content: Any) -> None:
         data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
         self.handle_msg({"content": {"data": data}, "buffers": []})
 
     def received(self, kind: str) -> list[Any]:
-        received = [data["content"] for data in self.heard if data.get("method") == "custom"]
+        received = [data["content"] for data in self.published if data.get("method") == "custom"]
         return [message for message in received if message["kind"] == kind]
 
 
