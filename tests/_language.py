@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests._texts import ROOT, Text, files, texts
+from tests._texts import ROOT, Text, files, notebook_code, texts
 
 #: Paths that are checked, relative to the root of the repository.
 CHECKED = (
@@ -328,10 +328,19 @@ def _check_sentences(text: Text) -> Iterator[Hit]:
 
 
 def name_hits(paths: Iterable[str]) -> Iterator[Hit]:
-    """Yield the forbidden names in Python files: variables, parameters and test functions."""
+    """Yield the forbidden names of variables, parameters and test functions."""
     for name in files(paths):
-        if name.endswith(".py"):
-            yield from sorted(set(python_name_hits((ROOT / name).read_text("utf-8"), name)))
+        if name.endswith((".py", ".ipynb")):
+            source = (ROOT / name).read_text("utf-8")
+            hits_of = python_name_hits if name.endswith(".py") else notebook_name_hits
+            yield from sorted(set(hits_of(source, name)))
+
+
+def notebook_name_hits(source: str, name: str) -> Iterator[Hit]:
+    """Yield the forbidden names in the code cells of a notebook."""
+    for code, numbers in notebook_code(source):
+        for hit in python_name_hits(code, name):
+            yield hit._replace(line=numbers[hit.line - 1])
 
 
 def python_name_hits(source: str, name: str) -> Iterator[Hit]:

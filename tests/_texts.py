@@ -212,6 +212,27 @@ def _plain(text: str) -> str:
 
 def notebook_texts(source: str, name: str) -> Iterator[Text]:
     """Yield the Markdown and the comments of code of a notebook."""
+    for kind, text, numbers in _cells(source):
+        if kind == "markdown":
+            yield from markdown_texts(text, name, numbers)
+        elif kind == "code":
+            for comment in _comments(text, name):
+                yield comment._replace(lines=tuple(numbers[n - 1] for n in comment.lines))
+
+
+def notebook_code(source: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield the Python source of each code cell, and the numbers of its lines in the file."""
+    for kind, text, numbers in _cells(source):
+        if kind == "code":
+            yield text, numbers
+
+
+#: A magic or a command of the shell in a code cell, which is not Python.
+_MAGIC = re.compile(r"^(\s*(?:\w+ = )?)[%!].*", re.MULTILINE)
+
+
+def _cells(source: str) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield type, text without magics, and numbers of the lines in the file, of each cell."""
     raw = source.split("\n")
     position = 0
     for cell in json.loads(source)["cells"]:
@@ -226,15 +247,8 @@ def notebook_texts(source: str, name: str) -> Iterator[Text]:
                     position = index + 1
                     break
             numbers.append(position)
-        text = "".join(pieces)
-        if cell["cell_type"] == "markdown":
-            yield from markdown_texts(text, name, numbers)
-        elif cell["cell_type"] == "code":
-            code = "\n".join(
-                "pass" if re.match(r"[%!]", line) else line for line in text.split("\n")
-            )
-            for comment in _comments(code, name):
-                yield comment._replace(lines=tuple(numbers[n - 1] for n in comment.lines))
+        kind, text = cell["cell_type"], "".join(pieces)
+        yield kind, _MAGIC.sub(r"\1None", text) if kind == "code" else text, numbers
 
 
 _TYPESCRIPT = re.compile(

@@ -271,6 +271,19 @@ def test_names_are_checked():
     assert hit.hint == "61 characters: at most 60"
 
 
+def test_names_in_notebooks_are_checked():
+    cells = [
+        {"cell_type": "markdown", "source": ["seen = 1\n"]},
+        {"cell_type": "code", "source": ["seen = %tfd_status\n", "%tfd_list\n", "made = 1"]},
+        {"cell_type": "code", "source": ["%%tfd_kernel kernel\n", "told = 1\n"]},
+    ]
+    source = json.dumps({"cells": cells}, indent=1)
+    lines = source.split("\n")
+    hits = list(_language.notebook_name_hits(source, "notebooks/sample.ipynb"))
+    assert [hit.text for hit in hits] == ["seen", "made", "told"]
+    assert all(f"{hit.text} = " in lines[hit.line - 1] for hit in hits)
+
+
 def test_quotations_are_allowed(monkeypatch):
     source = '"""Explain why the user asks "is it on the way"."""\n'
     assert _python(source)
