@@ -56,15 +56,15 @@ class ResolveService:
         ----------
         request : mapping
             ``resolver`` and ``options`` select the resolution. ``probe`` is true to probe the
-            tasks of a kept resolution. ``since`` is the ``number`` of the front end's last answer.
-            The answer then contains only changed tasks and the same ``since``. If that answer is
-            no longer kept, it contains all tasks, and ``since`` is None.
+            tasks of a kept resolution. ``last_number`` is the ``number`` of the front end's last
+            answer. The answer then contains only changed tasks and the same ``last_number``. If
+            that answer is no longer kept, it contains all tasks, and ``last_number`` is None.
         """
         probe = request.get("probe") is True
         resolution, delta = self._entry(request, fresh=not probe)
         is_resolved = resolution.resolver is not None
         snapshot = resolution.probe(raises=False) if probe and is_resolved else resolution.last
-        return {**delta.message(snapshot, request.get("since")), "resolved": is_resolved}
+        return {**delta.message(snapshot, request.get("last_number")), "resolved": is_resolved}
 
     def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
         """Return the resolution of `request`. If `fresh`, discard a kept one first."""
@@ -121,21 +121,21 @@ class TaskTableDelta:
     def __init__(self) -> None:
         self._tables: dict[int, dict[str, TaskStatus]] = {}
 
-    def message(self, snapshot: ResolutionSnapshot, since: Any = None) -> dict[str, Any]:
+    def message(self, snapshot: ResolutionSnapshot, last_number: Any = None) -> dict[str, Any]:
         """Return `snapshot` as JSON values.
 
         Parameters
         ----------
         snapshot : ResolutionSnapshot
-        since : int, optional
+        last_number : int, optional
             ``number`` of the front end's table. If it has the same tasks in the same order,
-            ``tasks`` are the changed ones, and ``since`` is returned. Otherwise ``tasks`` are all,
-            and ``since`` is None.
+            ``tasks`` are the changed ones, and ``last_number`` is returned. Otherwise ``tasks``
+            are all, and ``last_number`` is None.
         """
         number, table = self._number(snapshot)
-        known = self._tables.get(since) if isinstance(since, int) else None
+        known = self._tables.get(last_number) if isinstance(last_number, int) else None
         if known is None or list(known) != list(table):
-            since, known = None, {}
+            last_number, known = None, {}
         rows = [task for name, task in table.items() if known.get(name) != task]
         brief = replace(snapshot, tasks=(), changes=snapshot.changes[-_MAX_CHANGES:])
         return {
@@ -144,7 +144,7 @@ class TaskTableDelta:
             "tasks": records(rows),
             "changed": len(snapshot.changes),
             "number": number,
-            "since": since,
+            "last_number": last_number,
         }
 
     def _number(self, snapshot: ResolutionSnapshot) -> tuple[int, dict[str, TaskStatus]]:

@@ -35,9 +35,9 @@ export interface IResolution {
   /** The latest changes; `changed` is their total number. */
   changes: IChange[];
   changed: number;
-  /** Sequence number of this table; a reply with `since` has only the tasks changed after it. */
+  /** Sequence number of this table; a reply with `last_number` has only the tasks changed after it. */
   number: number;
-  since: number | null;
+  last_number: number | null;
   trouble: string;
   /** Whether a cluster was found; otherwise `cell` suggests how to start one. */
   resolved: boolean;
@@ -216,8 +216,11 @@ export class ResolveView implements IView {
       this._status.report(concurrent ? 'Resolving …' : queued, 'quiet');
     }
     try {
-      const since = again ? this._current?.number : undefined;
-      const reply = await this._link.command('resolve', { ...query, probe: again, since });
+      const reply = await this._link.command('resolve', {
+        ...query,
+        probe: again,
+        last_number: again ? this._current?.number : undefined
+      });
       if (!this._disposed) {
         this._query = query;
         this._show(completed(reply as IResolution, this._current), again);
@@ -354,9 +357,9 @@ export class ResolveView implements IView {
   }
 }
 
-/** Add the unchanged tasks, which a reply with `since` omits. */
+/** Add the unchanged tasks, which a reply with `last_number` omits. */
 function completed(reply: IResolution, before: IResolution | null): IResolution {
-  if (reply.since === null || before === null) {
+  if (reply.last_number === null || before === null) {
     return reply;
   }
   const changed = new Map(reply.tasks.map(task => [nameOf(task), task]));

@@ -51,7 +51,7 @@ function resolutionOf(
       changes: [],
       changed: more.changes?.length ?? 0,
       number: 1,
-      since: null,
+      last_number: null,
       trouble: '',
       resolved: true,
       ...more
@@ -170,17 +170,19 @@ test('watching merges the changed tasks', async () => {
   watch.checked = true;
   watch.dispatchEvent(new Event('change'));
   const states = () => [...rows()].map(row => row.children[1].textContent);
-  const since = () => kernel.of('command').at(-1)!.since;
+  const lastNumber = () => kernel.of('command').at(-1)!.last_number;
   await vi.advanceTimersByTimeAsync(1100);
-  expect(since()).toBe(7);
+  expect(lastNumber()).toBe(7);
   const counts = { alive: 2, refused: 1 };
-  kernel.reply(resolutionOf([taskOf(1, { state: 'refused' })], { number: 8, since: 7, counts }));
+  kernel.reply(
+    resolutionOf([taskOf(1, { state: 'refused' })], { number: 8, last_number: 7, counts })
+  );
   await settle();
   expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
   expect(view.node.textContent).toContain('3 tasks: 2 alive, 1 refused');
   await vi.advanceTimersByTimeAsync(1100);
-  expect(since()).toBe(8);
-  kernel.reply(resolutionOf([], { number: 8, since: 8, counts }));
+  expect(lastNumber()).toBe(8);
+  kernel.reply(resolutionOf([], { number: 8, last_number: 8, counts }));
   await settle();
   expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
   await vi.advanceTimersByTimeAsync(1100);

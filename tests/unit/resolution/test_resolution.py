@@ -319,26 +319,26 @@ class TestForms:
 
             def unchanged() -> bool:
                 since = service.resolve(request)["number"]
-                return not names(service.resolve({**request, "since": since}))
+                return not names(service.resolve({**request, "last_number": since}))
 
             whole = service.resolve(request)
-            assert (names(whole), whole["since"]) == ([0, 1], None)
+            assert (names(whole), whole["last_number"]) == ([0, 1], None)
             request["probe"] = True
             # A lasting change of the latency is published, too.
             until(unchanged)
             resolution = service.resolve(request)
             assert names(resolution) == [0, 1]
-        part = service.resolve({**request, "since": resolution["number"]})
-        assert part["since"] == resolution["number"] < part["number"]
+        part = service.resolve({**request, "last_number": resolution["number"]})
+        assert part["last_number"] == resolution["number"] < part["number"]
         assert 1 in names(part)
         assert part["counts"] == {"alive": 1, "refused": 1}
-        assert service.resolve({**request, "since": whole["number"] - 1})["since"] is None
+        assert service.resolve({**request, "last_number": whole["number"] - 1})["last_number"] is None
         # After a change of tasks, the order of the rows may differ.
         path.write_text(json.dumps({"worker": [worker.address]}))
-        shorter = service.resolve({**request, "since": part["number"]})
-        assert (names(shorter), shorter["since"]) == ([0], None)
-        fresh = service.resolve({**request, "probe": False, "since": shorter["number"]})
-        assert (names(fresh), fresh["since"]) == ([0], None)
+        shorter = service.resolve({**request, "last_number": part["number"]})
+        assert (names(shorter), shorter["last_number"]) == ([0], None)
+        fresh = service.resolve({**request, "probe": False, "last_number": shorter["number"]})
+        assert (names(fresh), fresh["last_number"]) == ([0], None)
         service.close()
 
     @pytest.mark.parametrize(
