@@ -100,7 +100,7 @@ def attach(
         The name of a cluster detached by `Cluster.detach` or ``--detach``. For an external cluster,
         ``"grpc://host:port"`` of a dispatcher, or the jobs of a ClusterSpec.
     name : str, optional
-        Name for an external cluster. Default ``"foreign"``.
+        Name for an external cluster. Default ``"external"``.
     connect : bool
         Whether this process can coordinate its workers. Default true. Pass false to only inspect
         or stop the cluster.
@@ -126,7 +126,7 @@ def attach(
         The address does not respond.
     """
     if not isinstance(target, str) or "://" in target or ":" in target:
-        return _attach_external(target, name or "foreign", connect)
+        return _attach_external(target, name or "external", connect)
     name = target
     existing = registry.clusters().get(name)
     if existing is not None and existing.detached and agent is None:

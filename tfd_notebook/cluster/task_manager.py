@@ -69,7 +69,7 @@ class TaskManager:
     @property
     def is_external(self) -> bool:
         """True if the tasks are external: not started by tfd."""
-        return self._launcher.name == "foreign"
+        return self._launcher.name == "external"
 
     @property
     def gives_gpus(self) -> bool:

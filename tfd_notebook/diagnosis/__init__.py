@@ -116,7 +116,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     if target is not None and "dispatcher:0" in _ready(cluster):
         service = data_service_checks.Service.inspect(
             target,
-            snapshot.launcher != "foreign",
+            snapshot.launcher != "external",
             data_service.of(cluster).removed_addresses,
             [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
         )

@@ -34,7 +34,7 @@ class External(Launcher):
         ``"grpc://host:port"`` of a dispatcher, or the jobs of a ClusterSpec.
     """
 
-    name: ClassVar[str] = "foreign"
+    name: ClassVar[str] = "external"
     summary: ClassVar[str] = "external tasks, not started by tfd: tfd.attach(target)"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     offered: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class ExternalTaskHost(TaskHost):
                 fix="check the address, and that its port is open to this host",
             )
         self._thread = threading.Thread(
-            target=self._watch, name=f"tfd-foreign-{cluster}", daemon=True
+            target=self._watch, name=f"tfd-external-{cluster}", daemon=True
         )
         self._thread.start()
 
