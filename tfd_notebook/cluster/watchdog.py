@@ -61,7 +61,9 @@ class Watchdog:
 
     def _end_in_thread(self, state: str) -> None:
         """End the cluster in a new thread, because ending joins the monitor's thread."""
-        threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
+        threading.Thread(
+            target=self._end, args=(state,), name="tfd-watchdog-end", daemon=True
+        ).start()
 
     def _check_journal(self) -> None:
         work_dir = self._task_manager.work_dir
@@ -104,7 +106,7 @@ class Watchdog:
             else:
                 # Queries to remote hosts may be slow, and this thread monitors all tasks.
                 threading.Thread(
-                    target=self._report_stuck, args=(name,), name="tfd-stuck", daemon=True
+                    target=self._report_stuck, args=(name,), name="tfd-watchdog-stuck", daemon=True
                 ).start()
         self._stuck = stuck
 

@@ -299,7 +299,7 @@ class Server:
         #: Addresses of the connections without a proof, the oldest first.
         self._unproven: dict[socket.socket, str] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="tfd-sealed", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="tfd-secure-accept", daemon=True)
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
@@ -349,7 +349,7 @@ class Server:
                 self._unproven[connected] = str(peer[0]) if peer else ""
                 self._close_excess(self._unproven[connected])
                 thread = threading.Thread(
-                    target=self._serve, args=(connected,), name="tfd-sealed-channel", daemon=True
+                    target=self._serve, args=(connected,), name="tfd-secure-channel", daemon=True
                 )
                 self._open[thread] = connected
             try:

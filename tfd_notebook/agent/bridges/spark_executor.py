@@ -73,7 +73,9 @@ class ExecutorBridge:
 
     def run(self) -> None:
         """Serve until the executor has ended, or the grace time has passed."""
-        threading.Thread(target=self._keep_connected, name="tfd-sparkend", daemon=True).start()
+        threading.Thread(
+            target=self._keep_connected, name="tfd-executor-bridge", daemon=True
+        ).start()
         with runtime_dir.watched(self._jvm) as ended:
             while not self._stopped.is_set():
                 if ended(1.0) or not runtime_dir.runs(self._jvm, self._jvm_start):

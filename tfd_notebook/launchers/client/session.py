@@ -123,7 +123,7 @@ class AgentSession:
         # The first attempt runs in the caller's thread, which gets the error.
         channel = self._open_channel()
         self._thread = threading.Thread(
-            target=self._serve, args=(channel,), name=f"tfd-link-{agent}", daemon=True
+            target=self._serve, args=(channel,), name=f"tfd-session-{agent}", daemon=True
         )
         self._thread.start()
         threading.Thread(target=self._ping, name=f"tfd-ping-{agent}", daemon=True).start()

@@ -66,7 +66,7 @@ class DriverConnection:
         self._closed = False
         self._last_received = time.monotonic()
         for work in (self._receive_loop, self._send_loop):
-            threading.Thread(target=work, name="tfd-line", daemon=True).start()
+            threading.Thread(target=work, name="tfd-driver-link", daemon=True).start()
 
     @property
     def silence_s(self) -> float:

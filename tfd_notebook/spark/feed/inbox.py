@@ -77,7 +77,7 @@ class Inbox:
         self._server = secure_channel.serve(secret, self._serve, path=path)
         self.address = str(path)
         self._reporter = threading.Thread(
-            target=self._report_progress, name="tfd-feed-ticks", daemon=True
+            target=self._report_progress, name="tfd-inbox-progress", daemon=True
         )
         self._reporter.start()
 

@@ -181,7 +181,9 @@ class _Feeder:
                 fix=f"use one of the queues {', '.join(answer['queues'])}",
             )
         self._handle_message(answer, memoryview(b""))
-        self._thread = threading.Thread(target=self._receive_loop, name="tfd-feeder", daemon=True)
+        self._thread = threading.Thread(
+            target=self._receive_loop, name="tfd-feed-sender", daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> _Feeder:

@@ -175,7 +175,7 @@ def _listener(host: str | None) -> Any:
             while True:
                 listener.accept()[0].close()
 
-    thread = threading.Thread(target=accept, name="tfd-spark-reached", daemon=True)
+    thread = threading.Thread(target=accept, name="tfd-spark-facts", daemon=True)
     thread.start()
     try:
         yield listener.getsockname()[1]

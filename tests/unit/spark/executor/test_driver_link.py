@@ -48,7 +48,7 @@ class Driver:
         self.connection.close(0)
         self._through.set()
         self._server.close()
-        until(lambda: not any(t.name == "tfd-line" for t in threading.enumerate()))
+        until(lambda: not any(t.name == "tfd-driver-link" for t in threading.enumerate()))
 
 
 def receive(channel: secure_channel.AuthenticatedChannel) -> dict[str, Any]:
