@@ -84,7 +84,7 @@ def test_missing_names_of_java_are_unsupported(
 
 def test_a_missing_gateway_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(pyspark.SparkContext, "_gateway")
-    for call in (private.java_process, private.forget_java):
+    for call in (private.java_process, private.close_java):
         with pytest.raises(Unsupported, match=r"SparkContext\._gateway"):
             call()
     with pytest.raises(Unsupported, match=r"SparkContext\._gateway"):

@@ -25,8 +25,8 @@ def when_imported(name: str, change: Change) -> None:
         waiting.append(change)
 
 
-def forget_all() -> None:
-    """Cancel the patches of modules that are not imported yet."""
+def remove_all() -> None:
+    """Remove the patches of modules that are not imported yet."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 

@@ -77,8 +77,8 @@ def java_process() -> subprocess.Popen[bytes] | None:
     return process
 
 
-def forget_java() -> None:
-    """Shut down the Java process. The next context starts another one."""
+def close_java() -> None:
+    """Close the Java process. The next context starts another one."""
     from pyspark import SparkContext
 
     with private_name("SparkContext._gateway"):

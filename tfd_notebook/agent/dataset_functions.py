@@ -51,8 +51,8 @@ class Functions:
         self._unused.difference_update(key)
         self._drop_unused()
 
-    def forget(self, tokens: Collection[str]) -> None:
-        """Record functions that no dataset uses any more."""
+    def remove_unused(self, tokens: Collection[str]) -> None:
+        """Remove the sets whose functions no dataset uses any more."""
         self._unused.update(tokens)
         self._drop_unused()
 

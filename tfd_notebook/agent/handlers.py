@@ -224,7 +224,7 @@ class AgentHandlers(ABC):
     ) -> None:
         agent_cluster = self._cluster(cluster)
         blob = base64.b64decode(functions)
-        agent_cluster.functions.forget(removed)
+        agent_cluster.functions.remove_unused(removed)
         agent_cluster.functions.add(tokens, blob)
         workers = [t for t in agent_cluster.tasks.values() if t.spec.role is Role.DATA_WORKER]
         try:

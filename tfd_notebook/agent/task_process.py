@@ -96,7 +96,7 @@ class TaskProcess:
     def install(self, blob: str, removed: list[str]) -> list[str]:
         """Install Python functions and remove some; return the user's modules that are stale."""
         changed = stale(self._modules)
-        py_functions.forget(removed)
+        py_functions.remove(removed)
         py_functions.install(base64.b64decode(blob))
         self._record_modules()
         return changed

@@ -174,7 +174,7 @@ class Hub:
     def _tick(self) -> None:
         running = registry.running_clusters()
         for session in self._sessions:
-            session.forget_silent()
+            session.remove_silent()
         self._controllers.renew(
             running, [session.controlled_clusters for session in self._sessions]
         )

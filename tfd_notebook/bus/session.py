@@ -122,7 +122,7 @@ class Session:
             known.owes_since = None
             self._clients[client] = known
 
-    def forget_silent(self) -> None:
+    def remove_silent(self) -> None:
         """Remove clients that owe a message for too long. If still open, they send hello again."""
         now, idle_since = time.monotonic(), running_cell.idle_since()
         for name, client in list(self._clients.items()):

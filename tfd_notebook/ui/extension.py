@@ -40,14 +40,14 @@ def unload(shell: Any) -> None:
     sigint.undo()
     py_functions.restore_tokens()
     source_locations.undo()
-    import_hooks.forget_all()
+    import_hooks.remove_all()
 
 
 def attach_panels(shell: Any) -> None:
     """Register the panel's comm. A front end then shows the clusters of the kernel of `shell`."""
 
     def commands() -> Any:
-        # Import time: panels attach when the package is imported, and commands run later.
+        # Import time: panels attach at the first use of a public name, and commands run later.
         from tfd_notebook.ui.magics import resolve, start_form
 
         return {**start_form.commands(shell), **resolve.commands(shell)}

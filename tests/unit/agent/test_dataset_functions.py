@@ -14,9 +14,9 @@ def kept(some):
 def test_set_is_removed_with_its_last_function():
     some = Functions()
     some.add(["a", "b"], b"ab")
-    some.forget(["a"])
+    some.remove_unused(["a"])
     assert kept(some) == [("a", "b")]
-    some.forget(["b", "unknown"])
+    some.remove_unused(["b", "unknown"])
     assert kept(some) == []
 
 
@@ -25,17 +25,17 @@ def test_set_is_dropped_if_later_sets_have_its_functions():
     for number in range(100):
         some.add(["base", str(number)], b"x")
         if number:
-            some.forget([str(number - 1)])
+            some.remove_unused([str(number - 1)])
     assert kept(some) == [("base", "99")]
 
 
 def test_repeated_function_is_kept():
     some = Functions()
     some.add(["a", "b"], b"ab")
-    some.forget(["a"])
+    some.remove_unused(["a"])
     some.add(["a"], b"a")
     assert kept(some) == [("a", "b"), ("a",)]
-    some.forget(["b"])
+    some.remove_unused(["b"])
     assert kept(some) == [("a",)]
 
 
@@ -54,6 +54,6 @@ def test_total_size_is_limited(monkeypatch):
     with pytest.raises(StateError, match="at most"):
         some.add(["b"], b"x" * 8)
     some.add(["a"], b"y" * 8)
-    some.forget(["a"])
+    some.remove_unused(["a"])
     some.add(["b"], b"x" * 8)
     assert kept(some) == [("b",)]

@@ -99,7 +99,7 @@ def install(blob: bytes) -> tuple[str, ...]:
     return tuple(functions)
 
 
-def forget(tokens: Iterable[str]) -> None:
+def remove(tokens: Iterable[str]) -> None:
     """Remove functions that `install` registered and that no dataset uses any more."""
     freed = [_installed.pop(token, None) for token in tokens]
     if any(function is not None for function in freed):

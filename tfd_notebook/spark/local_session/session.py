@@ -137,7 +137,7 @@ def end(timeout: float = _END_SECONDS) -> None:
                 running.stop()
         _requested = None
         if process is not None:
-            compat_pyspark.forget_java()
+            compat_pyspark.close_java()
             _await_end(process.pid, descendants, timeout)
             with contextlib.suppress(Exception):
                 process.wait(1.0)
