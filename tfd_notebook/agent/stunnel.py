@@ -180,7 +180,7 @@ class TunnelEnd:
         await self._wait_until_ready()
 
     def add_trust(self, trust: Sequence[str]) -> None:
-        """Accept also peers with a certificate signed by one of `trust`."""
+        """Accept peers with a certificate signed by one of `trust`."""
         new = [certificate for certificate in trust if certificate not in self.trust]
         if new:
             self.trust += new

@@ -313,7 +313,7 @@ def _allocate_numbers(
         if missing := [gpu for gpu in request if gpu not in gpus.gpus]:
             raise UsageError(
                 f"invalid gpus {list(request)!r}: GPU {missing[0]} does not exist{on}",
-                fix=f"the GPUs {'there' if on else 'here'} are {', '.join(map(str, gpus.gpus))}",
+                fix=f"choose from GPUs {', '.join(map(str, gpus.gpus))}",
             )
         if not count or len(request) % count:
             raise UsageError(

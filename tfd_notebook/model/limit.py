@@ -35,7 +35,7 @@ COORDINATOR_KINDS = (
 
 @dataclass(frozen=True, repr=False)
 class Limit:
-    """The present bottleneck, a remedy, and the expected gain. Its repr describes them.
+    """The current bottleneck, a fix, and the expected gain. Its repr describes them.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ def listen(path: Path, backlog: int) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Renamed when it listens: until then, other processes would take the owner for dead.
+        # Renamed when it listens: processes that connect earlier would treat the owner as dead.
         temporary = path.with_suffix(".new")
         temporary.unlink(missing_ok=True)
         with _short_path(temporary) as address:

@@ -214,7 +214,7 @@ class DataFeed:
         while at < count:
             if not self._unanswered:
                 raise UsageError(
-                    f"batch_results() got {count - at} results more than rows were consumed",
+                    f"batch_results() got {count - at} more results than consumed rows",
                     task=self.mgr.node,
                     fix="return exactly one result for each row of a batch",
                 )
