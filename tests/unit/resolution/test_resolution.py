@@ -332,7 +332,9 @@ class TestForms:
         assert part["last_number"] == resolution["number"] < part["number"]
         assert 1 in names(part)
         assert part["counts"] == {"alive": 1, "refused": 1}
-        assert service.resolve({**request, "last_number": whole["number"] - 1})["last_number"] is None
+        assert (
+            service.resolve({**request, "last_number": whole["number"] - 1})["last_number"] is None
+        )
         # After a change of tasks, the order of the rows may differ.
         path.write_text(json.dumps({"worker": [worker.address]}))
         shorter = service.resolve({**request, "last_number": part["number"]})
