@@ -92,7 +92,7 @@ def hidden_gpus(_: None) -> Iterator[Finding]:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if gpus["hidden"]:
         yield HIDDEN.finding(
-            f"this host seems to have GPUs, but {gpus['why']}",
+            f"this host seems to have GPUs, but {gpus['reason']}",
             'pip install "tfd-notebook[gpu]", and check that nvidia-smi works',
         )
     elif not gpus["gpus"] and shown is not None and gpu_discovery.find({})["gpus"]:

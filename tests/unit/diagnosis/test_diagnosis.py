@@ -347,6 +347,9 @@ def test_hidden_gpus_are_found(tmp_path: Path) -> None:
     assert in_child(**there, CUDA_VISIBLE_DEVICES="") == {"TFD842"}
     assert in_child(**there, CUDA_VISIBLE_DEVICES="1") == set()
     assert in_child(**there) == set()
+    with (tmp_path / "pynvml.py").open("a") as module:
+        module.write("def nvmlDeviceGetCount():\n    raise NVMLError('driver not loaded')\n")
+    assert in_child(**there) == {"TFD842"}
 
 
 def test_limit_of_address_space_is_found() -> None:
