@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -215,5 +216,10 @@ class AgentCluster:
             if self._tunnels is not None:
                 self._tunnels.close()
         finally:
-            self._agent.publish(self.name, ClusterEnded(reason), except_for=self.ended_by)
-            runtime_dir.remove(self.directory)
+            try:
+                await asyncio.to_thread(runtime_dir.remove, self.directory)
+                if self.directory.exists():
+                    sys.stderr.write(f"removing {self.directory} failed\n")
+            finally:
+                # Last: a session that receives it may open a cluster with the same name at once.
+                self._agent.publish(self.name, ClusterEnded(reason), except_for=self.ended_by)

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import threading
 from pathlib import Path
 
 from tfd_notebook.agent.agent import Agent
@@ -38,6 +40,35 @@ def test_unkillable_task_leaves_no_directory(capfd):
 
     assert not asyncio.run(work()).exists()
     assert "Bad file descriptor" in capfd.readouterr().err
+
+
+def test_slow_removal_of_a_directory_does_not_block_the_agent(capfd, monkeypatch):
+    threads = []
+
+    async def work():
+        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
+        agent = Agent("abcdefabcdef", directory, None)
+        session = Session("host", agent.id, 0.0)
+        opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
+        opened_at = await agent.handle_open(
+            session, "kept", preload=[], allow=[], description={}, **opened
+        )
+
+        def remove_nothing(path, **options):
+            threads.append(threading.current_thread())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", remove_nothing)
+            await agent.handle_close(session, "kept")
+        assert not agent.clusters
+        runtime_dir.remove(agent.directory)
+        lock.close()
+        return opened_at
+
+    opened_at = asyncio.run(work())
+    assert threads
+    assert threading.main_thread() not in threads
+    assert f"removing {opened_at} failed" in capfd.readouterr().err
 
 
 def test_error_server_starts_after_a_failed_attempt(capfd):
