@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -48,7 +48,7 @@ def join_agent(agent: str, start: bool) -> list[str]:
     return ["-u", "-c", stdio.bootstrap("stdio"), agent, "start" if start else "reconnect"]
 
 
-class RemoteHost:
+class RemoteHost(ABC):
     """One host that a launcher can reach.
 
     Parameters
@@ -92,7 +92,7 @@ class RemoteHost:
         """Return warnings about the connection as sentences; `grace` as for the launcher."""
         return []
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - optional
         """Close the resources that outlast a channel."""
 
 

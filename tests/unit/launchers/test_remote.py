@@ -64,6 +64,11 @@ class Launcher(remote.RemoteLauncher):
         return self._hosts
 
 
+def test_host_without_connect_is_not_created():
+    with pytest.raises(TypeError, match="connect"):
+        remote.RemoteHost("there")
+
+
 @pytest.mark.parametrize("reached", [True, False])
 def test_interrupted_connect_leaves_no_session(monkeypatch, reached):
     ended = []
