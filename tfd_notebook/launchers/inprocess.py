@@ -106,10 +106,6 @@ class InProcessTaskHost(TaskHost):
         self._removed: list[tuple[str, _InProcessTask]] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
-        self._measuring = threading.Thread(
-            target=self._measure, name=f"tfd-inprocess-{config.name}", daemon=True
-        )
-        self._measuring.start()
         agent_id = uuid.uuid4().hex[:12]
         self._directory, self._directory_lock = runtime_dir.new_agent_dir(agent_id)
         self.directory = str(self._directory)
@@ -125,6 +121,11 @@ class InProcessTaskHost(TaskHost):
                 "owner": identity,
             },
         )
+        # Last: only `close` ends the thread.
+        self._measuring = threading.Thread(
+            target=self._measure, name=f"tfd-inprocess-{config.name}", daemon=True
+        )
+        self._measuring.start()
 
     def close(self, timeout: float = 10.0) -> None:
         self._closing.set()

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,16 @@ from tests._reading import SECONDS, Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook.data.service.options import ReadOptions
-from tfd_notebook.errors import Interrupted, PipelineError, PortInUse, StateError, UsageError
+from tfd_notebook.errors import (
+    Interrupted,
+    PipelineError,
+    PortInUse,
+    StateError,
+    UsageError,
+    WorkDirError,
+)
+from tfd_notebook.launchers import InProcess
+from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.probe import probe
 
 pytestmark = [
@@ -54,6 +64,14 @@ def test_next_epoch_is_complete_after_scaling(cluster: tfd.Cluster, kind: str) -
     cluster.scale(data_workers=2)
     assert [task.name for task in cluster.tasks][1:] == ["data_worker:0", "data_worker:1"]
     assert consume(kind, cluster, dataset) == dict.fromkeys(range(60), 1)
+
+
+def test_failed_start_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "file"))
+    with pytest.raises(WorkDirError):
+        InProcess().connect(ClusterConfig("unstarted"), lambda event: None)
+    assert not [thread for thread in threading.enumerate() if "unstarted" in thread.name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
