@@ -12,10 +12,13 @@ from pathlib import Path
 
 import psutil
 
+from tfd_notebook.errors import LaunchError
 from tfd_notebook.net import runtime_dir
 
 _PREFIX = "tfd-spark-"
 _JAVA = "java.pid"
+#: Seconds within which the shell has to start the guard in the background.
+GUARD_SECONDS = 30.0
 
 #: Spark logs to standard error, which the notebook shows: log errors only.
 _LOG = """\
@@ -66,7 +69,11 @@ class WritableSparkHome:
     def __init__(self, original: Path) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         runtime_dir.write_state(self.path, {"process": runtime_dir.process_identity(os.getpid())})
-        self._guard = _guard(self.path)
+        try:
+            self._guard = _guard(self.path)
+        except BaseException:
+            runtime_dir.remove(self.path)
+            raise
         for entry in original.iterdir():
             if entry.name not in ("work", "conf", "logs", "tmp"):
                 (self.path / entry.name).symlink_to(entry)
@@ -104,9 +111,15 @@ def _guard(path: Path) -> int:
             cwd="/",
             start_new_session=True,
             check=True,
+            timeout=GUARD_SECONDS,
         )
-    except BaseException:
+    except BaseException as error:
         os.close(write)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise LaunchError(
+                f"sh did not start within {GUARD_SECONDS:g} s",
+                fix="check if the host is overloaded, then start Spark again",
+            ) from None
         raise
     finally:
         os.close(read)
