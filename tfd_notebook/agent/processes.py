@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,11 +130,6 @@ class Processes:
         self._waiting: dict[int, asyncio.Future[int]] = {}
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
-    @property
-    def server_pid(self) -> int | None:
-        """Pid of the fork server, or None."""
-        return self._server.pid if self._server else None
-
     async def preload(self, environment: Mapping[str, str], path: list[str]) -> list[str]:
         """Start a fork server with TensorFlow imported, unless a suitable one runs.
 
@@ -236,13 +230,7 @@ class Processes:
             self.close_server()
         if self._server is None:
             self._server = await _ForkServer.start(
-                self._agent,
-                dict(environment),
-                variables,
-                path,
-                self._directory,
-                self._log,
-                self._wait,
+                environment, variables, path, self._directory, self._log, self._wait
             )
         return self._server
 
@@ -293,14 +281,12 @@ class _ForkServer:
         self.variables = variables
         self.ended = ended
         self.hello: dict[str, Any] = {}
-        self.used = time.monotonic()
         self._channel: socket.socket
 
     @classmethod
     async def start(
         cls,
-        agent: str,
-        environment: dict[str, str],
+        environment: Mapping[str, str],
         variables: dict[str, str],
         path: list[str],
         directory: Path,
@@ -314,7 +300,6 @@ class _ForkServer:
             TFD_FORK_OWNER=str(os.getpid()),
             # Otherwise NumPy's BLAS starts a thread at import, and forking would not be safe.
             OPENBLAS_NUM_THREADS="1",
-            **{AGENT_VARIABLE: agent},
         )
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -344,7 +329,6 @@ class _ForkServer:
         return server
 
     async def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        self.used = time.monotonic()
         await self._send(*fork_server.packed(request), fds, timeout=60.0)
         reply = await self._receive_reply(timeout=60.0)
         return int(reply["pid"])
