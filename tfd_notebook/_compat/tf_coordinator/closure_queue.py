@@ -19,7 +19,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_c
 from tfd_notebook._compat.tf_coordinator import cancellation, closures
 from tfd_notebook._compat.tf_coordinator.closure_waits import POLL_SECONDS, Waiting
 from tfd_notebook._compat.tf_coordinator.closures import WatchedClosure, WatchedValue
-from tfd_notebook.errors import PausedError, StateError, TimeLimit, UsageError
+from tfd_notebook.errors import PausedError, StateError, UsageError
 from tfd_notebook.model.closure_gate import Gate
 from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, Store, function_name
 
@@ -404,11 +404,3 @@ class WatchedQueue(Waiting):
                     queue.get(block=False).mark_cancelled()
                 except queues.Empty:
                     break
-
-    def await_idle(self, timeout: float) -> None:
-        """Wait until no closure is in flight, or raise TimeLimit."""
-        with self._queue_lock:
-            if not self._no_inflight_closure_condition.wait_for(
-                lambda: self._inflight_closure_count == 0, timeout
-            ):
-                raise TimeLimit(f"a closure still runs after {timeout:g} s")
