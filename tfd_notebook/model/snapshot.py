@@ -452,14 +452,6 @@ class Snapshot:
         """Return the tasks as a DataFrame with the columns `TASK_COLUMNS`."""
         return _frame(self.tasks, TASK_COLUMNS)
 
-    def streams_frame(self) -> pd.DataFrame:
-        """Return the consumers as a DataFrame with the columns `STREAM_COLUMNS`."""
-        return _frame(self.streams, STREAM_COLUMNS)
-
-    def gpus_frame(self) -> pd.DataFrame:
-        """Return the GPUs as a DataFrame with the columns `GPU_COLUMNS`."""
-        return _frame(self.gpus, GPU_COLUMNS)
-
     def nodes_frame(self) -> pd.DataFrame:
         """Return the nodes on Spark as a DataFrame with the columns `NODE_COLUMNS`."""
         return _frame(self.spark.nodes if self.spark is not None else (), NODE_COLUMNS)
