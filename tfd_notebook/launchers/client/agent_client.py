@@ -197,11 +197,6 @@ class AgentClient:
         for listener in listeners.values():
             _notify(listener, event)
 
-    def clusters(self) -> tuple[str, ...]:
-        """Return the names of the clusters that have a listener."""
-        with self._lock:
-            return tuple(self._listeners)
-
     def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         """Send a request and return the value of its reply, as `submit` or with its error.
 
