@@ -76,16 +76,6 @@ class LostAttempt:
     ended: float
 
 
-@dataclass(frozen=True)
-class Transitions:
-    """A copy of the log. ``worker`` is -1 for transitions without a worker."""
-
-    time: array[float]
-    id: array[int]
-    state: array[int]
-    worker: array[int]
-
-
 class Store:
     """Thread-safe table of closures, which discards the oldest rows beyond a limit.
 
@@ -119,7 +109,6 @@ class Store:
         self._log_time = array("d")
         self._log_id = array("q")
         self._log_state = array("b")
-        self._log_worker = array("h")
         self._log_dropped = 0
         self._lost: deque[LostAttempt] = deque(maxlen=_MOST_LOST)
         #: Increases with every change.
@@ -150,7 +139,7 @@ class Store:
                 column.append(0.0)
             self._values.append(value)
             self._counts[QUEUED] += 1
-            self._append_log(now, key, QUEUED, -1)
+            self._append_log(now, key, QUEUED)
         return key
 
     def dispatched(self, key: int, worker: int) -> None:
@@ -163,7 +152,7 @@ class Store:
                 self._started[row] = self._fetching[row] = 0.0  # of an earlier attempt
                 self._worker[row] = worker
                 self._attempts[row] = min(self._attempts[row] + 1, 65_535)
-            self._enter(now, key, DISPATCHED, worker)
+            self._enter(now, key, DISPATCHED)
 
     def running(self, key: int, worker: int) -> None:
         """Record that the closure was sent to its worker."""
@@ -172,7 +161,7 @@ class Store:
             row = key - self._first
             if row >= 0:
                 self._started[row] = now
-            self._enter(now, key, RUNNING, worker)
+            self._enter(now, key, RUNNING)
 
     def fetch(self, key: int, worker: int) -> None:
         """Record that the closure has run and that its result is being fetched."""
@@ -181,7 +170,7 @@ class Store:
             row = key - self._first
             if row >= 0:
                 self._fetching[row] = now
-            self._enter(now, key, FETCHING, worker)
+            self._enter(now, key, FETCHING)
 
     def end(self, key: int, state: int, worker: int = -1, error: str = "") -> None:
         """Record that the closure is ready, failed or cancelled."""
@@ -196,7 +185,7 @@ class Store:
                     self._errors[key] = error
                 elif state == READY:
                     self._errors.pop(key, None)
-            self._enter(now, key, state, worker)
+            self._enter(now, key, state)
             if worker >= 0:
                 counts = self._by_worker.setdefault(worker, [0] * len(STATES))
                 counts[state] += 1
@@ -210,7 +199,7 @@ class Store:
                 self._lost.append(LostAttempt(key, worker, self._dispatched[row], now))
                 self._worker[row] = -1
                 self._errors[key] = why
-            self._enter(now, key, RETRYING, worker)
+            self._enter(now, key, RETRYING)
             if worker >= 0:
                 counts = self._by_worker.setdefault(worker, [0] * len(STATES))
                 counts[RETRYING] += 1
@@ -222,25 +211,24 @@ class Store:
             self._resources[worker] = (built_count + built, failed + (not built))
             self.version += 1
 
-    def _enter(self, now: float, key: int, state: int, worker: int) -> None:
+    def _enter(self, now: float, key: int, state: int) -> None:
         row = key - self._first
         if row < 0:
             return
         self._counts[self._state[row]] -= 1
         self._counts[state] += 1
         self._state[row] = state
-        self._append_log(now, key, state, worker)
+        self._append_log(now, key, state)
 
-    def _append_log(self, now: float, key: int, state: int, worker: int) -> None:
+    def _append_log(self, now: float, key: int, state: int) -> None:
         self.version += 1
         self._log_time.append(now)
         self._log_id.append(key)
         self._log_state.append(state)
-        self._log_worker.append(worker)
         if len(self._log_time) > 4 * self._keep:
             half = 2 * self._keep
             self._log_dropped += half
-            for column in (self._log_time, self._log_id, self._log_state, self._log_worker):
+            for column in (self._log_time, self._log_id, self._log_state):
                 del column[:half]
 
     def _drop(self) -> None:
@@ -430,17 +418,6 @@ class Store:
             places = [bisect_left(self._log_time, moment) for moment in moments]
             parts = [self._log_state[a:b].tobytes() for a, b in itertools.pairwise(places)]
         return [part.count(READY) + part.count(FAILED) for part in parts]
-
-    def transitions(self, latest: int | None = None) -> Transitions:
-        """Return a copy of the log, or of its `latest` entries."""
-        with self._lock:
-            start = 0 if latest is None else max(0, len(self._log_time) - latest)
-            return Transitions(
-                self._log_time[start:],
-                self._log_id[start:],
-                self._log_state[start:],
-                self._log_worker[start:],
-            )
 
     @property
     def changed_at(self) -> float:
