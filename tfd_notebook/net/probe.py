@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import grpc
 from google.protobuf.message import DecodeError
 
-from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TfdError, TimeLimit
+from tfd_notebook.errors import DataError, DispatcherLost, TimeLimit
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import tf_messages
 
@@ -241,29 +241,12 @@ def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
     TimeLimit
         No reply within `timeout` seconds.
     """
-    reply = _request(address, _WORKERS, tf_messages.Empty(), timeout, "dispatcher", DispatcherLost)
+    reply = _request(address, _WORKERS, tf_messages.Empty(), timeout)
     try:
         workers = tf_messages.GetWorkersResponse.FromString(reply).workers
     except DecodeError:
-        raise _wrong_server(address, "dispatcher", DispatcherLost) from None
+        raise _no_dispatcher(address, "another server answers") from None
     return tuple(worker.address for worker in workers)
-
-
-def worker_tasks(address: str, timeout: float = 1.0) -> tuple[WorkerTask, ...]:
-    """Return the current tasks of the data worker at `address`.
-
-    Raises
-    ------
-    NoWorkers
-        No data worker answers at `address`.
-    TimeLimit
-        No reply within `timeout` seconds.
-    """
-    reply = _request(address, _TASKS, tf_messages.Empty(), timeout, "data worker", NoWorkers)
-    try:
-        return _worker_tasks(reply)
-    except DecodeError:
-        raise _wrong_server(address, "data worker", NoWorkers) from None
 
 
 def complete_tasks(
@@ -297,7 +280,7 @@ def complete_tasks(
         request = tf_messages.WorkerUpdateRequest(worker_address=worker_address)
         request.updates.add(task_id=task_id, completed=True)
         left = limit - time.monotonic()
-        _request(dispatcher, _UPDATE, request, left, "dispatcher", DispatcherLost, unknown_ok=True)
+        _request(dispatcher, _UPDATE, request, left, unknown_ok=True)
 
 
 def _channel(address: str, via_proxy: bool = False) -> Any:
@@ -319,8 +302,6 @@ def _request(
     method: str,
     request: Any,
     timeout: float,
-    server: str,
-    lost: Callable[..., TfdError],
     unknown_ok: bool = False,
 ) -> bytes:
     address = str(Endpoint.parse(address))
@@ -333,21 +314,20 @@ def _request(
         return b""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         raise TimeLimit(
-            f"the {server} at {address} did not reply within {timeout:g} s",
+            f"the dispatcher at {address} did not reply within {timeout:g} s",
             fix="it may be hung or unreachable: check its state and log",
         )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
         cause = (
             "another server answers" if code is grpc.StatusCode.UNIMPLEMENTED else _last_error(text)
         )
-        raise lost(f"no {server} answers at {address}: {cause}", fix="check its state and log")
-    raise DataError(f"the {server} at {address} returned {code.name}: {text}")
+        raise _no_dispatcher(address, cause)
+    raise DataError(f"the dispatcher at {address} returned {code.name}: {text}")
 
 
-def _wrong_server(address: str, expected: str, lost: Callable[..., TfdError]) -> TfdError:
-    return lost(
-        f"no {expected} answers at {address}: another server answers",
-        fix="check its state and log",
+def _no_dispatcher(address: str, cause: str) -> DispatcherLost:
+    return DispatcherLost(
+        f"no dispatcher answers at {address}: {cause}", fix="check its state and log"
     )
 
 
@@ -386,9 +366,5 @@ def _details(kind: Kind, reply: bytes) -> dict[str, Any]:
                 for d in attributes
             )
         }
-    return {"tasks": _worker_tasks(reply)}
-
-
-def _worker_tasks(reply: bytes) -> tuple[WorkerTask, ...]:
     tasks = tf_messages.GetWorkerTasksResponse.FromString(reply).tasks
-    return tuple(WorkerTask(task.task_id, task.iteration_id) for task in tasks)
+    return {"tasks": tuple(WorkerTask(task.task_id, task.iteration_id) for task in tasks)}

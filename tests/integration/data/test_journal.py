@@ -41,7 +41,7 @@ def test_journal_matches_the_dispatcher(tmp_path: Path) -> None:
     assert not state.finished("train")
     assert state.clients == 1
     assert {task.worker_address for task in state.tasks} == set(state.workers)
-    running = probe.worker_tasks(state.workers[0])
+    running = probe.probe(state.workers[0]).tasks
     assert {(t.task_id, t.iteration_id) for t in running} == {
         (t.id, t.iteration_id) for t in state.tasks_of(state.workers[0])
     }

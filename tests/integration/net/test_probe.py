@@ -14,7 +14,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net.ports import reserve_port
-from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many, worker_tasks
+from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many
 
 pytestmark = pytest.mark.integration
 Tasks = runpy.run_path(str(Path(__file__).parents[1] / "_tasks.py"))["Tasks"]
@@ -75,7 +75,7 @@ def test_probe_returns_the_kind_of_server(ports: list[int], pids: list[int]) -> 
 
 def test_workers_and_their_tasks_are_listed(ports: list[int], pids: list[int]) -> None:
     assert dispatcher_workers(address(ports[0])) == (address(ports[1]),)
-    assert worker_tasks(address(ports[1])) == ()
+    assert probe(address(ports[1])).tasks == ()
 
 
 def _stopped(pid: int) -> bool:

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests._grpc import STATUS, Server, fails
-from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
+from tfd_notebook.errors import DataError, DispatcherLost, TimeLimit, UsageError
 from tfd_notebook.net import tf_messages
 from tfd_notebook.net.probe import (
     Kind,
@@ -24,7 +24,6 @@ from tfd_notebook.net.probe import (
     dispatcher_workers,
     probe,
     probe_many,
-    worker_tasks,
 )
 
 VERSION = "/tensorflow.data.DispatcherService/GetVersion"
@@ -164,8 +163,6 @@ def test_server_with_invalid_answers_is_foreign(expect: Kind) -> None:
         assert (result.state, result.kind) == ("foreign", "grpc")
         with pytest.raises(DispatcherLost, match="another server answers"):
             dispatcher_workers(server.address, 5.0)
-        with pytest.raises(NoWorkers, match="another server answers"):
-            worker_tasks(server.address, 5.0)
 
 
 def test_other_grpc_server_is_foreign() -> None:
@@ -260,19 +257,17 @@ def test_workers_and_tasks_of_a_dispatcher() -> None:
     answers = {WORKERS: workers.SerializeToString(), TASKS: tasks.SerializeToString()}
     with Server(answers) as server:
         assert dispatcher_workers(server.address) == ("a:1", "b:2")
-        assert worker_tasks(server.address) == (WorkerTask(4000, 2000),)
+        assert probe(server.address).tasks == (WorkerTask(4000, 2000),)
 
 
 def test_failed_requests_raise_errors() -> None:
     closed = f"127.0.0.1:{free_port()}"
     with pytest.raises(DispatcherLost, match="refused"):
         dispatcher_workers(closed)
-    with pytest.raises(NoWorkers, match=closed):
-        worker_tasks(closed)
     with Server({}) as server, pytest.raises(DispatcherLost, match="another server answers"):
         dispatcher_workers(server.address)
     with listening(None) as address, pytest.raises(TimeLimit, match=r"0\.2 s"):
-        worker_tasks(address, timeout=0.2)
+        dispatcher_workers(address, timeout=0.2)
     broken = {WORKERS: fails(grpc.StatusCode.INTERNAL, "disk full")}
     with Server(broken) as server, pytest.raises(DataError, match="disk full"):
         dispatcher_workers(server.address)
