@@ -267,7 +267,7 @@ class Agent(AgentHandlers):
             await self.end(cluster, "its lease expired")
 
     async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:
-        with task._cluster.reported("inspecting it", task):
+        with task.cluster.reported("inspecting it", task):
             await self._inspect(task, late, tick)
 
     async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:
@@ -285,7 +285,7 @@ class Agent(AgentHandlers):
             task.silent_since = time.monotonic()
         else:
             silent = time.monotonic() - task.silent_since
-            if silent > task._cluster.policy.hang_seconds:
+            if silent > task.cluster.policy.hang_seconds:
                 task.hang(silent, silence)
         measured = self._sample(process.pid, tick % _PSS_EVERY_TICKS == 0)
         if (rss := measured.get("rss_mb")) is not None:
@@ -294,7 +294,7 @@ class Agent(AgentHandlers):
             measured["bytes_sent"] = stats["bytes_sent"]
             measured["working"] = stats["working"]
             task.keep_connections(dict(stats["connections"]))
-        self.publish(task._cluster.name, TaskMeasured(task.spec.name, **measured))
+        self.publish(task.cluster.name, TaskMeasured(task.spec.name, **measured))
 
     async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
         """Return the statistics of a task, or the reason if it does not respond.

@@ -51,7 +51,7 @@ class TaskSupervisor:
     def __init__(self, cluster: AgentCluster, spec: TaskSpec) -> None:
         self.spec = spec
         self.settings: dict[str, Any] = dict(spec.settings)
-        self._cluster = cluster
+        self.cluster = cluster
         self._reserved_socket = ports.reserve_port(spec.port)
         self.port: int = self._reserved_socket.getsockname()[1]
         host = spec.host
@@ -103,7 +103,7 @@ class TaskSupervisor:
                 f"[TFD302] {self.spec.name} has left the cluster", on_loss="warn"
             )
             if self.open_iterations:
-                self._cluster.notice(
+                self.cluster.notice(
                     "warning",
                     f"{self.spec.name} left with {self.open_iterations} open iteration(s): the "
                     "elements that it had prepared for them are not delivered",
@@ -155,7 +155,7 @@ class TaskSupervisor:
         """Start an error server on the port of a failed task."""
         if self.state is TaskState.FAILED and self._error_server is None:
             self._start_error_server(
-                f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} has failed"
+                f"[TFD302] {self.spec.name} of cluster {self.cluster.name!r} has failed"
             )
 
     async def install(self, blob: bytes, removed: list[str]) -> None:
@@ -168,7 +168,7 @@ class TaskSupervisor:
                 "install", 30.0, blob=base64.b64encode(blob).decode(), removed=removed
             )
             if stale:
-                self._cluster.notice(
+                self.cluster.notice(
                     "warning",
                     f"{self.spec.name} still uses the old version of {', '.join(stale)}, "
                     "whose file has changed",
@@ -190,14 +190,14 @@ class TaskSupervisor:
         """Mark the task as hung, and restart it if the policy requires it."""
         if self.state is TaskState.READY:
             self._enter(TaskState.HUNG, f"no reply for {seconds:.0f} s: {reason}")
-            if self._cluster.policy.on_hang == "restart" and self.process is not None:
+            if self.cluster.policy.on_hang == "restart" and self.process is not None:
                 self.process.kill()
 
     def limit_memory(self, megabytes: float) -> None:
         """End the process if it uses more memory than the administrator allows."""
         if self.process is not None:  # it may have moved to another control group
             self._groups = memory.groups(self.process.pid) or self._groups
-        self._memory_violation = self._cluster.limits.too_much_memory(megabytes)
+        self._memory_violation = self.cluster.limits.too_much_memory(megabytes)
         if self._memory_violation and self.process is not None:
             self.process.kill()
 
@@ -235,9 +235,9 @@ class TaskSupervisor:
             reason, final = await self._run_once_safely()
             if not self._restart_requested:
                 self._crashes += 1
-                if final or self._crashes > self._cluster.policy.restarts:
+                if final or self._crashes > self.cluster.policy.restarts:
                     times = f", {self._crashes} times in a row" if self._crashes > 1 else ""
-                    with self._cluster.reported("reporting its end", self):
+                    with self.cluster.reported("reporting its end", self):
                         await self._mark_failed(f"{reason}{times}")
                     await self._wake.wait()  # until the user requests a restart
                 else:
@@ -272,7 +272,7 @@ class TaskSupervisor:
         """Run one process to its end; return the reason, and True if a retry cannot succeed."""
         if self.state is TaskState.PLANNED:
             self._enter(TaskState.STARTING)
-        policy = self._cluster.policy
+        policy = self.cluster.policy
         self._groups = memory.groups()  # a task starts in the control groups of its agent
         try:
             await asyncio.wait_for(self._start_process(), policy.start_timeout)
@@ -301,7 +301,7 @@ class TaskSupervisor:
         return reason, False
 
     async def _start_process(self) -> None:
-        cluster = self._cluster
+        cluster = self.cluster
         dispatcher = self.settings.get("dispatcher_address")
         if dispatcher:
             # TensorFlow's worker would wait for it in its constructor, without a timeout.
@@ -348,7 +348,7 @@ class TaskSupervisor:
         """Mark the task as failed and serve an error on its port, so that consumers fail fast."""
         self.connections.release()
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
-        name = f"{self.spec.name} of cluster {self._cluster.name!r}"
+        name = f"{self.spec.name} of cluster {self.cluster.name!r}"
         fix = f"cluster.restart({self.spec.name!r}), then iterate again"
         if memory.is_reason(reason):
             fix = memory.FIX
@@ -358,7 +358,7 @@ class TaskSupervisor:
             self._start_error_server(
                 f"[TFD302] {name} has failed: {reason}. Its share of this epoch cannot be "
                 f"delivered.\nNext: {fix}",
-                on_loss=self._cluster.policy.on_loss,
+                on_loss=self.cluster.policy.on_loss,
             )
 
     def _start_error_server(self, message: str | None, on_loss: str = "raise") -> None:
@@ -373,9 +373,9 @@ class TaskSupervisor:
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,
                 workers={self.port: self.address},
-                allow=None if host == "localhost" else self._cluster.allow,
+                allow=None if host == "localhost" else self.cluster.allow,
             )
-            with self._cluster.reported("starting its error server", self):
+            with self.cluster.reported("starting its error server", self):
                 error_server.start()
                 self._error_server = error_server
 
@@ -407,7 +407,7 @@ class TaskSupervisor:
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
         self.silent_since = None
-        self._cluster.task_changed(self, log)
+        self.cluster.task_changed(self, log)
 
 
 def why_ended(status: int, limit: str = "") -> str:
