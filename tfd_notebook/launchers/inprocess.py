@@ -152,12 +152,11 @@ class InProcessTaskHost(TaskHost):
     def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
         with self._lock:
             for spec in tasks:
-                self._tasks[spec.name] = self._removed_task(spec.name) or _InProcessTask.reserve(
-                    spec
-                )
+                removed = self._take_removed_task(spec.name)
+                self._tasks[spec.name] = removed or _InProcessTask.reserve(spec)
             return {spec.name: self._tasks[spec.name].address for spec in tasks}
 
-    def _removed_task(self, name: str) -> _InProcessTask | None:
+    def _take_removed_task(self, name: str) -> _InProcessTask | None:
         """Return the removed task with this name, whose error server is closed, or None."""
         for index, (removed_name, task) in enumerate(self._removed):
             if removed_name == name and task.error_server is not None:
@@ -219,6 +218,7 @@ class InProcessTaskHost(TaskHost):
                 threading.Thread(
                     target=self._start_error_server_later,
                     args=(name, task, server),
+                    name="tfd-inprocess-stop",
                     daemon=True,
                 ).start()
         else:
@@ -240,7 +240,9 @@ class InProcessTaskHost(TaskHost):
     def _start_error_server_later(
         self, name: str, task: _InProcessTask, server: tf_servers.Server
     ) -> None:
-        server.stop(None)
+        while not server.stop(_STOP_SECONDS):
+            if self._closing.is_set():
+                return
         with self._lock:
             if not self._closing.is_set():
                 self._start_error_server(name, task)
