@@ -150,7 +150,7 @@ class Session:
         self._last_received = time.monotonic()
         try:
             self._resume(writer, last_seq)
-            await self._read_requests(reader, writer, on_request)
+            await self._read_requests(reader, on_request)
         except OSError:
             pass
         except Exception as error:
@@ -171,9 +171,7 @@ class Session:
             if frame.line is not None:
                 writer.write(frame.line)
 
-    async def _read_requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_request: OnRequest
-    ) -> None:
+    async def _read_requests(self, reader: asyncio.StreamReader, on_request: OnRequest) -> None:
         pending: set[asyncio.Future[None]] = set()
         while (read := await _read_line(reader))[0]:
             self._last_received = time.monotonic()

@@ -281,7 +281,7 @@ class RemoteLauncher(Launcher):
     def _group(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
     ) -> TaskHostGroup:
-        place = self._placement([host.label for host in task_hosts], config)
+        place = self._placement([host.label for host in task_hosts])
         tunnels = self.tunnels(task_hosts, config, on_event) if self._secure else None
         record = DetachedClusterRecord(
             config.name, self.name, self.options, [host.agent for host in task_hosts]
@@ -328,7 +328,7 @@ class RemoteLauncher(Launcher):
         limits().check_allow(sorted(addresses_to_allow))
         return tuple(sorted(addresses_to_allow))
 
-    def _placement(self, labels: list[str], config: ClusterConfig) -> Callable[[str, int], int]:
+    def _placement(self, labels: list[str]) -> Callable[[str, int], int]:
         positions: dict[str, list[int]] = {}
         for role, chosen in self._place.items():
             unknown = [label for label in chosen if label not in labels]

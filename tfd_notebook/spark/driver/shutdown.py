@@ -89,21 +89,20 @@ class GracefulShutdown:
         if cluster.serves:
             cluster.stop_coordinator()
         elif cluster.input_mode is InputMode.SPARK:
-            self._await("feeding", lambda: cluster.phase is not Phase.FEEDING, cluster.fed)
+            self._await(lambda: cluster.phase is not Phase.FEEDING, cluster.fed)
         else:
-            self._await("their functions", self._have_ended(cluster.fed), cluster.fed)
+            self._await(self._have_ended(cluster.fed), cluster.fed)
         if self._wait_cancelled.is_set():
             return
-        if cluster.move(Phase.DRAINING, "waiting for the nodes' functions to return"):
-            pass
-        elif cluster.phase not in (Phase.DRAINING, Phase.FAILED):
+        moved = cluster.move(Phase.DRAINING, "waiting for the nodes' functions to return")
+        if not moved and cluster.phase not in (Phase.DRAINING, Phase.FAILED):
             return
         self._raise_failure()
         if cluster.serves:
             self._stop()
             return
         cluster.server.order("finish", cluster.fed)
-        self._await("their functions", self._have_ended(cluster.fed), cluster.fed)
+        self._await(self._have_ended(cluster.fed), cluster.fed)
         if self._wait_cancelled.is_set():
             return
         evaluators = [n for n in cluster.nodes if n.assignment.role == roles.EVALUATOR]
@@ -118,7 +117,7 @@ class GracefulShutdown:
         cluster.move(Phase.STOPPED, "")
         self._raise_failure()
 
-    def _await(self, what: str, reached: Callable[[], bool], nodes: Sequence[Node]) -> None:
+    def _await(self, reached: Callable[[], bool], nodes: Sequence[Node]) -> None:
         cluster = self._cluster
         cluster.wait_until(
             lambda: reached() or cluster.phase.is_end or self._wait_cancelled.is_set(),
