@@ -21,6 +21,11 @@ from tfd_notebook.launchers.client.session import AgentSession, SocketChannel
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net import clock, messages, runtime_dir
 
+#: Seconds after the end of a lease at which its file is removed.
+_REMOVAL_DELAY_SECONDS = 0.5
+#: Timers that remove the files of clusters from which this process has detached.
+_timers: dict[Path, threading.Timer] = {}
+
 
 @dataclass(frozen=True)
 class Detached:
@@ -74,14 +79,10 @@ def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
 
     It reads files and sends no requests.
     """
-    clusters: list[Detached | RemoteDetachedCluster] = [*remote_detached_clusters()]
+    remote = remote_detached_clusters()
+    clusters: list[Detached | RemoteDetachedCluster] = [*remote]
     # Agents of a remote cluster may run on this host, through a local Jupyter server or sshd.
-    parts = {
-        agent
-        for cluster in clusters
-        if isinstance(cluster, RemoteDetachedCluster)
-        for agent in cluster.agents
-    }
+    parts = {agent for cluster in remote for agent in cluster.agents}
     for directory, state in runtime_dir.agent_states():
         pid, leases = state.get("pid", 0), state.get("clusters")
         if not isinstance(leases, dict) or not runtime_dir.is_running(state.get("process")):
@@ -119,12 +120,6 @@ class LocalAgent:
 
     def close(self) -> None:
         self._session.close()
-
-
-#: Seconds after the end of a lease at which its file is removed.
-_REMOVAL_DELAY_SECONDS = 0.5
-#: Timers that remove the files of clusters from which this process has detached.
-_timers: dict[Path, threading.Timer] = {}
 
 
 class AgentConnection(Protocol):

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.driver.cluster import SparkClusterBase
     from tfd_notebook.spark.TFCluster import TFCluster
 
+#: Timeout in seconds of a shutdown from a button or the command line.
+_STOP_SECONDS = 60
+
 _lock = threading.Lock()
 _running: dict[str, Any] = {}
 _last: Any = None
 _callbacks: list[Callable[[], None]] = []
+_adapters_lock = threading.Lock()
+_adapters: dict[str, SparkClusterAdapter] = {}
 
 
 def running() -> Mapping[str, TFCluster]:
@@ -78,13 +83,6 @@ def _notify() -> None:
         callbacks = list(_callbacks)
     for callback in callbacks:
         callback()
-
-
-#: Timeout in seconds of a shutdown from a button or the command line.
-_STOP_SECONDS = 60
-
-_adapters_lock = threading.Lock()
-_adapters: dict[str, SparkClusterAdapter] = {}
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:
