@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import socket
 import threading
@@ -222,9 +223,8 @@ class AgentSession:
         """Return the next channel; None if the agent is lost."""
         since = time.monotonic()
         self.client.notify_all(HostDisconnected(self._host, self._grace))
-        for attempt in range(10**9):
-            if self._closed.wait(_BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]):
-                return None
+        pauses = itertools.chain(_BACKOFF_SECONDS, itertools.repeat(_BACKOFF_SECONDS[-1]))
+        while not self._closed.wait(next(pauses)):
             try:
                 channel = self._open_channel()
             except TfdError as error:
@@ -239,9 +239,8 @@ class AgentSession:
                     )
                     return None
             else:
-                if (
-                    self._closed.is_set()
-                ):  # closed during the connect; "close_session" went to the old channel
+                # If it was closed during the connect, "close_session" went to the old channel.
+                if self._closed.is_set():
                     with contextlib.suppress(OSError):
                         channel.send(self._line("close_session"))
                     channel.close()
