@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import errors
 from tfd_notebook.bus import greeting, running_cell
 from tfd_notebook.bus.closure_feed import ColumnFeed
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed
@@ -203,7 +202,7 @@ class Session:
             self._send({**reply, "value": None}, [])
 
     def _push_columns(self, name: str, cluster: ClusterView) -> None:
-        with contextlib.suppress(errors.TfdError):
+        with contextlib.suppress(TfdError):
             if not cluster.has_coordinator:
                 return
             coordinator = cluster.present_coordinator()
