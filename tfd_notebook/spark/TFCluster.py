@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark.driver import application, feeding, jobs, roles, startup
+from tfd_notebook.spark import roles
+from tfd_notebook.spark.driver import application, feeding, jobs, startup
 from tfd_notebook.spark.driver import shutdown as driver_shutdown
 from tfd_notebook.spark.driver.coordinator import CoordinatedSparkCluster, serve
 from tfd_notebook.spark.driver.jobs import Job
-from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.phases import SHUT_DOWN, Phase
-from tfd_notebook.spark.modes import InputMode
+from tfd_notebook.spark.executor.launch_plan import Plan
 from tfd_notebook.spark.preflight import check
+from tfd_notebook.spark.roles import InputMode
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
 

@@ -46,8 +46,9 @@ from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
 from tfd_notebook.net.host import identity, tensorflow_version
 from tfd_notebook.remote_kernel.bus_client import BusClient
+from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import messages as spark_messages
-from tfd_notebook.spark.driver import node_registry, roles
+from tfd_notebook.spark.driver import node_registry
 from tfd_notebook.spark.driver.node_registry import Node
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"

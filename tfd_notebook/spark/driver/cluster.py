@@ -14,13 +14,14 @@ from tfd_notebook.cluster.registry import notify_change
 from tfd_notebook.model.events import EventLog, Notice
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
-from tfd_notebook.spark.driver import feeding, jobs, node_registry, registry, roles, startup
+from tfd_notebook.spark import roles
+from tfd_notebook.spark.driver import feeding, jobs, node_registry, registry, startup
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
-from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.driver.phases import Phase, Phases
-from tfd_notebook.spark.modes import InputMode
+from tfd_notebook.spark.executor.launch_plan import Plan
+from tfd_notebook.spark.roles import InputMode
 
 #: Timeout in seconds for TensorBoard to report its address.
 _BOARD_SECONDS = 60.0

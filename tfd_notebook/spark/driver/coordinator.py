@@ -10,9 +10,9 @@ from tfd_notebook.agent import tf_servers
 from tfd_notebook.coordinator import connection
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.cluster import SparkClusterBase
 from tfd_notebook.spark.driver.node_registry import Node
+from tfd_notebook.spark.executor import launch_plan
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinator.coordinator import Coordinator

@@ -16,7 +16,7 @@ from tfd_notebook.model.snapshot import NodeRow
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
 from tfd_notebook.spark.driver import messages
-from tfd_notebook.spark.driver.roles import Assignment
+from tfd_notebook.spark.roles import Assignment
 
 #: Number of log lines kept per node, and maximum length of a line in characters.
 _LOG_LINES = 1000

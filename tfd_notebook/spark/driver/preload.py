@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfd_notebook._compat import pyspark as compat_pyspark
-from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
-from tfd_notebook.spark.executor import executor
+from tfd_notebook.spark.executor import executor, launch_plan
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark.driver import roles
+from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver.node_registry import Node
 from tfd_notebook.spark.driver.phases import Phase
-from tfd_notebook.spark.modes import InputMode
+from tfd_notebook.spark.roles import InputMode
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster

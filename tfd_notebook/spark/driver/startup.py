@@ -10,15 +10,14 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.net import ports
-from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
-from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
-from tfd_notebook.spark.executor import executor
+from tfd_notebook.spark.executor import executor, launch_plan
 from tfd_notebook.spark.executor.barrier_start import Start
 from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
+from tfd_notebook.spark.executor.launch_plan import Plan
 
 #: Minimum heartbeat limit in seconds: three heartbeats.
 _MIN_LIMIT = 3 * HEARTBEAT_SECONDS

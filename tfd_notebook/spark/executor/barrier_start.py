@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.net import agent_protocol, ports, runtime_dir, secure_channel
-from tfd_notebook.spark.driver import launch_plan
-from tfd_notebook.spark.driver.launch_plan import Plan
-from tfd_notebook.spark.driver.roles import Assignment
-from tfd_notebook.spark.executor import executor
+from tfd_notebook.spark.executor import executor, launch_plan
 from tfd_notebook.spark.executor.executor import Watch
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
+from tfd_notebook.spark.executor.launch_plan import Plan
+from tfd_notebook.spark.roles import Assignment
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext

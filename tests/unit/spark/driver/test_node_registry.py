@@ -10,7 +10,8 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
-from tfd_notebook.spark.driver import node_registry, roles
+from tfd_notebook.spark import roles
+from tfd_notebook.spark.driver import node_registry
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 
 STATUS = {

@@ -1,10 +1,11 @@
-"""Roles of the nodes: ps first, then chief or master, evaluator, workers."""
+"""Roles of the nodes: ps first, then chief or master, evaluator, workers. Their input modes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from tfd_notebook.errors import UsageError
@@ -14,6 +15,20 @@ PS, EVALUATOR, WORKER = "ps", "evaluator", "worker"
 LEADERS = ("chief", "master")
 #: Roles that serve the others; they are stopped after the others have ended.
 SERVING = (PS, EVALUATOR)
+
+
+class InputMode(IntEnum):
+    """Source of the rows: the user's function, or Spark.
+
+    See Also
+    --------
+    tensorflowonspark.TFCluster.InputMode
+    """
+
+    #: The user's function reads its own data.
+    TENSORFLOW = 0
+    #: Spark feeds the rows of RDDs and DataFrames to the user's function.
+    SPARK = 1
 
 
 @dataclass(frozen=True)

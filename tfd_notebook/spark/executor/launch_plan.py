@@ -12,10 +12,10 @@ from typing import Any
 
 from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
 from tfd_notebook.net.secure_channel import Secret
-from tfd_notebook.spark.driver import roles
-from tfd_notebook.spark.driver.roles import Assignment
+from tfd_notebook.spark import roles
 from tfd_notebook.spark.executor.executor import Executor
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
+from tfd_notebook.spark.roles import Assignment
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tfd_notebook import errors
 from tfd_notebook.model.snapshot import SPARK_PHASES
-from tfd_notebook.spark.driver import roles
+from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver.phases import MOVES, Phase, Phases
 
 
