@@ -13,11 +13,11 @@ PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 # More processes than cores, because many tests wait.
 PARALLEL := -n 4 --dist loadfile
 # `slow` tests start many processes or a compiler. `make test` leaves them to `make test-all`.
-SUITES := tests/unit tests/integration tests/conformance --ignore tests/integration/data/test_explain.py
+SUITES := tests/unit tests/integration tests/conformance --ignore tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts, and what measures time.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
-TIMED  := tests/integration/data/test_explain.py notebooks/02_why_is_it_slow.ipynb
+TIMED  := tests/integration/data/explain/test_explain.py notebooks/02_why_is_it_slow.ipynb
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.

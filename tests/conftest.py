@@ -47,7 +47,7 @@ if sys.platform != "linux":  # the port filter and network namespaces exist on L
         "hosts",
         "unit/net/test_ports.py",
         "integration/net/test_port_filter.py",
-        "spark/test_feed_memory.py",
+        "spark/feed/test_decode.py",
     ]
 
 

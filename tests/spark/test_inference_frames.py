@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tests.spark.test_feed_spark import SCHEMA, rows
+from tests.spark.driver.test_feeding import SCHEMA, rows
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.TFCluster import InputMode

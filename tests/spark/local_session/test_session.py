@@ -36,7 +36,7 @@ def process_info(_: int) -> dict[str, Any]:
 def test_executors_run_this_python(spark: Any, sc: Any) -> None:
     for info in sc.parallelize(range(2), 2).map(process_info).collect():
         assert info["python"] == sys.executable
-        assert str(Path(__file__).parents[2]) in info["path"]
+        assert str(Path(__file__).parents[3]) in info["path"]
 
 
 def test_nothing_is_written_into_the_package(spark: Any, sc: Any) -> None:

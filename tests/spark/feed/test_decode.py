@@ -20,7 +20,7 @@ for _ in range(100):
     del rows
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
 
     def page_faults(mode: str) -> int:
         completed = subprocess.run(
