@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tfd_notebook")
 
-#: Minimum seconds between two updates of a session. A coordinator is checked in this interval.
+#: Minimum seconds between two updates of a session.
 TICK_SECONDS = 0.1
-#: Seconds between two checks for silent clients, while a client watches and nothing changes.
+#: Seconds between two checks for silent clients and elapsed times, while nothing changes.
 CHECK_SECONDS = 1.0
 #: Seconds between two keep-alive messages while no client reads.
 ALIVE_SECONDS = 60.0
@@ -51,7 +51,6 @@ def join(session: Session) -> None:
 
 def leave(session: Session) -> None:
     """Remove `session` from the hub. The threads end with the last session."""
-    global _hub
     with _lock:
         if _hub is not None:
             _hub.put(("leave", session, None))
@@ -128,9 +127,7 @@ class Hub:
     def _wait_seconds(self) -> float:
         if not self._watched:
             return ALIVE_SECONDS
-        # A coordinator of this process does not report its changes.
-        soon = self._changed or any(c.has_coordinator for c in registry.clusters().values())
-        interval = TICK_SECONDS if soon else CHECK_SECONDS
+        interval = TICK_SECONDS if self._changed else CHECK_SECONDS
         return max(self._last_tick + interval - time.monotonic(), 0.0)
 
     def _end(self) -> None:

@@ -34,6 +34,7 @@ from tfd_notebook.model.events import (
     StateChanged,
     TaskChanged,
     TaskMeasured,
+    TaskRemoved,
     TasksLost,
 )
 from tfd_notebook.model.rate_window import RateWindow
@@ -151,7 +152,7 @@ class Monitor:
         return self._version
 
     def apply(self, event: Event) -> None:
-        """Apply an event of a node."""
+        """Apply an event. This is the only way in which the state changes."""
         match event:
             case TaskChanged():
                 self._task_changed(event)
@@ -162,9 +163,15 @@ class Monitor:
                 with self._changed:
                     self._touch()
             case GpusMeasured():
-                self.set_gpus(event.host or "localhost", event.gpus)
+                self._set_gpus(event.host or "localhost", event.gpus)
+            case TaskRemoved():
+                with self._changed:
+                    for rows in (self._rows, self._sent, self._working):
+                        rows.pop(event.task, None)
+                    self._log(event)
             case Notice():
-                self.notice(event.severity, event.what, task=event.task, fix=event.fix)
+                self._append(event)
+                log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
             case StateChanged():
                 with self._changed:
                     if self._state != event.state:
@@ -178,15 +185,17 @@ class Monitor:
                         self._requested[event.role] = event.requested
                     self._log(event)
             case ExpiryChanged():
-                self._expires = None if event.seconds_left is None else Deadline(event.seconds_left)
-                self._append(event)
+                with self._changed:
+                    self._expires = _deadline(event.seconds_left)
+                    self._log(event)
             case JournalMeasured():
                 with self._changed:
                     self._journal_bytes = event.size
                     self._touch()
             case LeaseChanged():
-                self._lease = None if event.seconds_left is None else Deadline(event.seconds_left)
-                self._append(event)
+                with self._changed:
+                    self._lease = _deadline(event.seconds_left)
+                    self._log(event)
             case ClusterEnded():
                 self._end_reason = event.reason
                 self._append(event)
@@ -205,39 +214,7 @@ class Monitor:
         self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
     ) -> None:
         """Publish a notice to the views, and write it to the log ``tfd_notebook``."""
-        notice = Notice(severity=severity, what=what, task=task, fix=fix)
-        self._append(notice)
-        log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
-
-    def set_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
-        """Set the GPUs of a host, as JSON values with the fields of `gpus.Gpu` and their usage."""
-        rows = tuple(
-            GpuRow(
-                host,
-                gpu["index"],
-                gpu.get("name", ""),
-                gpu.get("task", ""),
-                gpu.get("use_percent"),
-                *(None if gpu.get(key) is None else gpu[key] / 1e6 for key in ("used", "memory")),
-            )
-            for gpu in gpus
-        )
-        with self._changed:
-            self._gpus[host] = rows
-            for name in {gpu.task for gpu in rows} & set(self._rows):
-                if self._rows[name].pid is not None:
-                    words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
-                    self._rows[name] = replace(self._rows[name], gpu=words)
-            self._touch()
-
-    def remove(self, task: str) -> None:
-        """Remove the row of a task that was removed from the cluster."""
-        with self._changed:
-            self._rows.pop(task, None)
-            self._sent.pop(task, None)
-            self._working.pop(task, None)
-            self._update_shown_state()
-            self._touch()
+        self.apply(Notice(severity=severity, what=what, task=task, fix=fix))
 
     def command(self, work: Callable[[], Any]) -> None:
         """Execute `work` in the monitor's thread. An exception becomes a notice."""
@@ -372,6 +349,27 @@ class Monitor:
         except Exception as error:
             self.notice("error", f"{type(error).__name__}: {error}")
 
+    def _set_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+        """Set the GPUs of a host, as JSON values of `GpusMeasured`."""
+        rows = tuple(
+            GpuRow(
+                host,
+                gpu["index"],
+                gpu.get("name", ""),
+                gpu.get("task", ""),
+                gpu.get("use_percent"),
+                *(None if gpu.get(key) is None else gpu[key] / 1e6 for key in ("used", "memory")),
+            )
+            for gpu in gpus
+        )
+        with self._changed:
+            self._gpus[host] = rows
+            for name in {gpu.task for gpu in rows} & set(self._rows):
+                if self._rows[name].pid is not None:
+                    words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
+                    self._rows[name] = replace(self._rows[name], gpu=words)
+            self._touch()
+
     def _task_changed(self, event: TaskChanged) -> None:
         with self._changed:
             row = self._rows.get(event.task)
@@ -496,3 +494,7 @@ class Monitor:
         self._version += 1
         self._changed.notify_all()
         registry.notify_change()
+
+
+def _deadline(seconds: float | None) -> Deadline | None:
+    return None if seconds is None else Deadline(seconds)

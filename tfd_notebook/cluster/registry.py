@@ -129,8 +129,7 @@ def notify_cluster_start() -> None:
 def on_change(callback: Callable[[], None]) -> None:
     """Call `callback` after each change of a running cluster.
 
-    Any thread may call it, also with a lock of the cluster, so it must return at once. A
-    coordinator of this process does not report its changes: compare ``ClusterView.version``.
+    Any thread may call it, also with a lock of the cluster, so it must return at once.
     """
     global _on_change
     with _lock:

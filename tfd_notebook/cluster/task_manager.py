@@ -17,7 +17,7 @@ from tfd_notebook.cluster.journal_mirror import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
 from tfd_notebook.launchers import base
-from tfd_notebook.model.events import PlanChanged, from_json
+from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskRemoved, from_json
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, proxies
@@ -362,7 +362,7 @@ class TaskManager:
         with contextlib.suppress(errors.UnknownName):
             self.task_host.stop(tasks)
         for task in tasks:
-            self._monitor.remove(task)
+            self._monitor.apply(TaskRemoved(task))
 
     def _task_spec(self, role: Role, index: int) -> TaskSpec:
         port = self._config.service.port if role is Role.DISPATCHER else 0
@@ -385,7 +385,7 @@ class TaskManager:
         reports = self.task_host.gpus()
         for report in reports:
             # This sets the display order of the hosts. Agents send tasks and utilization later.
-            self._monitor.set_gpus(report["host"], report["gpus"])
+            self._monitor.apply(GpusMeasured(tuple(report["gpus"]), report["host"]))
         hosts = [
             gpu_allocation.HostGpus(
                 report["host"],

@@ -331,6 +331,7 @@ class ParameterServerTraining:
             self._owner(),
         )
         coordinator.build = self._build
+        coordinator.store.on_change = registry.notify_change
         self._strategy, self._coordinator = strategy, coordinator
         registry.notify_change()
 
@@ -398,7 +399,8 @@ class ParameterServerTraining:
     @property
     def has_coordinator(self) -> bool:
         """True if the cluster has a coordinator that is not stopped."""
-        return self._coordinator is not None and not self._coordinator.stopped
+        coordinator = self._coordinator  # another thread may stop it
+        return coordinator is not None and not coordinator.stopped
 
     def present_coordinator(self) -> Coordinator:
         """Return the existing coordinator. Unlike `coordinator`, never create one.

@@ -396,6 +396,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self._stopped = True
         stopped = connection.stop(connection.cluster_of(self))
         self._value_follower.close()
+        self._store.touch()
         if not stopped:
             with contextlib.suppress(TfdError):  # the agent may be lost, too
                 self._serve_errors_for_lost_workers()
@@ -437,7 +438,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     @property
     def row_version(self) -> Hashable:
         """A value that is different after each change of `row`."""
-        return row_version(self)
+        return row_version(self._store)
 
     @property
     def store(self) -> Store:

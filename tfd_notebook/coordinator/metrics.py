@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfd_notebook.coordinator.values import percentiles
 from tfd_notebook.model.closure_gate import Gate
@@ -16,9 +16,6 @@ from tfd_notebook.model.closure_store import FAILED, READY, RETRYING, STATES, St
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-
-if TYPE_CHECKING:
-    from tfd_notebook.coordinator.coordinator import Coordinator
 
 _RATE_SECONDS = 5.0
 #: Number of latest closures in the percentiles.
@@ -167,20 +164,13 @@ def worker_rows(
     return tuple(rows)
 
 
-def row_version(coordinator: Coordinator) -> Hashable:
-    """Return a value that is different after each change of the coordinator's row."""
-    store, now = coordinator.store, time.perf_counter()
+def row_version(store: Store) -> Hashable:
+    """Return a value that is different after each change of the row of a store's coordinator."""
+    now = time.perf_counter()
     _, running = store.unfinished()
     # Elapsed times change while a closure runs, and rates change after it.
     changes = running or now - store.changed_at < _SETTLE_SECONDS
-    return (
-        store.version,
-        coordinator.stopped,
-        coordinator.paused,
-        coordinator.paused_workers,
-        coordinator.breakpoints,
-        int(now / _FIGURES_EVERY) if changes else None,
-    )
+    return store.version, int(now / _FIGURES_EVERY) if changes else None
 
 
 class CoordinatorMetrics:

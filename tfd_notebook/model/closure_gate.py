@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfd_notebook.errors import StateError, UsageError
@@ -36,6 +37,8 @@ class Gate:
         `time.monotonic` until which a remote controller (a terminal) can open it.
     armed : bool
         False if every closure may pass without a check.
+    on_change : callable
+        Called after the gate closes or opens, and after a change of its workers or breakpoints.
     """
 
     reason: str = ""
@@ -48,6 +51,7 @@ class Gate:
     controls: int = 0
     controlled_until: float = 0.0
     armed: bool = False
+    on_change: Callable[[], object] = lambda: None
     #: Closures that passed with a permit since the gate was closed.
     stepped: set[int] = field(default_factory=set)
     _passed: int | None = None
@@ -143,4 +147,5 @@ class Gate:
             self.permits += 1
 
     def _arm(self) -> None:
+        self.on_change()
         self.armed = bool(self.closed or self.workers or self.break_workers or self.break_functions)

@@ -113,6 +113,8 @@ class Store:
         self._lost: deque[LostAttempt] = deque(maxlen=_MOST_LOST)
         #: Increases with every change.
         self.version = 0
+        #: Called after every change, by any thread and with locks, so it must return at once.
+        self.on_change: Callable[[], object] = lambda: None
 
     # Record events
 
@@ -209,7 +211,7 @@ class Store:
         with self._lock:
             built_count, failed = self._resources.get(worker, (0, 0))
             self._resources[worker] = (built_count + built, failed + (not built))
-            self.version += 1
+            self.touch()
 
     def _enter(self, now: float, key: int, state: int) -> None:
         row = key - self._first
@@ -220,8 +222,13 @@ class Store:
         self._state[row] = state
         self._append_log(now, key, state)
 
-    def _append_log(self, now: float, key: int, state: int) -> None:
+    def touch(self) -> None:
+        """Report a change of the closures, or of the coordinator that runs them."""
         self.version += 1
+        self.on_change()
+
+    def _append_log(self, now: float, key: int, state: int) -> None:
+        self.touch()
         self._log_time.append(now)
         self._log_id.append(key)
         self._log_state.append(state)

@@ -89,6 +89,13 @@ class TaskChanged(Event):
 
 
 @dataclass(frozen=True)
+class TaskRemoved(Event):
+    """Removal of a task from the cluster."""
+
+    task: str
+
+
+@dataclass(frozen=True)
 class TaskMeasured(Event):
     """Resource use of a task: CPU in percent of one core, memory in MB, bytes served.
 

@@ -85,7 +85,7 @@ class WatchedQueue(Waiting):
         self.explain = explain
         self.in_flight: dict[int, WatchedClosure] = {}
         self._store = store
-        self.gate = Gate()
+        self.gate = Gate(on_change=store.touch)
         self._local = threading.local()
         self._stopped = False
         #: The threads that serve a worker by its index, and those of removed workers.
