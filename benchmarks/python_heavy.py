@@ -87,9 +87,10 @@ def rest(processes: list[psutil.Process]) -> None:
 def main() -> None:
     quick = _pairs.arguments(__doc__).quick
     rounds, elements = (3, 150) if quick else (15, 400)
-    single = pipeline(steps_of(milliseconds=5))
-    batches = single.batch(BATCH)
+    steps = steps_of(milliseconds=5)
     with tfd.Cluster(data_workers=2) as cluster:
+        single = pipeline(steps)
+        batches = single.batch(BATCH)
         processes = [psutil.Process(task.pid) for task in cluster.tasks] + [psutil.Process()]
         measurements = {
             f"{where}, {what}": per_second(read, elements, processes, size)

@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,20 +128,17 @@ def test_rate_covers_the_last_seconds(clock: Clock) -> None:
 def test_row_version_changes_with_the_row(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "time", clock)
     store = Store()
-    coordinator: Any = SimpleNamespace(
-        store=store, stopped=False, paused="", paused_workers=(), breakpoints=(False, (), ())
-    )
 
     def changes(seconds: float = 0.0) -> bool:
-        before = row_version(coordinator)
+        before = row_version(store)
         clock.now += seconds
-        return bool(row_version(coordinator) != before)
+        return bool(row_version(store) != before)
 
     clock.now += 3600
     assert not changes(seconds=60)
-    before = row_version(coordinator)
+    before = row_version(store)
     run(store, clock, 0.1)
-    assert row_version(coordinator) != before
+    assert row_version(store) != before
     assert changes(seconds=1)  # the rates fall
     clock.now += 3600
     assert not changes(seconds=60)
@@ -153,9 +149,24 @@ def test_row_version_changes_with_the_row(clock: Clock, monkeypatch: pytest.Monk
     assert changes(seconds=1)  # the time of the running closure
     store.end(key, READY, 0)
     clock.now += 3600
-    before = row_version(coordinator)
-    coordinator.paused = "by request"
-    assert row_version(coordinator) != before
+    before = row_version(store)
+    Gate(on_change=store.touch).close("by request")
+    assert row_version(store) != before
+
+
+def test_store_reports_each_change_once() -> None:
+    store, changes = Store(), []
+    store.on_change = lambda: changes.append(store.version)
+    gate = Gate(on_change=store.touch)
+    key = store.add("step", "step_1", None)
+    store.dispatched(key, 0)
+    store.end(key, READY, 0)
+    store.end(key, READY, 0)  # it has ended already
+    gate.close("by request")
+    gate.hold(1)
+    gate.break_on(True, set(), set())
+    gate.open()
+    assert changes == list(range(1, 8))
 
 
 def test_workers_are_described(clock: Clock) -> None:
