@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from tfd_notebook.model.closure_store import Store
 from tfd_notebook.model.snapshot import CoordinatorRow
 
 
@@ -13,7 +14,7 @@ class FakeCoordinator:
     def __init__(self) -> None:
         self.present = 0
         self.stopped = False
-        self.row_version = 0
+        self.store = Store()
         self.build = None
 
     def row(self, tasks: Any) -> CoordinatorRow:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._lazy import exports
+from tfd_notebook._lazy import exports, on_first_use
 from tfd_notebook._version import VERSION
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ __getattr__, __dir__ = exports(
         "spark": "",
         "training_loop": "coordinator.training_loop",
     },
-    on_first_use=_prepare,
 )
+on_first_use(_prepare)
 
 
 def load_ipython_extension(ipython: Any) -> None:

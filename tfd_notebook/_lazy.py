@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_lock = threading.RLock()
+_pending: list[Callable[[], None]] = []
+
+
+def on_first_use(function: Callable[[], None]) -> None:
+    """Call `function` once, at the first use of a public name."""
+    _pending.append(function)
+
+
+def first_use() -> None:
+    """Call the functions of `on_first_use` that have not succeeded yet.
+
+    Other threads wait until they have. Calls from such a function return at once.
+    """
+    with _lock:
+        while _pending:
+            function = _pending.pop()
+            try:
+                function()
+            except BaseException:
+                _pending.append(function)
+                raise
+
 
 def exports(
-    package: str, modules: Mapping[str, str], on_first_use: Callable[[], None] = lambda: None
+    package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package.
 
@@ -18,19 +42,15 @@ def exports(
         The ``__name__`` of the package.
     modules : Mapping[str, str]
         For each public name the module that defines it, relative to the package. An empty
-        string stands for a module of that name.
-    on_first_use : callable, optional
-        Called once, before the first name is returned.
+        string stands for a module of that name, whose import is not a use.
     """
-    pending = [on_first_use]
 
     def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        while pending:
-            pending.pop()()
         if not (home := modules[name]):
             return importlib.import_module(f"{package}.{name}")
+        first_use()
         value = getattr(importlib.import_module(f"{package}.{home}"), name)
         setattr(importlib.import_module(package), name, value)
         return value

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.spark.feed import DataFeed, Inbox, InboxAddress, feed_partition
+from tfd_notebook.spark.feed.datafeed import DataFeed
+from tfd_notebook.spark.feed.inbox import Inbox
+from tfd_notebook.spark.feed.sender import InboxAddress, feed_partition
 
 ROOT = Path(__file__).parents[2]
 SECRET = bytes(range(32))

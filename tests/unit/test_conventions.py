@@ -71,15 +71,20 @@ def files() -> Iterator[Path]:
 def loaded(code: str) -> set[str]:
     """Run `code` in a new process, and return the HEAVY modules that it has loaded."""
     tail = f"import sys; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    return set(run_code(f"{code}\n{tail}").split())
+
+
+def run_code(code: str) -> str:
+    """Run `code` in a new process, and return its last line of output."""
     completed = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{tail}"],
+        [sys.executable, "-c", code],
         env=dict(os.environ, TFD_PRELOAD="off"),
         check=True,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    return set(completed.stdout.splitlines()[-1].split())
+    return completed.stdout.splitlines()[-1]
 
 
 def test_public_names_are_sorted_and_exist() -> None:
@@ -116,6 +121,35 @@ def test_import_changes_nothing_until_the_first_use() -> None:
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr
+
+
+def test_any_module_can_be_the_first_import_in_a_kernel() -> None:
+    # With these modules, the first use attaches the panels.
+    code = (
+        "import IPython, ipykernel, sys\n"
+        "import tfd_notebook.{}\n"
+        "print('tfd_notebook.ui.extension' in sys.modules)"
+    )
+    for module in ("errors", "cluster.registry", "bus.comm", "launchers.base"):
+        assert run_code(code.format(module)) == "False"
+
+
+def test_first_use_prepares_once_and_again_after_an_error() -> None:
+    code = (
+        "from tfd_notebook import _lazy\n"
+        "calls = []\n"
+        "def prepare():\n"
+        "    calls.append(1)\n"
+        "    _lazy.first_use()\n"
+        "    if len(calls) == 1: raise OSError\n"
+        "_lazy.on_first_use(prepare)\n"
+        "import tfd_notebook.launchers\n"
+        "try: tfd_notebook.launchers.Local\n"
+        "except OSError: pass\n"
+        "tfd_notebook.launchers.Local, tfd_notebook.Policy\n"
+        "print(len(calls), _lazy._pending)"
+    )
+    assert run_code(code) == "2 []"
 
 
 def test_load_ext_is_light() -> None:

@@ -11,6 +11,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.coordinator import connection as coordinator_connection
+from tfd_notebook.coordinator.metrics import row_version
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.net.probe import probe_many
@@ -421,7 +422,7 @@ class ParameterServerTraining:
     def row_version(self) -> Hashable:
         """A value that is different after each change of `row`."""
         coordinator = self._coordinator
-        return None if coordinator is None else (id(coordinator), coordinator.row_version)
+        return None if coordinator is None else (id(coordinator), row_version(coordinator.store))
 
     def row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
         """Return the row of the coordinator in a snapshot, or None if there is no coordinator."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
@@ -13,7 +13,7 @@ from tfd_notebook._compat.tf_coordinator.cancellation import quieten
 from tfd_notebook.coordinator import error_hints
 from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import NOTHING, judge
-from tfd_notebook.coordinator.metrics import CoordinatorMetrics, row_version
+from tfd_notebook.coordinator.metrics import CoordinatorMetrics
 from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import (
     StateError,
@@ -434,11 +434,6 @@ class Coordinator(closure_queue.ClusterCoordinator):
             limit=lambda: self._limit(current_tasks),
             ps_bytes=self._ps_bytes,
         )
-
-    @property
-    def row_version(self) -> Hashable:
-        """A value that is different after each change of `row`."""
-        return row_version(self._store)
 
     @property
     def store(self) -> Store:

@@ -13,7 +13,8 @@ import pytest
 from tests.spark._feeding import node
 from tfd_notebook.errors import NodeFailed
 from tfd_notebook.spark.driver import feeding
-from tfd_notebook.spark.feed import arrow, feed_partition, infer_partition
+from tfd_notebook.spark.feed import arrow
+from tfd_notebook.spark.feed.sender import feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,9 @@ import tensorflow as tf
 
 from tests.spark._feeding import SECRET
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.feed import DataFeed, Inbox, InboxAddress, feed_partition, infer_partition
+from tfd_notebook.spark.feed.datafeed import DataFeed
+from tfd_notebook.spark.feed.inbox import Inbox
+from tfd_notebook.spark.feed.sender import InboxAddress, feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
 

@@ -22,14 +22,9 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
-from tfd_notebook.spark.feed import (
-    DataFeed,
-    Inbox,
-    InboxAddress,
-    choose,
-    feed_partition,
-    infer_partition,
-)
+from tfd_notebook.spark.feed.datafeed import DataFeed
+from tfd_notebook.spark.feed.inbox import Inbox
+from tfd_notebook.spark.feed.sender import InboxAddress, choose, feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
 

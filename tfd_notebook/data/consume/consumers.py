@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.model.events import ConsumerMeasured, Event, Notice
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import StreamRow
+
+log = logging.getLogger("tfd_notebook")
 
 #: Seconds without an element after which a consumer that does not wait counts as idle.
 _IDLE_SECONDS = 2.0
@@ -278,9 +281,14 @@ class Consumers:
                     reading, workers = source.reading(), self._workers()
                     source.live.update(iterator, reading, process, workers, source.used)
             except Exception as error:  # the thread must continue with the other consumers
+                what = f"measuring {name} failed: {type(error).__name__}: {error}"
+                if source.live.disabled:
+                    continue  # reported before
                 source.live.disabled = True
                 if self._publish is not None:
-                    self._publish(Notice("error", f"{type(error).__name__}: {error}"))
+                    self._publish(Notice("error", what))
+                else:
+                    log.error("%s", what)
 
     def apply(self, event: ConsumerMeasured) -> None:
         """Record a sample. Only this changes what the queries return."""

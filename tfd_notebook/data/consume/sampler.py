@@ -26,12 +26,11 @@ def watch(registry: Consumers) -> None:
     """Sample the consumers of `registry` until none of them is active."""
     global _process
     with _lock:
-        _process = _process or ProcessSampler()
-        thread = threading.Thread(target=_run, args=(_process,), name="tfd-sampler", daemon=True)
         starts = not _registries
         _registries.add(registry)
         if starts:
-            thread.start()
+            _process = ProcessSampler()
+            threading.Thread(target=_run, args=(_process,), name="tfd-sampler", daemon=True).start()
 
 
 def wake() -> None:
@@ -45,8 +44,9 @@ def busy_cores() -> float:
 
 
 def _run(process: ProcessSampler) -> None:
-    due = 0
-    while True:
+    global _process
+    due, is_active = 0, True
+    while is_active:
         due = due or math.floor(time.perf_counter()) + 1
         with contextlib.suppress(queue.Empty):
             _wakeups.get(timeout=max(0.0, due - time.perf_counter()))
@@ -54,12 +54,15 @@ def _run(process: ProcessSampler) -> None:
         if is_due:
             process.sample()
             due = 0
-        for registry in tuple(_registries):
-            registry.sample(process if is_due else None)
         with _lock:
-            _registries.intersection_update([each for each in _registries if each.active])
-            if not _registries:
-                return
+            registries = tuple(_registries)
+            # Before the samples: a consumer that ends in between needs another one.
+            _registries.intersection_update([each for each in registries if each.active])
+            is_active = bool(_registries)
+            if not is_active:
+                _process = None  # the next thread must not measure the gap
+        for registry in registries:
+            registry.sample(process if is_due else None)
 
 
 def _after_fork() -> None:

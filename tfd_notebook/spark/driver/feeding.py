@@ -15,8 +15,7 @@ from tfd_notebook.errors import StateError, TfdError, Unsupported, UsageError
 from tfd_notebook.net import agent_protocol, secure_channel
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.driver.phases import SHUT_DOWN
-from tfd_notebook.spark.feed import InboxAddress, feed_partition, infer_partition
-from tfd_notebook.spark.feed.sender import Where
+from tfd_notebook.spark.feed.sender import InboxAddress, Where, feed_partition, infer_partition
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tfd_notebook._lazy import first_use
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.launchers import spark_slots
@@ -25,7 +25,7 @@ _STOP_SECONDS = 60
 _lock = threading.Lock()
 _running: dict[str, Any] = {}
 _last: Any = None
-_callbacks: list[Callable[[], None]] = []
+
 _adapters_lock = threading.Lock()
 _adapters: dict[str, SparkClusterAdapter] = {}
 
@@ -42,19 +42,6 @@ def last() -> TFCluster | None:
     return cluster
 
 
-def on_change(callback: Callable[[], None]) -> None:
-    """Call `callback` when a cluster starts or ends."""
-    with _lock:
-        if callback not in _callbacks:
-            _callbacks.append(callback)
-
-
-def remove_callback(callback: Callable[[], None]) -> None:
-    """Remove a callback of `on_change`."""
-    with _lock, contextlib.suppress(ValueError):
-        _callbacks.remove(callback)
-
-
 def add(cluster: SparkClusterBase, name: str | None) -> str:
     """Register a cluster that starts; return its name, unique among the running clusters."""
     global _last
@@ -65,7 +52,7 @@ def add(cluster: SparkClusterBase, name: str | None) -> str:
             chosen = f"{name or 'spark'}-{number}"
         _running[chosen] = cluster
         _last = cluster
-    _notify()
+    first_use()
     registry.notify_cluster_start()
     return chosen
 
@@ -75,14 +62,6 @@ def remove(cluster: SparkClusterBase) -> None:
     with _lock:
         for name in [name for name, other in _running.items() if other is cluster]:
             del _running[name]
-    _notify()
-
-
-def _notify() -> None:
-    with _lock:
-        callbacks = list(_callbacks)
-    for callback in callbacks:
-        callback()
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:

@@ -107,7 +107,7 @@ class NodeProcess:
 
     def _open_inbox(self) -> Any:
         # Import time: it imports NumPy, which this module must not need in the fork server.
-        from tfd_notebook.spark.feed import Inbox
+        from tfd_notebook.spark.feed.inbox import Inbox
 
         self._inbox = Inbox(
             self._directory / "in",

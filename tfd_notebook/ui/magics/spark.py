@@ -10,6 +10,7 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook._compat import pyspark as compat_pyspark
+from tfd_notebook.cluster import registry as cluster_registry
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.spark.driver import registry
 from tfd_notebook.spark.preflight import facts
@@ -224,14 +225,14 @@ class _Run:
 def _begin(run: Callable[..., Any]) -> Any:
     """Return the future of a cluster after it is registered, so that the next cell can show it."""
     appeared = threading.Event()
-    registry.on_change(appeared.set)
+    cluster_registry.on_cluster_start(appeared.set)
     try:
         started = run(wait=False)
         started.add_done_callback(lambda _: appeared.set())
         appeared.wait(_APPEAR_SECONDS)
         return started
     finally:
-        registry.remove_callback(appeared.set)
+        cluster_registry.remove_on_cluster_start(appeared.set)
 
 
 def _train_args(parser: Parser) -> None:
