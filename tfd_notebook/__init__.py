@@ -75,6 +75,7 @@ def _prepare() -> None:
     py_functions.make_tokens_unique()
     source_locations.record()
     if "ipykernel" in sys.modules and "IPython" in sys.modules:
+        # Import time: it imports the magics, which only a kernel needs.
         from tfd_notebook.ui import extension
 
         extension.attach_panels(sys.modules["IPython"].get_ipython())
