@@ -1,11 +1,9 @@
-"""Views and control of a coordinator, without TensorFlow."""
+"""Metrics, gate and values of a coordinator, without TensorFlow."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +11,8 @@ from typing import Any
 import pytest
 
 from tests._calls import count_calls
-from tests._coordinator import FakeCoordinator
-from tfd_notebook import errors, views
+from tfd_notebook import errors
 from tfd_notebook.coordinator import metrics
-from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import judge
 from tfd_notebook.coordinator.metrics import (
     CompletionRate,
@@ -26,18 +22,13 @@ from tfd_notebook.coordinator.metrics import (
     row_version,
     worker_rows,
 )
-from tfd_notebook.coordinator.values import VALUE_STATES, Values
+from tfd_notebook.coordinator.values import Values
 from tfd_notebook.model import closure_store as stores
 from tfd_notebook.model.closure_gate import Gate
 from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, Store
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, TaskRow, as_dict
+from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.ui.magics.schedule import as_function
-from tfd_notebook.ui.magics.stepper import number_and_name
-from tfd_notebook.views import formatting as figures
-
-SCRIPT = "\x1b[2J<script>alert('&')</script>"
 
 
 @dataclass
@@ -251,116 +242,6 @@ def test_gate_keeps_control_for_a_while_after_opening() -> None:
     assert time.monotonic() < gate.controlled_until < time.monotonic() + 60
 
 
-# Views
-
-ROW = CoordinatorRow(
-    "paused",
-    "by request",
-    {"queued": 0, "paused": 12, "ready": 1_000},
-    120.0,
-    (1.0, 2.0, 30.0),
-    (0.2, 4.0, 5_000.0),
-    (40.0, 30.0, 7_000.0),
-    (
-        CoordinatedRow(0, "running", 17, "step", 0.25, 500, 0, 0, 2),
-        CoordinatedRow(1, "lost", done=499, failed=1, lost=3, built=1, unbuilt=4),
-    ),
-    {"step": 3},
-    {"ps:0": 4_000_000},
-    "There are too few closures.",
-    break_on_failure=True,
-)
-
-
-def snapshot(row: CoordinatorRow | None) -> Snapshot:
-    return Snapshot(1, 0.0, "train", "local", "ready", coordinator=row)
-
-
-@pytest.mark.parametrize("shown", [views.text(snapshot(ROW), 400), views.html(snapshot(ROW))])
-def test_both_views_are_complete(shown: str) -> None:
-    for words in (
-        "‖ paused (by request)",
-        "12 paused, 1,000 ready",
-        "120 closures/s",
-        "about 40 s left (30 s to 1.9 h)",
-        "waited p50 1.0 ms, p90 2.0 ms, p99 30 ms",
-        "ran p50 0.2 ms, p90 4.0 ms, p99 5.0 s",
-        "ps:0 4.0 MB",
-        "step 3",
-        "breaks on failure",
-        "worker:0",
-        "► running",
-        "250 ms",
-        "∅ lost",
-        "1, 4 failed",
-        "There are too few closures.",
-    ):
-        assert words in shown
-
-
-@pytest.mark.parametrize("width", [40, 80, 110])
-def test_text_stays_within_its_width(width: int) -> None:
-    lines = views.text(snapshot(ROW), width).splitlines()
-    assert max(map(figures.columns_of, lines)) <= width
-
-
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_views_support_any_number_of_workers(count: int) -> None:
-    rows = tuple(CoordinatedRow(i, "idle") for i in range(count))
-    row = CoordinatorRow("idle", workers=rows)
-    for shown in views.coordinator_bundle(row).values():
-        assert ("… and 950 more (950 idle)" in shown) == (count == 1000)
-        assert shown.count("worker:") == min(count, 50)
-        assert "no closure yet" in shown
-
-
-def test_external_text_is_escaped_in_both_views() -> None:
-    row = CoordinatorRow(
-        "paused",
-        SCRIPT,
-        workers=(CoordinatedRow(0, "running", 1, SCRIPT),),
-        traces={SCRIPT: 1},
-        limit=SCRIPT,
-    )
-    bundle = views.coordinator_bundle(row)
-    assert "<script" not in bundle["text/html"]
-    assert "\x1b" not in bundle["text/plain"]
-    table = views.values_table([{**RECORD, "function": SCRIPT, "error": SCRIPT}], {"failed": 1})
-    assert "<script" not in table.html()
-    assert "\x1b" not in table.text()
-
-
-def test_snapshot_without_a_coordinator_shows_none() -> None:
-    assert "coordinator" not in views.text(snapshot(None))
-    assert "coordinator" not in views.html(snapshot(None))
-    assert as_dict(snapshot(None))["coordinator"] is None
-    assert as_dict(snapshot(ROW))["coordinator"]["workers"][1]["lost"] == 3  # type: ignore[index]
-
-
-RECORD: dict[str, Any] = {
-    "id": 7,
-    "function": "step",
-    "state": "failed",
-    "worker": 1,
-    "attempts": 2,
-    "queue_ms": 3.0,
-    "run_ms": None,
-    "fetch_ms": None,
-    "error": "Graph execution error:\n\nDetected at node x\n  File 'y', line 1\n\nbad input [Op:z]",
-}
-
-
-@pytest.mark.parametrize("count", [0, 1, 1000])
-def test_views_support_any_number_of_values(count: int) -> None:
-    table = views.values_table([dict(RECORD, id=i) for i in range(count)], {"failed": count + 1})
-    assert len(table) == count
-    shown = table.text(100)
-    assert shown.count("bad input [Op:z]") == count
-    assert "Detected at" not in shown
-    assert f"{count:,} shown of {count + 1:,}: {count + 1:,} failed" in shown
-    assert max(map(len, shown.splitlines())) <= 100
-
-
 def test_values_have_representations(clock: Clock) -> None:
     store, gate = Store(), Gate()
     values = Values(store, lambda: gate.closed)
@@ -393,77 +274,3 @@ def test_time_of_a_value_uses_the_current_clock(
     (after,) = values.to_frame()["queued"]
     assert (after - before).total_seconds() == pytest.approx(3600, abs=1)
     assert values.to_frame()["queued"][0].timestamp() == pytest.approx(time.time(), abs=60)
-
-
-# Control
-
-
-class Joined(FakeCoordinator):
-    def __init__(self, error: BaseException | None = None) -> None:
-        super().__init__()
-        self.error = error
-        self.go = threading.Event()
-        self.values = "values"
-
-    def join(self, timeout: float | None) -> None:
-        assert self.present == 1
-        self.go.wait(10)
-        if self.error:
-            raise self.error
-
-
-def test_background_join_reports_its_end() -> None:
-    received: list[tuple[str, str]] = []
-    coordinator = Joined()
-    joining = BackgroundJoin(coordinator, None, lambda *words: received.append(words))  # type: ignore[arg-type]
-    assert (joining.state, joining.error, received) == ("waiting", None, [])
-    with pytest.raises(errors.TimeLimit):
-        joining.wait(0.01)
-    coordinator.go.set()
-    joining.wait(10)
-    assert (joining.state, received[0][0]) == ("done", "info")
-    failing = Joined(ValueError("no such thing"))
-    failing.go.set()
-    joining = BackgroundJoin(failing, 1.0, lambda *words: received.append(words))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no such thing"):
-        joining.wait(10)
-    assert repr(joining) == "<BackgroundJoin failed: ValueError: no such thing>"
-    assert received[1] == (
-        "error",
-        "the background join failed: ValueError: no such thing",
-    )
-
-
-# Texts
-
-
-def test_cell_becomes_a_function() -> None:
-    names: dict[str, Any] = {"__name__": "__main__", "factor": 3}
-    function = as_function(
-        "'''a\n  b'''\nx = 2\nfor _ in range(2):\n    x *= factor\nx", "cell_4", names
-    )
-    assert function() == 18
-    assert "cell_4" not in names
-    assert "x *= factor" in inspect.getsource(function)
-    names["factor"] = 1
-    assert function() == 2
-    assert as_function("x = 1", "cell_5", names)() is None
-    assert as_function("return 7", "cell_6", names)() == 7
-    with pytest.raises(errors.UsageError, match="empty"):
-        as_function("# nothing\n", "cell_7", names)
-    with pytest.raises(SyntaxError):
-        as_function("x +", "cell_8", names)
-
-
-def test_number_and_name_may_have_any_order() -> None:
-    assert number_and_name([], "") == (None, None)
-    assert number_and_name(["3", "train"], "") == (3, "train")
-    assert number_and_name(["train", "3"], "") == (3, "train")
-    assert number_and_name(["-3"], "") == (-3, None)
-    with pytest.raises(errors.UsageError, match="write NAME N"):
-        number_and_name(["1", "2"], "NAME N")
-
-
-def test_states_have_symbols() -> None:
-    for state in VALUE_STATES:
-        assert figures.sign(state) != "·"
