@@ -105,8 +105,8 @@ class TestContract:
     def test_coordinator_is_tensorflows_class_and_a_singleton(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         assert isinstance(coordinator, tf.distribute.coordinator.ClusterCoordinator)
-        theirs = tf.distribute.coordinator.ClusterCoordinator(coordinator.strategy)
-        assert theirs is coordinator
+        again = tf.distribute.coordinator.ClusterCoordinator(coordinator.strategy)
+        assert again is coordinator
         assert cluster.coordinator(coordinator.strategy) is coordinator
 
     def test_the_doctor_ignores_variables_that_the_strategy_sets(
@@ -266,9 +266,9 @@ class TestBadInput:
             coordinator.pause_worker(worker)
 
     def test_cancel_of_an_unknown_value_is_refused(self, coordinator: Coordinator) -> None:
-        for stranger in (10**9, "x", object(), True):
+        for unknown in (10**9, "x", object(), True):
             with pytest.raises(UnknownName):
-                coordinator.cancel(stranger)
+                coordinator.cancel(unknown)
 
     def test_join_raises_after_timeout(
         self, coordinator: Coordinator, cluster: tfd.Cluster
@@ -586,11 +586,11 @@ class TestOwnStrategy:
         exec(example, namespace)
         (chief,) = own.resolver.cluster_spec().as_dict()["chief"]
         assert is_closed(int(chief.rpartition(":")[2]))
-        theirs: Any = namespace["coordinator"]
-        assert not isinstance(theirs, Coordinator)
-        theirs.join()
-        assert own.coordinator(theirs.strategy) is theirs
-        assert isinstance(theirs, Coordinator)
+        external: Any = namespace["coordinator"]
+        assert not isinstance(external, Coordinator)
+        external.join()
+        assert own.coordinator(external.strategy) is external
+        assert isinstance(external, Coordinator)
 
     def test_successive_coordinators_of_one_cluster(self, own: tfd.Cluster) -> None:
         triple = tf.function(lambda x: 3 * x)
@@ -615,9 +615,9 @@ class TestOwnStrategy:
                 with pytest.raises(StateError, match="was stopped"):
                     own.coordinator(before.strategy)
             earlier.append(coordinator)
-        theirs = own.strategy()  # restarts the tasks that the other strategy has used
+        last = own.strategy()  # restarts the tasks that the other strategy has used
         assert earlier[-1].stopped
-        assert own.coordinator(theirs).schedule(twice, args=(tf.constant(2),)).fetch() == 12
+        assert own.coordinator(last).schedule(twice, args=(tf.constant(2),)).fetch() == 12
 
     def test_coordinator_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):

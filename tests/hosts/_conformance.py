@@ -101,15 +101,15 @@ class Conformance:
         import tensorflow as tf
 
         def shout(x: Any) -> Any:
-            print("heard", int(x), flush=True)
+            print("received", int(x), flush=True)
             return x
 
         noisy = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(shout, [x], tf.int64))
         list(noisy.apply(shared.distribute("off")))
-        until(lambda: "heard 3" in str(shared.logs("data_worker:1")))
-        assert "heard 3" in str(shared.logs())
+        until(lambda: "received 3" in str(shared.logs("data_worker:1")))
+        assert "received 3" in str(shared.logs())
         following = shared.logs("data_worker:0", follow=True)
-        assert any("heard" in line for line in following)
+        assert any("received" in line for line in following)
 
     def test_killed_task_is_restarted_on_its_port(self, shared: tfd.Cluster) -> None:
         before = row(shared, "data_worker:1")

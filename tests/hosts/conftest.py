@@ -93,7 +93,7 @@ def _hosts_are_left_as_they_were(request: pytest.FixtureRequest) -> Iterator[Non
 
 def _contents(host: Host) -> dict[object, str]:
     processes: dict[object, str] = {
-        _whose(pid): f"process {pid}: {_command(pid)[:160]}" for pid in host.pids()
+        _owner(pid): f"process {pid}: {_command(pid)[:160]}" for pid in host.pids()
     }
     return processes | {
         path: f"file {path.relative_to(host.directory)}"
@@ -103,7 +103,7 @@ def _contents(host: Host) -> dict[object, str]:
     }
 
 
-def _whose(pid: int) -> object:
+def _owner(pid: int) -> object:
     """Return the agent of a task, which may be restarted, or the process itself."""
     command = _command(pid)
     if command.startswith("sshd: "):
@@ -111,7 +111,7 @@ def _whose(pid: int) -> object:
     if "org.apache.spark" in command or "pyspark.daemon" in command:
         return "Spark, whose executors come and go"
     if "ipykernel_launcher" in command:
-        return "a kernel; which of them should be there, the server is asked"
+        return "a kernel; the server lists those that must run"
     try:
         text = Path(f"/proc/{pid}/environ").read_text() + command
     except OSError:

@@ -90,7 +90,7 @@ def test_disk_that_fills_up_is_reported(make: Make, hosts: Hosts) -> None:
     """Journal and logs cannot be written until the disk has space again."""
 
     def shout(x: Any) -> Any:
-        print("heard", "x" * 10_000, int(x), flush=True)
+        print("received", "x" * 10_000, int(x), flush=True)
         return x
 
     noisy = tf.data.Dataset.range(20).map(lambda x: tf.numpy_function(shout, [x], tf.int64))

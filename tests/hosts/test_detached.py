@@ -131,7 +131,7 @@ def test_other_process_continues_after_the_kill(
             cluster.distribute("dynamic", job_name="epoch", max_outstanding_requests=1)
         )
         second = [int(x) for x in job]
-        assert not set(first) & set(second), "the job began anew"
+        assert not set(first) & set(second), "the job restarted"
         # Only the elements in transit to the killed process are lost.
         assert len(set(first) | set(second)) >= 380
         cluster.scale(data_workers=3)

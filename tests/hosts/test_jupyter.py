@@ -177,10 +177,10 @@ class TestJupyter(Conformance):
             with tfd.Cluster(data_workers=1, name="idle", launcher=launcher) as cluster:
                 received = [notice.what for notice in cluster.snapshot().notices]
                 assert any("ends kernels that are idle for 8 s" in what for what in received)
-                (ours,) = server.get("/api/kernels")
+                (kernel,) = server.get("/api/kernels")
                 # The server culls an unused kernel in the meantime.
                 with server.open("/api/kernels", method="POST") as reply:
                     unused = json.load(reply)["id"]
                 until(lambda: unused not in {item["id"] for item in server.get("/api/kernels")})
-                assert [item["id"] for item in server.get("/api/kernels")] == [ours["id"]]
+                assert [item["id"] for item in server.get("/api/kernels")] == [kernel["id"]]
                 assert numbers(cluster) == list(range(100))

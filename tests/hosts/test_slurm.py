@@ -137,8 +137,8 @@ class TestStep:
         wrong = set()
         for rank, env in enumerate(step):
             within(env)
-            theirs = Theirs(gpus_per_node=8, auto_set_gpu=False)
-            address = theirs.cluster_spec().task_address("worker", rank)
+            resolver = Theirs(gpus_per_node=8, auto_set_gpu=False)
+            address = resolver.cluster_spec().task_address("worker", rank)
             if not address.startswith(f"{env['SLURMD_NODENAME']}:"):
                 wrong.add(rank)
         assert wrong == {3, 4}

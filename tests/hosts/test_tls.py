@@ -145,8 +145,8 @@ def test_unauthenticated_clients_are_refused(
 ) -> None:
     """Connect without a certificate, with one of another authority, and without TLS."""
     port, task = server_port(hosts.east), row(shared, "data_worker:1").address.rpartition(":")[2]
-    stranger = Authority(tmp_path / "stranger")
-    certificate, key = stranger.issue(Peer(f"p{task}.tfd", "127.0.0.1"))
+    other_authority = Authority(tmp_path / "other")
+    certificate, key = other_authority.issue(Peer(f"p{task}.tfd", "127.0.0.1"))
     preface = "PRI * HTTP/2.0"
     code = f"""
 import socket, ssl, sys

@@ -84,7 +84,7 @@ def test_other_signal_handlers_are_kept(meter):
 
 
 def test_wakeup_descriptor_of_an_event_loop_is_restored():
-    ours, loops = socket.socketpair()
+    receiver, loops = socket.socketpair()
     loops.setblocking(False)
     outer = signal.set_wakeup_fd(loops.fileno())
     try:
@@ -93,13 +93,13 @@ def test_wakeup_descriptor_of_an_event_loop_is_restored():
         sigint.arm(meter)
         with pytest.raises(KeyboardInterrupt):
             press()
-        ours.settimeout(2)
-        assert ours.recv(1) == bytes([signal.SIGINT])
+        receiver.settimeout(2)
+        assert receiver.recv(1) == bytes([signal.SIGINT])
         sigint.release(meter)
         assert signal.set_wakeup_fd(-1) == loops.fileno()
     finally:
         signal.set_wakeup_fd(outer)
-        ours.close()
+        receiver.close()
         loops.close()
 
 

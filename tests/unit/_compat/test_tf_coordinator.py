@@ -131,11 +131,11 @@ def test_closure_function_comes_from_its_cancellation_manager() -> None:
 
         def get_cancelable_function(self, function: Any) -> Any:
             self.requested = function
-            return "ours"
+            return "replaced"
 
     manager = Manager()
     closure = closure_of(tf.function(lambda: tf.constant(1)), manager)
-    assert closure._function == "ours", VERSION
+    assert closure._function == "replaced", VERSION
     assert manager.requested.name.decode().startswith("__inference_"), VERSION
 
 

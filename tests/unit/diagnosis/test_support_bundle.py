@@ -125,7 +125,7 @@ import tfd_notebook as tfd
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.spec import TaskState
 launcher = Fake()
-tfd.Cluster(data_workers=1, launcher=launcher, name="theirs", env={"API_TOKEN": sys.argv[1]})
+tfd.Cluster(data_workers=1, launcher=launcher, name="sibling", env={"API_TOKEN": sys.argv[1]})
 launcher.task_hosts[0].set_state("data_worker:0", TaskState.HUNG, "it is silent")
 print("up", flush=True)
 input()
@@ -148,7 +148,7 @@ def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -
         status, output = run(capsys, "support", "ticket.tar.gz")
         assert status == 0
         texts = read(tmp_path / "ticket.tar.gz")
-        assert "hung" in texts[f"process-{process.pid}/theirs/state.txt"]
+        assert "hung" in texts[f"process-{process.pid}/sibling/state.txt"]
         assert SECRETS[1] not in "".join(texts.values())
     finally:
         process.communicate("\n", timeout=30)

@@ -40,10 +40,10 @@ def test_reserved_port_cannot_be_bound(host: str, reuse_address: int) -> None:
 
 
 def bind_error(host: str, port: int, reuse_address: int) -> int | None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
         try:
-            stranger.bind((host, port))
+            other.bind((host, port))
         except OSError as error:
             return error.errno
         return None

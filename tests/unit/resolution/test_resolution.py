@@ -26,7 +26,7 @@ from tfd_notebook.resolvers import TFConfigResolver
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
-theirs = tf.distribute.cluster_resolver
+tf_resolvers = tf.distribute.cluster_resolver
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ class TestTable:
 
     def test_union_compares_jobs_only(self, worker: Server) -> None:
         union = tfd.resolvers.UnionResolver(
-            theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["127.0.0.1:1"]})),
-            theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": [worker.address]})),
+            tf_resolvers.SimpleClusterResolver(tf.train.ClusterSpec({"worker": ["127.0.0.1:1"]})),
+            tf_resolvers.SimpleClusterResolver(tf.train.ClusterSpec({"worker": [worker.address]})),
         )
         assert states(tfd.resolve(union)) == ["refused", "alive"]
 
@@ -226,7 +226,7 @@ class TestFirst:
             tfd.resolve("jupyter")
 
     def test_failing_tensorflow_resolver_is_reported(self) -> None:
-        class Broken(theirs.ClusterResolver):  # type: ignore[misc,name-defined]
+        class Broken(tf_resolvers.ClusterResolver):  # type: ignore[misc,name-defined]
             def cluster_spec(self) -> Any:
                 raise RuntimeError("no such thing")
 

@@ -22,7 +22,7 @@ from tfd_notebook.resolvers import (
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
-theirs = tf.distribute.cluster_resolver
+tf_resolvers = tf.distribute.cluster_resolver
 
 
 @pytest.fixture
@@ -51,13 +51,16 @@ def cluster(servers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 def test_running_cluster_is_probed(cluster: dict[str, list[str]]) -> None:
     spec = tf.train.ClusterSpec(cluster)
-    for resolver in (theirs.TFConfigClusterResolver(), theirs.SimpleClusterResolver(spec)):
+    for resolver in (
+        tf_resolvers.TFConfigClusterResolver(),
+        tf_resolvers.SimpleClusterResolver(spec),
+    ):
         assert resolver.num_accelerators("worker", 0) == {}
-    for ours in (TFConfigResolver(), UnionResolver(theirs.SimpleClusterResolver(spec))):
-        assert ours.num_accelerators("worker", 0) == {"GPU": 4}
-        assert ours.num_accelerators("worker", 2) == {"GPU": 3, "TPU": 1}
-        assert ours.num_accelerators("ps", 0) == {}
-        ours.check()
+    for resolver in (TFConfigResolver(), UnionResolver(tf_resolvers.SimpleClusterResolver(spec))):
+        assert resolver.num_accelerators("worker", 0) == {"GPU": 4}
+        assert resolver.num_accelerators("worker", 2) == {"GPU": 3, "TPU": 1}
+        assert resolver.num_accelerators("ps", 0) == {}
+        resolver.check()
 
 
 def test_unequal_hosts_report_the_smallest_number(cluster: dict[str, list[str]]) -> None:
@@ -107,7 +110,9 @@ def test_union_renumbers_tasks_of_two_clusters() -> None:
     with Server(status("worker:0")) as first, Server(status("worker:0", "GPU")) as second:
         both = UnionResolver(
             *(
-                theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": [server.address]}))
+                tf_resolvers.SimpleClusterResolver(
+                    tf.train.ClusterSpec({"worker": [server.address]})
+                )
                 for server in (first, second)
             )
         )
@@ -116,7 +121,7 @@ def test_union_renumbers_tasks_of_two_clusters() -> None:
     with Server(status("ps:0", "CPU")) as mismatched:
         spec = tf.train.ClusterSpec({"worker": [mismatched.address]})
         with pytest.raises(errors.TasksMissing, match="ps:0 answers there"):
-            UnionResolver(theirs.SimpleClusterResolver(spec)).check()
+            UnionResolver(tf_resolvers.SimpleClusterResolver(spec)).check()
 
 
 def skeleton() -> Any:
@@ -144,7 +149,7 @@ def skeleton() -> Any:
 
 def test_subclass_of_the_reference_skeleton_works() -> None:
     resolver = skeleton()
-    assert isinstance(resolver, theirs.ClusterResolver)
+    assert isinstance(resolver, tf_resolvers.ClusterResolver)
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
     assert resolver.environment == ""
     assert resolver.master() == "grpc://b:2"

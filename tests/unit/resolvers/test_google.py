@@ -19,7 +19,7 @@ from googleapiclient.http import HttpMock, HttpMockSequence
 from tfd_notebook import errors
 from tfd_notebook.resolvers import GCEResolver, TPUResolver
 
-theirs = tf.distribute.cluster_resolver
+tf_resolvers = tf.distribute.cluster_resolver
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -49,10 +49,10 @@ class TestGCE:
     def test_current_client_is_used(self) -> None:
         refused, _ = self.service(self.group("w-1"), self.instance("10.0.0.1"))
         with pytest.raises(TypeError, match="unexpected keyword argument"):
-            theirs.GCEClusterResolver(*self.where, 8470, service=refused).cluster_spec()
+            tf_resolvers.GCEClusterResolver(*self.where, 8470, service=refused).cluster_spec()
         service, http = self.service(self.group("w-1"), self.instance("10.0.0.1"))
-        ours = GCEResolver(*self.where, 8470, service=service)
-        assert ours.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470"]}
+        resolver = GCEResolver(*self.where, 8470, service=service)
+        assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470"]}
         (uri, method, body, _), (second, *_) = http.request_sequence
         assert "/projects/my-project/zones/my-zone/instanceGroups/my-group/listInstances" in uri
         assert (method, json.loads(body)) == ("POST", {"instanceState": "RUNNING"})
@@ -60,7 +60,7 @@ class TestGCE:
 
     def test_obsolete_library_is_not_needed(self) -> None:
         with pytest.raises(ImportError, match="googleapiclient must be installed"):
-            theirs.GCEClusterResolver(*self.where, 8470, credentials=None)
+            tf_resolvers.GCEClusterResolver(*self.where, 8470, credentials=None)
         GCEResolver(*self.where)
 
     def test_pages_are_joined_and_sorted(self) -> None:
@@ -162,7 +162,7 @@ class TestGCE:
 
 class TestTPU:
     def test_invalid_addresses_are_refused(self) -> None:
-        lenient = theirs.TPUClusterResolver("grpc://not an address:99999")
+        lenient = tf_resolvers.TPUClusterResolver("grpc://not an address:99999")
         assert lenient.cluster_spec().as_dict() == {"worker": ["not an address:99999"]}
         for wrong in ("grpc://not an address:1", "grpc://h:99999", "grpc://h:1,", "grpc://::1"):
             with pytest.raises(errors.Malformed, match="invalid address"):
@@ -177,7 +177,7 @@ class TestTPU:
             "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://10.0.0.1,grpc://10.0.0.2:8471"
         )
         resolver = TPUResolver()
-        assert isinstance(resolver, theirs.TPUClusterResolver)
+        assert isinstance(resolver, tf_resolvers.TPUClusterResolver)
         assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.2:8471"]}
         assert resolver.master() == resolver.get_master() == "grpc://10.0.0.1:8470"
         assert (resolver.rpc_layer, resolver.environment) == ("grpc", "")

@@ -31,7 +31,7 @@ from tfd_notebook.resolvers import (
     UnionResolver,
 )
 
-theirs = tf.distribute.cluster_resolver
+tf_resolvers = tf.distribute.cluster_resolver
 SPEC = {"ps": ["p:1"], "worker": ["w0:1", "w1:1"]}
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -44,7 +44,7 @@ def config(monkeypatch: pytest.MonkeyPatch, value: Any) -> TFConfigResolver:
 
 
 def union(**options: Any) -> UnionResolver:
-    return UnionResolver(theirs.SimpleClusterResolver(tf.train.ClusterSpec(SPEC)), **options)
+    return UnionResolver(tf_resolvers.SimpleClusterResolver(tf.train.ClusterSpec(SPEC)), **options)
 
 
 class TestContract:
@@ -53,7 +53,7 @@ class TestContract:
         assert tfd.resolvers.__all__ == names
         assert names == sorted(names)
         for name in names:
-            assert issubclass(getattr(tfd.resolvers, name), theirs.ClusterResolver)
+            assert issubclass(getattr(tfd.resolvers, name), tf_resolvers.ClusterResolver)
 
     def test_resolvers_import_libraries_lazily(self) -> None:
         code = (
@@ -211,10 +211,15 @@ def test_invalid_descriptions_are_refused(
 
 class TestTFConfig:
     def test_invalid_json_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        ours = config(monkeypatch, '{"cluster": {')
+        resolver = config(monkeypatch, '{"cluster": {')
         with pytest.raises(json.JSONDecodeError):
-            theirs.TFConfigClusterResolver().cluster_spec()
-        for ask in (ours.cluster_spec, ours.master, lambda: ours.task_id, lambda: ours.rpc_layer):
+            tf_resolvers.TFConfigClusterResolver().cluster_spec()
+        for ask in (
+            resolver.cluster_spec,
+            resolver.master,
+            lambda: resolver.task_id,
+            lambda: resolver.rpc_layer,
+        ):
             with pytest.raises(errors.Malformed, match="TF_CONFIG: invalid JSON"):
                 ask()
 
@@ -226,13 +231,13 @@ class TestTFConfig:
             {"cluster": SPEC, "task": {"type": "evaluator", "index": "0"}, "session_master": "m"},
         ]
         for value in values:
-            ours = config(monkeypatch, value)
-            expected = theirs.TFConfigClusterResolver(rpc_layer="grpc")
-            assert ours.cluster_spec() == expected.cluster_spec()
-            assert (ours.task_type, ours.task_id) == (expected.task_type, expected.task_id)
+            resolver = config(monkeypatch, value)
+            expected = tf_resolvers.TFConfigClusterResolver(rpc_layer="grpc")
+            assert resolver.cluster_spec() == expected.cluster_spec()
+            assert (resolver.task_type, resolver.task_id) == (expected.task_type, expected.task_id)
             if "task" not in value or value["task"]["type"] == "worker":
-                assert ours.master() == expected.master()
-        assert ours.master() == "m"
+                assert resolver.master() == expected.master()
+        assert resolver.master() == "m"
         monkeypatch.delenv("TF_CONFIG")
         assert TFConfigResolver().cluster_spec().as_dict() == {}
 
@@ -305,16 +310,16 @@ class TestSageMaker:
                 ask()
 
     def test_tensorflow_does_not_export_its_class(self) -> None:
-        assert not hasattr(theirs, "SageMakerClusterResolver")
-        assert issubclass(tfd.resolvers.SageMakerResolver, theirs.ClusterResolver)
+        assert not hasattr(tf_resolvers, "SageMakerClusterResolver")
+        assert issubclass(tfd.resolvers.SageMakerResolver, tf_resolvers.ClusterResolver)
 
     def test_indexes_match_tensorflows_resolver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2", "algo-10"]')
         monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
-        ours, expected = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
-        assert ours.cluster_spec() == expected.cluster_spec()
-        assert ours.task_id == expected.task_id == 2
-        assert ours.master() == expected.master() == "grpc://algo-2:2223"
+        resolver, expected = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
+        assert resolver.cluster_spec() == expected.cluster_spec()
+        assert resolver.task_id == expected.task_id == 2
+        assert resolver.master() == expected.master() == "grpc://algo-2:2223"
 
     @pytest.mark.parametrize(
         ("hosts", "kind", "message"),
@@ -341,26 +346,28 @@ class TestSageMaker:
 
 class TestUnion:
     def test_task_id_zero_takes_precedence(self) -> None:
-        member = theirs.SimpleClusterResolver(
+        member = tf_resolvers.SimpleClusterResolver(
             tf.train.ClusterSpec(SPEC), task_type="worker", task_id=1, rpc_layer="grpc"
         )
-        assert theirs.UnionResolver(member, task_id=0).task_id == 1
+        assert tf_resolvers.UnionResolver(member, task_id=0).task_id == 1
         assert UnionResolver(member, task_id=0).task_id == 0
         assert UnionResolver(member, task_id=0).master() == "grpc://w0:1"
         assert (UnionResolver(member).task_type, UnionResolver(member).task_id) == ("worker", 1)
 
     def test_shared_task_counts_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The example in TensorFlow's documentation doubles every worker."""
-        ours = config(monkeypatch, {"cluster": SPEC})
-        override = theirs.SimpleClusterResolver(ours.cluster_spec(), num_accelerators={"GPU": 1})
-        doubled = theirs.UnionResolver(override, theirs.TFConfigClusterResolver())
+        resolver = config(monkeypatch, {"cluster": SPEC})
+        override = tf_resolvers.SimpleClusterResolver(
+            resolver.cluster_spec(), num_accelerators={"GPU": 1}
+        )
+        doubled = tf_resolvers.UnionResolver(override, tf_resolvers.TFConfigClusterResolver())
         assert doubled.cluster_spec().num_tasks("worker") == 4
-        both = UnionResolver(override, ours)
+        both = UnionResolver(override, resolver)
         assert both.cluster_spec().as_dict() == SPEC
         assert both.num_accelerators("worker", 1) == {"GPU": 1}
 
     def test_lists_are_concatenated(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        more = theirs.SimpleClusterResolver(
+        more = tf_resolvers.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": ["v:1"], "chief": ["c:1"]})
         )
         both = UnionResolver(config(monkeypatch, {"cluster": SPEC}), more)
@@ -373,7 +380,7 @@ class TestUnion:
 
     def test_indexes_with_gaps_are_kept(self) -> None:
         first, second, overlapping = (
-            theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": tasks}))
+            tf_resolvers.SimpleClusterResolver(tf.train.ClusterSpec({"worker": tasks}))
             for tasks in ({0: "w0:1", 2: "w2:1"}, {1: "w1:1"}, ["v:1"])
         )
         assert UnionResolver(first, second).cluster_spec().as_dict() == {

@@ -13,7 +13,7 @@ from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import SlurmResolver
 from tfd_notebook.resolvers.slurm_queue import Partition
 
-theirs = tf.distribute.cluster_resolver
+tf_resolvers = tf.distribute.cluster_resolver
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -36,31 +36,31 @@ def step(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
 class TestSlurm:
     def test_hosts_are_in_slurms_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
-        expected = theirs.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
+        expected = tf_resolvers.SlurmClusterResolver(gpus_per_node=1, auto_set_gpu=False)
         assert expected.cluster_spec().task_address("worker", 1) == "n10:8888"  # and runs on n2
-        ours = SlurmResolver()
-        assert ours.cluster_spec().as_dict() == {"worker": ["n1:8888", "n2:8888", "n10:8888"]}
-        assert ours.master() == "grpc://n2:8888"
+        resolver = SlurmResolver()
+        assert resolver.cluster_spec().as_dict() == {"worker": ["n1:8888", "n2:8888", "n10:8888"]}
+        assert resolver.master() == "grpc://n2:8888"
 
     def test_nodes_without_gpus(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         step(monkeypatch)
         with pytest.raises(FileNotFoundError, match="nvidia-smi"):
-            theirs.SlurmClusterResolver()
+            tf_resolvers.SlurmClusterResolver()
         assert SlurmResolver().cluster_spec().num_tasks("worker") == 3
 
     def test_missing_gpu_count_is_probed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
         with pytest.raises(ValueError, match="must not be zero"):
-            theirs.SlurmClusterResolver(gpus_per_node=0).cluster_spec()
-        ours = SlurmResolver(gpus_per_node=0)
-        assert ours.cluster_spec().num_tasks("worker") == 3
-        assert ours.num_accelerators() == {}
+            tf_resolvers.SlurmClusterResolver(gpus_per_node=0).cluster_spec()
+        resolver = SlurmResolver(gpus_per_node=0)
+        assert resolver.cluster_spec().num_tasks("worker") == 3
+        assert resolver.num_accelerators() == {}
 
     def test_hidden_devices_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        assert theirs.SlurmClusterResolver().num_accelerators() == {"GPU": 1}
+        assert tf_resolvers.SlurmClusterResolver().num_accelerators() == {"GPU": 1}
         assert SlurmResolver().num_accelerators() == {}
 
     def test_resolver_changes_no_environment_variable(
@@ -68,7 +68,7 @@ class TestSlurm:
     ) -> None:
         step(monkeypatch)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-        theirs.SlurmClusterResolver(gpus_per_node=1).cluster_spec()
+        tf_resolvers.SlurmClusterResolver(gpus_per_node=1).cluster_spec()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
         before = dict(os.environ)
@@ -79,21 +79,23 @@ class TestSlurm:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         step(monkeypatch)
-        assert theirs.SlurmClusterResolver(gpus_per_node=1).task_id is None
+        assert tf_resolvers.SlurmClusterResolver(gpus_per_node=1).task_id is None
         assert (SlurmResolver().task_type, SlurmResolver().task_id) == ("worker", 1)
 
     def test_jobs_get_ranks_as_in_tensorflow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         step(monkeypatch, STEP_NODELIST="n[1-2]", STEP_TASKS_PER_NODE="2,1", PROCID="2")
         jobs = {"worker": 1, "ps": 1, "chief": 1}
-        ours = SlurmResolver(jobs, port_base=1000)
-        expected = theirs.SlurmClusterResolver(jobs, 1000, gpus_per_node=2, auto_set_gpu=False)
-        assert ours.cluster_spec() == expected.cluster_spec()
+        resolver = SlurmResolver(jobs, port_base=1000)
+        expected = tf_resolvers.SlurmClusterResolver(
+            jobs, 1000, gpus_per_node=2, auto_set_gpu=False
+        )
+        assert resolver.cluster_spec() == expected.cluster_spec()
         assert (
-            (ours.task_type, ours.task_id)
+            (resolver.task_type, resolver.task_id)
             == (expected.task_type, expected.task_id)
             == ("worker", 0)
         )
-        assert ours.tasks() == {
+        assert resolver.tasks() == {
             "chief": {0: "n1:1000"},
             "ps": {0: "n1:1001"},
             "worker": {0: "n2:1000"},

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from tfd_notebook._compat.tf_coordinator import context as ours
+from tfd_notebook._compat.tf_coordinator import context as tfd_context
 from tfd_notebook._compat.tf_data import graph
 
 VERSION = f"TensorFlow {tf.__version__}"
@@ -23,14 +23,14 @@ VERSION = f"TensorFlow {tf.__version__}"
 ALONE = """
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tfd_notebook._compat.tf_coordinator import context as own_context
+from tfd_notebook._compat.tf_coordinator import context as tfd_context
 tf.constant(1)
 current = context.context_safe()
 assert current is context.context()
 assert current._initialized is True
 assert current.get_server_def() is None
 assert current._collective_ops_server_def is None
-assert own_context.runs_alone()
+assert tfd_context.runs_alone()
 """
 
 
@@ -44,9 +44,9 @@ def test_initialized_context_is_detected() -> None:
 def test_missing_context_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_context", None)
     assert context.context_safe() is None, VERSION
-    assert not ours.runs_alone()
+    assert not tfd_context.runs_alone()
     monkeypatch.delattr(context, "context_safe")
-    assert not ours.runs_alone()
+    assert not tfd_context.runs_alone()
 
 
 def test_modules_of_op_libraries_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,9 @@ def test_bytes_of_varying_shapes_are_counted(consumers):
 )
 def test_elements_are_unchanged(spec_maker, consumers):
     bare = tf.data.Dataset.range(1, 4).map(spec_maker)
-    for ours, theirs in zip(watch(bare, consumers), bare, strict=True):
-        tf.nest.assert_same_structure(ours, theirs, expand_composites=True)
-        assert type(ours) is type(theirs)
+    for observed, expected in zip(watch(bare, consumers), bare, strict=True):
+        tf.nest.assert_same_structure(observed, expected, expand_composites=True)
+        assert type(observed) is type(expected)
 
 
 def test_unknown_rank_is_supported(consumers):
