@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -35,10 +33,8 @@ from tfd_notebook.agent.task_supervisor import TaskSupervisor
 from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.model.events import Event, TaskMeasured
 from tfd_notebook.model.spec import TaskState
-from tfd_notebook.net import agent_protocol, clock, runtime_dir
+from tfd_notebook.net import agent_protocol, clock, process_control, runtime_dir
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
 _EXPIRY_GRACE_SECONDS = 5.0
@@ -125,8 +121,7 @@ class Agent(AgentHandlers):
             self._done.set()
             return
         self._outlives_owner = True
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+        process_control.set_parent_death_signal(0)
         await self._end_owned(session, "its kernel ended")
 
     async def _end_owned(self, session: Session, reason: str) -> None:
@@ -348,14 +343,12 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     owner = int(os.environ["TFD_OWNER"]) if "TFD_OWNER" in os.environ else None
     directory = Path(json.loads(os.environ["TFD_AGENT_DIR"]))
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        if owner is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-            if os.getppid() != owner:
-                runtime_dir.remove(directory)
-                return
+    process_control.adopt_orphans()
+    if owner is not None:
+        process_control.set_parent_death_signal(signal.SIGHUP)
+        if os.getppid() != owner:
+            runtime_dir.remove(directory)
+            return
     agent_id = os.environ[runtime_dir.AGENT_VARIABLE]
 
     async def run() -> None:

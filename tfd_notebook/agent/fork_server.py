@@ -24,10 +24,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfd_notebook.net.process_control import end_with_parent
+
 _LENGTH = struct.Struct("!Q")
 #: Limit of a request, in bytes.
 _MAX_REQUEST_BYTES = 1 << 32
-_PR_SET_PDEATHSIG = 1
 _MADV_DONTNEED = 4
 
 
@@ -132,11 +133,8 @@ def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) 
 def main() -> None:
     """Serve fork requests until the agent closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # During the import of TensorFlow this process does not notice the end of the channel.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(os.environ["TFD_FORK_OWNER"]):
-            return
+    # During the import of TensorFlow this process does not notice the end of the channel.
+    end_with_parent(int(os.environ["TFD_FORK_OWNER"]))
     channel = socket.socket(fileno=int(os.environ["TFD_FORK_FD"]))
     began = time.monotonic()
     gc.disable()  # garbage collection takes a fifth of the import time

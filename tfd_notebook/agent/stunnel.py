@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.agent.processes import Processes
-from tfd_notebook.agent.task_process import end_with
 from tfd_notebook.agent.task_supervisor import last_lines, trim_log, why_ended
 from tfd_notebook.errors import LaunchError, PortInUse
 from tfd_notebook.net import ports, validation
+from tfd_notebook.net.process_control import end_with_parent
 
 _FIRST_FD = 3  # of systemd's protocol for passing sockets (LISTEN_FDS)
 _UP_SECONDS = 20.0
@@ -381,7 +381,7 @@ def _listen_on_loopback(port: int) -> list[socket.socket]:
 
 def main() -> None:
     """Replace this process by stunnel or openssl, with the agent's sockets, and end with it."""
-    end_with(int(os.environ["TFD_OWNER"]))
+    end_with_parent(int(os.environ["TFD_OWNER"]))
     request: dict[str, Any] = json.loads(os.environ["TFD_STUNNEL"])
     listeners = request["listeners"]
     # Duplicate the sockets first, to descriptors above those that they get.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -26,10 +25,8 @@ from tfd_notebook._compat.tf_data import graph, py_functions
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.model.spec import Role
-from tfd_notebook.net import agent_protocol, ports
+from tfd_notebook.net import agent_protocol, ports, process_control
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 #: Samples of the threads for one request of their share of work.
 _THREAD_SAMPLES = 5
 _SAMPLE_PAUSE_SECONDS = 0.01
@@ -46,8 +43,8 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    _name_process(request["name"])
-    end_with(request["parent"])
+    process_control.name_process(request["name"])
+    process_control.end_with_parent(request["parent"])
     replies = control.makefile("w")
     try:
         _prepare(request)
@@ -70,23 +67,6 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
                 "error": agent_protocol.pack_error(error),
             }
             send_reply(replies, reply)
-
-
-def end_with(parent: int) -> None:
-    """Make the operating system end this process with its parent, whose pid is `parent`.
-
-    Wait until the intermediate process of the fork has ended and `parent` has become the parent.
-    """
-    if sys.platform != "linux":
-        return
-    deadline = time.monotonic() + 10
-    while os.getppid() != parent:
-        if time.monotonic() > deadline:
-            os._exit(1)
-        time.sleep(0.0005)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class TaskProcess:
@@ -173,11 +153,6 @@ def _prepare(request: Mapping[str, Any]) -> None:
                 task=request["name"],
                 fix="name a module on sys.path or the path of an op library",
             ) from error
-
-
-def _name_process(name: str) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
 def send_reply(replies: Any, message: dict[str, Any]) -> None:

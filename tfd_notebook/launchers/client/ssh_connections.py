@@ -21,9 +21,9 @@ from typing import Any
 import asyncssh
 
 from tfd_notebook.agent.sessions import own_pipes
-from tfd_notebook.agent.task_process import end_with
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.net import agent_protocol
+from tfd_notebook.net.process_control import end_with_parent
 
 #: Seconds to log in, and the same again to start the command.
 CONNECT_SECONDS = 20.0
@@ -246,6 +246,6 @@ async def _run() -> None:
 def main() -> None:
     """Serve requests until the input or the parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(int(os.environ["TFD_OWNER"]))
+    end_with_parent(int(os.environ["TFD_OWNER"]))
     asyncio.run(_run())
     sys.stdout.flush()

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
 import queue
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from tfd_notebook.net import runtime_dir
+from tfd_notebook.net import process_control, runtime_dir
 from tfd_notebook.spark.executor import node_process, tensorboard
 from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS, DriverConnection
 from tfd_notebook.spark.executor.executor import Watch
@@ -45,9 +43,6 @@ _INITIAL_STATE = {
     "open_to": "",
     "error": "",
 }
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def run(request: Mapping[str, Any], reserved_port: int, log: int) -> None:
@@ -61,12 +56,6 @@ def run(request: Mapping[str, Any], reserved_port: int, log: int) -> None:
         Descriptors: the socket that reserves the node's port, and a copy of the output.
     """
     NodeSupervisor(request, reserved_port, log).run()
-
-
-def name_process(name: str) -> None:
-    """Set the name of this process in ``ps`` and ``top``."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
 def sweep(pid: int) -> None:
@@ -97,10 +86,9 @@ class NodeSupervisor:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        name_process(f"{self._request['name']}+")
-        if sys.platform == "linux":
-            # Adopt orphans of the user's process, to kill them at the end.
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        process_control.name_process(f"{self._request['name']}+")
+        # Adopt orphans of the user's process, to kill them at the end.
+        process_control.adopt_orphans()
         directory = Path(
             tempfile.mkdtemp(prefix=_prefix(os.getpid()), dir=runtime_dir.runtime_dir())
         )
@@ -153,17 +141,14 @@ class NodeSupervisor:
             os.setpgid(0, 0)
             for descriptor in unneeded:
                 os.close(descriptor)
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != parent:
-                    os._exit(1)
+            process_control.end_with_parent(parent)
             os.dup2(output_writer, 1)
             os.dup2(output_writer, 2)
             os.close(output_writer)
             os.close(self._log)
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
-            name_process(self._request["name"])
+            process_control.name_process(self._request["name"])
             node_process.run(self._request, self._reserved_port, control, directory)
         finally:
             os._exit(1)

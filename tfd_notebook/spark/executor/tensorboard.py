@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
+import functools
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
 from tfd_notebook.agent import interpreter
+from tfd_notebook.net.process_control import set_parent_death_signal
 
-_PR_SET_PDEATHSIG = 1
 #: Number of output lines in the report of its end.
 _LINES = 20
 
@@ -61,7 +60,7 @@ class Board:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=functools.partial(set_parent_death_signal, signal.SIGKILL),
         )
         self._report = report
         threading.Thread(target=self._read, daemon=True).start()
@@ -82,8 +81,3 @@ class Board:
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
