@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook.cluster import attach, data_service
+from tfd_notebook.cluster import attach, data_service, registry
 from tfd_notebook.diagnosis import doctor
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers.client import detached
@@ -390,7 +390,7 @@ class _Doctor:
         target = " ".join(options.cluster)
         if not target:
             return doctor()
-        if target in lookup.running_clusters() or _ADDRESS.fullmatch(target):
+        if target in registry.running_clusters() or _ADDRESS.fullmatch(target):
             return doctor(target)
         kind = "a dataset, a resolver or a cluster"
         return doctor(lookup.evaluate(self._shell, target, kind))
@@ -405,7 +405,7 @@ def _stop(options: argparse.Namespace) -> None:
     if options.all and options.name:
         raise UsageError("NAME and --all exclude each other", fix="leave out NAME or --all")
     clusters = (
-        list(lookup.running_clusters().values()) if options.all else [lookup.pick(options.name)]
+        list(registry.running_clusters().values()) if options.all else [lookup.pick(options.name)]
     )
     for cluster in clusters:
         cluster.stop()

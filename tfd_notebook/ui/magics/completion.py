@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion
 
+from tfd_notebook.cluster import registry
 from tfd_notebook.coordinator.values import VALUE_STATES
 from tfd_notebook.launchers import base
 from tfd_notebook.resolution import factory
@@ -79,13 +80,13 @@ def _candidates(
 def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
     """Return functions that list the values of an argument, by its name in the parser."""
     return {
-        "name": lookup.running_clusters,
-        "cluster": lookup.running_clusters,
+        "name": registry.running_clusters,
+        "cluster": registry.running_clusters,
         "words": _clusters_and_tasks,
         "stream": lookup.streams,
         "dataset": lambda: _datasets(shell.user_ns),
         "launcher": _launchers,
-        "number": lookup.running_clusters,
+        "number": registry.running_clusters,
         "function": lambda: _functions(shell.user_ns),
         "state": _states,
         "id": _unfinished,
@@ -96,7 +97,7 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
 
 
 def _clusters_and_tasks() -> list[str]:
-    clusters = lookup.running_clusters()
+    clusters = registry.running_clusters()
     tasks = [row.task for cluster in clusters.values() for row in cluster.snapshot().tasks]
     return [*clusters, *tasks]
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat import ipykernel
 from tfd_notebook.cluster import registry
-from tfd_notebook.cluster.registry import running_clusters as running_clusters
 from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
 from tfd_notebook.ui.argparsing import nearest
 
@@ -30,7 +29,7 @@ def pick(name: str | None) -> ClusterView:
     UnknownName
         No running cluster has this name.
     """
-    clusters = running_clusters()
+    clusters = registry.running_clusters()
     if name is not None and name not in clusters:
         raise UnknownName(
             f"no cluster {name!r}",
@@ -69,7 +68,9 @@ def pick_own(name: str | None) -> Cluster:
 def coordinated() -> dict[str, ClusterView]:
     """Return the running clusters that have a coordinator, by name."""
     return {
-        name: cluster for name, cluster in running_clusters().items() if cluster.has_coordinator
+        name: cluster
+        for name, cluster in registry.running_clusters().items()
+        if cluster.has_coordinator
     }
 
 
@@ -137,7 +138,7 @@ def streams() -> dict[str, Stream]:
     """
     entries = [
         (cluster.name, name, stream)
-        for cluster in running_clusters().values()
+        for cluster in registry.running_clusters().values()
         for name, stream in cluster.streams.items()
     ]
     names = [name for _, name, _ in entries]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook.cluster import registry
 from tfd_notebook.errors import UsageError
 from tfd_notebook.ui.argparsing import Parser, add_detach_option, add_start_options, make_cluster
 from tfd_notebook.ui.magics import lookup
@@ -64,7 +65,7 @@ def add_output_option(parser: Parser) -> None:
 def start(shell: Any, options: argparse.Namespace) -> Started:
     """Start the cluster that `options` describe, or reuse the running one. Bind a variable."""
     variable = lookup.check_variable(options.output)
-    before = list(lookup.running_clusters().values())
+    before = list(registry.running_clusters().values())
     cluster = make_cluster(options)
     bound = lookup.bind(shell.user_ns, variable, cluster)
     reused = any(c is cluster for c in before)

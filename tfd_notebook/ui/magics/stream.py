@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook import views
+from tfd_notebook.cluster import registry
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser
 from tfd_notebook.ui.magics import lookup
 from tfd_notebook.ui.magics.cluster import report
@@ -87,5 +88,5 @@ def _control_command(method: str) -> Callable[[argparse.Namespace], None]:
 
 def _status(options: argparse.Namespace) -> views.Table:
     return views.streams_table(
-        [cluster.snapshot() for cluster in lookup.running_clusters().values()]
+        [cluster.snapshot() for cluster in registry.running_clusters().values()]
     )
