@@ -379,6 +379,14 @@ class Unsupported(TfdError):
     code = "TFD500"
 
 
+#: The classes of this module by code.
+BY_CODE = {
+    kind.code: kind
+    for kind in tuple(globals().values())
+    if isinstance(kind, type) and issubclass(kind, TfdError)
+}
+
+
 def no_lease(cluster: str) -> StateError:
     """Return the error for renewing the lease of a cluster that has none."""
     return StateError(

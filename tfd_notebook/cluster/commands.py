@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
 from tfd_notebook.model.snapshot import as_dict
+from tfd_notebook.net.agent_protocol import pack_error
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.cluster.view import ClusterView
     from tfd_notebook.model.snapshot import Snapshot
 
-__all__ = ["COMMANDS", "answer", "cluster_of", "error_from", "perform", "queue_of", "snapshots"]
+__all__ = ["COMMANDS", "answer", "cluster_of", "perform", "queue_of", "snapshots"]
 
 log = logging.getLogger("tfd_notebook")
 
@@ -119,20 +120,9 @@ def answer(work: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": work()}
     except errors.TfdError as error:
-        return {"error": _pack_error(error)}
+        return {"error": pack_error(error)}
     except Exception as error:
-        return {"error": _pack_error(errors.TfdError(f"{type(error).__name__}: {error}"))}
-
-
-def error_from(packed: Mapping[str, Any]) -> errors.TfdError:
-    """Return the error that `answer` packed."""
-    kinds = {
-        kind.code: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.TfdError)
-    }
-    kind = kinds.get(str(packed.get("code")), errors.TfdError)
-    return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))
+        return {"error": pack_error(errors.TfdError(f"{type(error).__name__}: {error}"))}
 
 
 def queue_of(request: Mapping[str, Any]) -> Hashable | None:
@@ -147,10 +137,6 @@ def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     if command == "start" and isinstance(options := request.get("options"), Mapping):
         name = options.get("name")
     return (str(name), command in _CHANGES) if name is not None else command
-
-
-def _pack_error(error: errors.TfdError) -> dict[str, Any]:
-    return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
 
 
 # Clusters

@@ -23,6 +23,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.cluster import commands
 from tfd_notebook.net import runtime_dir, unix_socket
+from tfd_notebook.net.agent_protocol import unpack_error
 
 __all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
 
@@ -223,7 +224,7 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
             f"process {pid} closed the connection without a reply", fix="see tfd list"
         ) from None
     if "error" in reply:
-        raise commands.error_from(reply["error"])
+        raise unpack_error(reply["error"])
     return reply["value"]
 
 

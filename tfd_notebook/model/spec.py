@@ -17,6 +17,8 @@ from tfd_notebook.errors import UnknownName, UsageError
 MAX_TASKS_PER_ROLE = 1024
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
+#: The names of clusters. An option of a command line is not a name.
+CLUSTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
 
 class Role(str, Enum):
@@ -278,10 +280,10 @@ class ClusterConfig:
                 raise UsageError(
                     f"invalid preload entry {module!r}: expected the name of a module or library"
                 )
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", self.name):
+        if not CLUSTER_NAME.fullmatch(self.name):
             raise UsageError(
                 f"invalid cluster name {self.name!r}",
-                fix="use up to 64 letters, digits, '.', '_' and '-', a letter or digit first",
+                fix="use up to 64 ASCII letters, digits, '.', '_' and '-', a letter or digit first",
             )
         for role, count in self.counts.items():
             check_count(count_name(role), count)

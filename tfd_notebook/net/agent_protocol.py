@@ -12,6 +12,7 @@ events ``{"event", "cluster", ...}``.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,20 +104,12 @@ def decode_head(line: bytes) -> tuple[int, int] | None:
 
 def pack_error(error: BaseException) -> dict[str, Any]:
     """Return `error` as JSON values."""
-    if isinstance(error, errors.TfdError):
-        return {
-            "kind": type(error).__name__,
-            "what": error.what,
-            "task": error.task,
-            "fix": error.fix,
-        }
-    return {"kind": "LaunchError", "what": f"{type(error).__name__}: {error}"}
+    if not isinstance(error, errors.TfdError):
+        error = errors.LaunchError(f"{type(error).__name__}: {error}")
+    return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
 
 
-def unpack_error(packed: dict[str, Any]) -> errors.TfdError:
+def unpack_error(packed: Mapping[str, Any]) -> errors.TfdError:
     """Return the error that `pack_error` described."""
-    name = packed.get("kind")
-    kind = getattr(errors, name) if name in errors.__all__ else errors.LaunchError
-    error = kind(packed["what"], task=packed.get("task"), fix=packed.get("fix"))
-    assert isinstance(error, errors.TfdError)
-    return error
+    kind = errors.BY_CODE.get(str(packed.get("code")), errors.TfdError)
+    return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))

@@ -57,7 +57,7 @@ _task_event = {
 }
 _gpu = {"index": integer(0, 1023), "name": text, "memory": _memory}
 #: An error that an agent raises. Its kind is a class of `tfd_notebook.errors`.
-error = record({"kind": text, "what": text}, task=optional(text), fix=optional(text))
+error = record({"code": text, "what": text}, task=optional(text), fix=optional(text))
 
 #: The events of an agent, by name.
 EVENTS: dict[str, Check] = {

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from tfd_notebook.errors import InvalidMessage
-from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Role
+from tfd_notebook.model.spec import CLUSTER_NAME, MAX_TASKS_PER_ROLE, Role
 
 #: Takes a value and its path; returns the value to use, or raises InvalidMessage.
 Check = Callable[[Any, str], Any]
@@ -35,7 +35,6 @@ _MAX_INTEGER = 2**63 - 1
 _MAX_PID = 2**31 - 1
 
 _TASK = re.compile(r"(\w+):(0|[1-9]\d{0,3})", re.ASCII)
-_CLUSTER = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?", re.ASCII)
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 _TUNNEL_NAME = re.compile(r"[0-9a-f]{12}\.tfd", re.ASCII)
@@ -125,7 +124,7 @@ def matching(pattern: re.Pattern[str], expected: str) -> Check:
     return check
 
 
-cluster_name = matching(_CLUSTER, "the name of a cluster")
+cluster_name = matching(CLUSTER_NAME, "the name of a cluster")
 tunnel_name = matching(_TUNNEL_NAME, "12 hexadecimal digits and .tfd")
 journal_file = matching(_JOURNAL_FILE, "a file of the dispatcher's journal")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from tfd_notebook import bus
 from tfd_notebook._version import VERSION
-from tfd_notebook.cluster import commands
 from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import (
@@ -28,6 +27,7 @@ from tfd_notebook.model.snapshot import (
 )
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import messages, validation
+from tfd_notebook.net.agent_protocol import unpack_error
 from tfd_notebook.remote_kernel.closure_replica import ClosureStoreReplica
 
 #: Messages per acknowledgement. The sender pauses after 50 unacknowledged messages.
@@ -87,7 +87,7 @@ class BusClient:
         """
         reply = self._request("command", command, timeout, command=command, **arguments)
         if "error" in reply:
-            raise commands.error_from(reply["error"])
+            raise unpack_error(reply["error"])
         return reply["value"]
 
     def catch_up(self, timeout: float) -> None:

@@ -25,8 +25,9 @@ from tornado import web
 
 from tfd_notebook import errors
 from tfd_notebook.agent import interpreter
-from tfd_notebook.cluster import commands
+from tfd_notebook.model.spec import CLUSTER_NAME
 from tfd_notebook.net import runtime_dir
+from tfd_notebook.net.agent_protocol import unpack_error
 
 __all__ = ["act", "tfd", "unattached_clusters"]
 
@@ -240,7 +241,7 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
             fix='use {"action": "stop"} or {"action": "renew"}',
         )
     # The pattern excludes a name that ``tfd`` would parse as an option.
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", name):
+    if not CLUSTER_NAME.fullmatch(name):
         raise errors.UnknownName(f"invalid name of a cluster: {name[:100]!r}")
     agent = request.get("agent")
     if agent is not None and (isinstance(agent, bool) or not isinstance(agent, int)):
@@ -262,6 +263,6 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
 def _error(message: str) -> errors.TfdError:
     match = _ERROR.fullmatch(message)
     if match:
-        return commands.error_from(match.groupdict())
+        return unpack_error(match.groupdict())
     last = message.splitlines()[-1:] or ["tfd failed"]
     return errors.TfdError(last[0], fix="run tfd list in a terminal for details")

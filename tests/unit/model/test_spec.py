@@ -120,6 +120,11 @@ class TestWrongTypes:
             tfd.Cluster(name="wrong", **options)  # type: ignore[arg-type]
         assert "wrong" not in tfd.clusters()
 
+    @pytest.mark.parametrize("name", ["", "-n", "a b", "modèle", "x" * 65])
+    def test_invalid_cluster_name_is_refused(self, name: str) -> None:
+        with pytest.raises(errors.UsageError, match="invalid cluster name"):
+            ClusterConfig(name)
+
     @pytest.mark.parametrize(
         "make",
         [

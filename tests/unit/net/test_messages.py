@@ -230,7 +230,7 @@ def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
         sent: list[bytes] = []
         client = AgentClient("agent", HOST, sent.append)
         waiting = client.submit(method)
-        packed = {"kind": "StateError", "what": "w", "task": None, "fix": None}
+        packed = {"code": "TFD105", "what": "w", "task": None, "fix": None}
         body = {"reply_to": 1, "ok": True, "value": value}
         if chance.random() < 0.2:
             body = {"reply_to": 1, "ok": False, "error": packed}
@@ -414,9 +414,9 @@ def test_each_request_has_a_defined_reply() -> None:
 
 
 def test_agent_error_becomes_an_error_of_the_package() -> None:
-    for kind in ("annotations", "ClassVar", "__name__", "TfdErrorx"):
-        error = agent_protocol.unpack_error({"kind": kind, "what": "x"})
-        assert type(error) is errors.LaunchError
+    for code in ("annotations", "ClassVar", "__name__", "TFD9999"):
+        error = agent_protocol.unpack_error({"code": code, "what": "x"})
+        assert type(error) is errors.TfdError
 
 
 class _Channel:
@@ -773,7 +773,7 @@ NUMBERS = {
     "feeders": 1, "state": "running", "queues": {"input": {"depth": 1, "rows": 3, "ended": False}},
 }  # fmt: skip
 UPDATE = {"seq": 0, "log": "\x1b[1mbold\n", "status": STATUS, "numbers": NUMBERS}
-NODE_ERROR = {"kind": "SparkError", "what": "w", "task": None, "fix": "f"}
+NODE_ERROR = {"code": "TFD890", "what": "w", "task": None, "fix": "f"}
 SPARK: tuple[dict[str, Any], ...] = (
     {"type": "reserved", "node": 0, "address": "[fe80::1]:4000", "executor": "driver", "host": "h",
      "jvm": 5, "gpu": "0,1", "attempt": 0},

@@ -155,12 +155,6 @@ class _Watcher(_ErrorTranslator):
         self._consumers.add(self._source, self._name)
 
 
-_BY_CODE = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.TfdError)
-}
-
 _MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)
 _WORKER = re.compile(r"Failed to get element from worker (\S+?):? ")
 _STAGE = re.compile(
@@ -198,8 +192,8 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     worker = _WORKER.search(message)
     task = consumers.task_of(worker[1]) if worker else None
     marked = _MARKER.search(message)
-    if marked and marked[1] in _BY_CODE:
-        return _combined(_BY_CODE[marked[1]], error, marked[2], task, marked[3])
+    if marked and marked[1] in errors.BY_CODE:
+        return _combined(errors.BY_CODE[marked[1]], error, marked[2], task, marked[3])
     where = "this process"
     if worker:
         where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"
