@@ -382,3 +382,11 @@ def _leak(kind: str) -> Callable[[], object]:
     if kind == "port":
         held.listen()
     return held.close
+
+
+def test_documents_teach_each_public_member_of_a_cluster() -> None:
+    texts = [path.read_text() for path in (ROOT / "docs").rglob("*.md") if path.stem != "api"]
+    taught = set(re.findall(r"\.([a-z_]+)\b", "".join(texts)))
+    members = {name for name in dir(tfd_notebook.Cluster) if not name.startswith("_")}
+    assert members - taught == set()
+    assert all(getattr(tfd_notebook.Cluster, name).__doc__ for name in members)

@@ -43,10 +43,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _documented_by(source: Any) -> Callable[[_Method], _Method]:
-    """Copy the docstring of the component's method that a method calls."""
+    """Copy the docstring of the function that a method calls, without the parameter `host`."""
 
     def copy(method: _Method) -> _Method:
-        method.__doc__ = source.__doc__
+        method.__doc__ = source.__doc__.replace("    host : DataServiceProtocol\n", "")
         graph.keep_unconverted(method)  # a tf.function may call it
         return method
 
@@ -147,7 +147,8 @@ class Cluster:
 
     #: Without this, `inspect.signature` shows the parameters of `__new__`, which names only two.
     __signature__ = inspect.signature(__init__).replace(
-        parameters=list(inspect.signature(__init__).parameters.values())[1:]
+        parameters=list(inspect.signature(__init__).parameters.values())[1:],
+        return_annotation=inspect.Signature.empty,
     )
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
@@ -209,10 +210,6 @@ class Cluster:
     @_documented_by(Lifecycle.interrupt)
     def interrupt(self) -> None:
         self._lifecycle.interrupt()
-
-    @_documented_by(Lifecycle.wait_ended)
-    def wait_ended(self, timeout: float | None = None) -> bool:
-        return self._lifecycle.wait_ended(timeout)
 
     @_documented_by(Lifecycle.leave)
     def leave(self) -> None:
@@ -356,8 +353,8 @@ class Cluster:
         return self._training.resolver
 
     @_documented_by(ParameterServerTraining.strategy)
-    def strategy(self, *args: Any, **options: Any) -> Any:
-        return self._training.strategy(*args, **options)
+    def strategy(self, variable_partitioner: Any = None) -> Any:
+        return self._training.strategy(variable_partitioner)
 
     @_documented_by(ParameterServerTraining.coordinator)
     def coordinator(self, strategy: Any = None) -> Coordinator:
@@ -394,10 +391,6 @@ class Cluster:
     ) -> str | Iterator[str]:
         return self._reports.logs(task, lines, follow)
 
-    @_documented_by(ClusterReports.log_from)
-    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
-        return self._reports.log_from(task, offset, lines)
-
     @_documented_by(ClusterReports.limits)
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         return self._reports.limits(name)
@@ -414,10 +407,6 @@ class Cluster:
     def what_if(self, *data_workers: int) -> Table:
         return self._reports.what_if(*data_workers)
 
-    @_documented_by(ClusterReports.subscribe)
-    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
-        return self._reports.subscribe(subscriber)
-
     # State
 
     @property
@@ -429,11 +418,6 @@ class Cluster:
     def config(self) -> ClusterConfig:
         """The checked configuration of the cluster."""
         return self._context.config
-
-    @property
-    def policy(self) -> Policy:
-        """The restarts, timeouts and other supervision of the tasks."""
-        return self._context.policy
 
     @property
     def state(self) -> str:

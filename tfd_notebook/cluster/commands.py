@@ -165,7 +165,7 @@ def _logs(request: Request) -> Any:
     since = request.get("offset")
     if since is not None:
         since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster.log_from(_name(request, "task"), since, lines)
+    text, offset = cluster._task_manager.log_from(_name(request, "task"), since, lines)
     return {"text": text, "offset": offset}
 
 

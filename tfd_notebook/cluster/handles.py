@@ -95,7 +95,7 @@ class ClusterDispatcher:
                 f"the dispatcher of cluster {self._cluster.name!r} was not started",
                 fix="cluster.start()",
             )
-        if not self._cluster.wait_ended(timeout):
+        if not self._cluster._lifecycle.wait_ended(timeout):
             raise errors.TimeLimit(
                 f"the dispatcher of cluster {self._cluster.name!r} still runs after {timeout:g} s",
                 fix="cluster.stop() ends it",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import queue
@@ -66,11 +65,9 @@ _LOST_WITH = {
     Role.WORKER: ". The closure that it was running is retried on a worker that is ready",
 }
 
-Subscriber = Callable[[Snapshot], None]
-
 
 class Monitor:
-    """The current state of a cluster. It applies events and publishes snapshots.
+    """The current state of a cluster. It applies events and returns snapshots.
 
     Parameters
     ----------
@@ -105,7 +102,6 @@ class Monitor:
         self._shown_state = "new"
         self._planned: dict[Role, int] = dict(config.counts)
         self._requested: dict[Role, int] = {}
-        self._subscribers: list[Subscriber] = []
         self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._events = EventLog()
         self._journal_bytes: int | None = None
@@ -120,7 +116,7 @@ class Monitor:
     # Updates
 
     def start(self, on_tick: Callable[[], None]) -> None:
-        """Start the thread that calls `on_tick`, executes commands and notifies subscribers."""
+        """Start the thread that calls `on_tick` and executes commands."""
         self._on_tick = on_tick
         self._thread = threading.Thread(
             target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
@@ -128,7 +124,7 @@ class Monitor:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Stop the thread, after the subscribers have received the last snapshot."""
+        """Stop the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._commands.put(None)
@@ -304,16 +300,6 @@ class Monitor:
                 self._changed.wait(min(left, 0.5))
             return True
 
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with a snapshot about twice a second. Return a function to stop it."""
-        self._subscribers.append(subscriber)
-
-        def unsubscribe() -> None:
-            with contextlib.suppress(ValueError):
-                self._subscribers.remove(subscriber)
-
-        return unsubscribe
-
     # Internals
 
     def _observed(self) -> dict[Role, int]:
@@ -338,10 +324,6 @@ class Monitor:
                 else:
                     self._attempt(work)
             self._attempt(self._on_tick)
-            if self._subscribers:
-                snapshot = self.snapshot()
-                for subscriber in tuple(self._subscribers):
-                    self._attempt(functools.partial(subscriber, snapshot))
 
     def _attempt(self, work: Callable[[], Any]) -> None:
         try:

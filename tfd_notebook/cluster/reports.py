@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors, views
@@ -18,7 +18,6 @@ from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
 from tfd_notebook.data.explain.scaling_estimate import forecast
 from tfd_notebook.data.service.usage import Workers, processors, workers_of
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
@@ -58,16 +57,6 @@ class ClusterReports:
         """
         return views.gpus_table(self._monitor.snapshot().gpus)
 
-    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
-        """Call `subscriber` with a new snapshot about twice a second, from another thread.
-
-        Returns
-        -------
-        callable
-            Cancels the subscription.
-        """
-        return self._monitor.subscribe(subscriber)
-
     def logs(
         self, task: str | None = None, lines: int = 100, follow: bool = False
     ) -> str | Iterator[str]:
@@ -93,24 +82,6 @@ class ClusterReports:
             return self._task_manager.log(task, lines)
         names = [row.task for row in self._monitor.snapshot().tasks]
         return "\n".join(f"--- {name}\n{self._task_manager.log(name, lines)}" for name in names)
-
-    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
-        """Return a task's log from an offset, and the next offset.
-
-        Parameters
-        ----------
-        task : str
-        offset : int, optional
-            The offset that the previous call returned. Default: the last `lines` lines.
-        lines : int
-            Used without `offset`. Default 100.
-
-        Returns
-        -------
-        str, int
-            At most about 64 kB of text, and the offset after it.
-        """
-        return self._task_manager.log_from(task, offset, lines)
 
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         """Return the bottlenecks of a consumer in the last hour.

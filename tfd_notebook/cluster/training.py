@@ -49,8 +49,7 @@ class ParameterServerTraining:
         self._on_change = on_change
         self._monitor, self._task_manager = context.monitor, context.task_manager
         self._strategy: Any = None
-        #: The user's arguments for the strategy.
-        self._strategy_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._variable_partitioner: Any = None
         self._coordinator: Coordinator | None = None
         #: The variables of the current strategy, with their task and bytes.
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
@@ -78,7 +77,7 @@ class ParameterServerTraining:
             self._task_manager.cluster_spec, self._handle_connection, self._context.name
         )
 
-    def strategy(self, *args: Any, **options: Any) -> Any:
+    def strategy(self, variable_partitioner: Any = None) -> Any:
         """Return a new ``ParameterServerStrategy`` on this cluster.
 
         This stops the previous coordinator; its variables and results are lost. Then it restarts
@@ -87,9 +86,8 @@ class ParameterServerTraining:
 
         Parameters
         ----------
-        *args, **options
-            Arguments of ``tf.distribute.ParameterServerStrategy`` after the resolver, such as
-            ``variable_partitioner``.
+        variable_partitioner : tf.distribute.experimental.partitioners.Partitioner, optional
+            Divides large variables among the parameter servers. Default: they are not divided.
 
         Returns
         -------
@@ -119,10 +117,10 @@ class ParameterServerTraining:
             if self.used and self._context.policy.recycle:
                 self._restart_servers()
             self._check_servers()
-            self._strategy_options = (args, options)
+            self._variable_partitioner = variable_partitioner
             coordinator_connection.prepare(self._task_manager.cluster_spec())
             self.used = True
-            strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
+            strategy = tf.distribute.ParameterServerStrategy(self.resolver, variable_partitioner)
             self._bind_strategy(strategy)
         self._on_change()
         return strategy
@@ -162,7 +160,7 @@ class ParameterServerTraining:
             if strategy is not self._strategy or self._coordinator is None:
                 self._require_local(strategy)
                 self._bind_strategy(strategy)
-                self._strategy_options = ((), connection.options_of(strategy))
+                self._variable_partitioner = connection.partitioner_of(strategy)
             elif self._coordinator.stopped:
                 raise _stopped()
             assert self._coordinator is not None
@@ -206,8 +204,7 @@ class ParameterServerTraining:
             self._require_servers()
             self.stop_coordinator()
             self._task_manager.await_servers()
-            args, options = self._strategy_options
-            self.strategy(*args, **options)
+            self.strategy(self._variable_partitioner)
             coordinator = self._coordinator
             assert coordinator is not None
         if build is not None:

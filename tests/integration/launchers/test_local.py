@@ -577,7 +577,7 @@ def test_lost_agent_is_reported_and_replaced():
         "from tfd_notebook.launchers import local\n"
         "first = tfd.Cluster(data_workers=1, name='first')\n"
         "os.kill(local.agent_pids()[0], signal.SIGKILL)\n"
-        "assert first.wait_ended(5)\n"
+        "assert first.dispatcher.join(5)\n"
         "print(first.state, first.snapshot().notices[-1])\n"
         "with tfd.Cluster(data_workers=1, name='second') as second: print(second.state)\n"
     )

@@ -124,9 +124,9 @@ def resolver_of(strategy: Any) -> Any:
     return getattr(strategy, "_cluster_resolver", None)
 
 
-def options_of(strategy: Any) -> dict[str, Any]:
-    """Return the constructor arguments of a strategy except its resolver."""
-    return {"variable_partitioner": getattr(strategy.extended, "_variable_partitioner", None)}
+def partitioner_of(strategy: Any) -> Any:
+    """Return the variable partitioner of a strategy, or None."""
+    return getattr(strategy.extended, "_variable_partitioner", None)
 
 
 def cluster_of(coordinator: Any) -> Any:

@@ -64,7 +64,7 @@ def distribute(
     Returns
     -------
     callable
-        Takes a ``tf.data.Dataset`` and returns one that ``host.consumers`` observes. If each
+        Takes a ``tf.data.Dataset`` and returns one that is observed. If each
         epoch delivers each element exactly once, its cardinality is exact, and a shorter epoch
         raises an error. A dataset that is created in a ``tf.function``, or in the function of
         ``interleave`` or ``flat_map``, is distributed without observation, and its cardinality
@@ -248,7 +248,7 @@ def from_dataset_id(
     Returns
     -------
     tf.data.Dataset
-        Observed by ``host.consumers``.
+        It is observed.
 
     Raises
     ------
@@ -306,12 +306,12 @@ def save(
 ) -> None:
     """Write a dataset to `path` on the data workers, and wait until it is complete.
 
-    Read it with ``tf.data.Dataset.load(path)``. Ctrl-C cancels the wait, not the writing.
+    This needs ``Service(fault_tolerant=True)``. Read the result with
+    ``tf.data.Dataset.load(path)``. Ctrl-C cancels the wait, not the writing.
 
     Parameters
     ----------
     host : DataServiceProtocol
-        Needs ``Service(fault_tolerant=True)``.
     dataset : tf.data.Dataset
     path : str
         A directory that does not exist yet, on a file system shared by all workers.

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,8 @@ BATCH = 32
 
 #: Seconds to wait until the killed worker is ready again.
 _RESTART_SECONDS = 60
+#: Seconds between two updates of the line in a terminal.
+_PROGRESS_SECONDS = 0.5
 
 
 def main(batches: int = 24) -> int:
@@ -197,15 +200,19 @@ def _progress(cluster: Cluster, consumer: str) -> Iterator[None]:
         waits = "" if row.wait_fraction is None else f", waits {row.wait_fraction:.0%} of the time"
         return f"  {row.name}: {row.elements} batches, {row.elements_per_s:.0f}/s{waits}"
 
-    def show(snapshot: Snapshot) -> None:
-        sys.stdout.write(_line_start() + line(snapshot))
-        sys.stdout.flush()
+    def show() -> None:
+        while not finished.wait(_PROGRESS_SECONDS):
+            sys.stdout.write(_line_start() + line(cluster.snapshot()))
+            sys.stdout.flush()
 
-    unsubscribe = cluster.subscribe(show) if _line_start() else lambda: None
+    finished = threading.Event()
+    thread = threading.Thread(target=show, name="tfd-demo-progress", daemon=True)
+    if _line_start():
+        thread.start()
     try:
         yield
     finally:
-        unsubscribe()
+        finished.set()
         _print_line(line(cluster.snapshot()))
 
 
