@@ -13,7 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent import admin_policy, work_dir
 from tfd_notebook.cluster import gpu_allocation, server_config
 from tfd_notebook.cluster.config import check_roles
-from tfd_notebook.cluster.journal_mirror import JournalCopy
+from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
 from tfd_notebook.launchers import base

@@ -27,7 +27,7 @@ from tfd_notebook.agent.stunnel import TunnelEnd
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster import attach
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation, HostAllocation
-from tfd_notebook.cluster.journal_mirror import JournalCopy
+from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
@@ -657,8 +657,8 @@ def test_journal_copy_follows_no_links(tmp_path: Path) -> None:
 
 
 def test_large_journal_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_REFRESH", 10_000)
-    monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_TOTAL", 25_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy._MAX_REFRESH", 10_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy._MAX_TOTAL", 25_000)
     more = base64.b64encode(bytes(1000)).decode()
     copy_ = JournalCopy(lambda have: {JOURNAL: [have.get(JOURNAL, 0), more]})
     copy_.refresh()

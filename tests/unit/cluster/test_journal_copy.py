@@ -5,7 +5,7 @@ import sys
 
 JOURNAL_COPY = """
 import os, sys
-from tfd_notebook.cluster.journal_mirror import JournalCopy
+from tfd_notebook.cluster.journal_copy import JournalCopy
 
 copy = JournalCopy(lambda have: {})
 child = os.fork()
