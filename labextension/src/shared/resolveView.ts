@@ -199,11 +199,11 @@ export class ResolveView implements IView {
     await this._load(false);
   }
 
-  private async _load(again: boolean): Promise<void> {
+  private async _load(probe: boolean): Promise<void> {
     if (this._pending || this._disposed) {
       return;
     }
-    const query = again ? this._query : this._readForm();
+    const query = probe ? this._query : this._readForm();
     if (!query) {
       return;
     }
@@ -211,25 +211,25 @@ export class ResolveView implements IView {
     this._pending = true;
     setBusy(this._resolve, true);
     const { concurrent, hint } = this._link.transport;
-    if (!again) {
+    if (!probe) {
       const queued = `Queued until the cell ends.${hint ? ` To run it now, in a terminal: ${hint}` : ''}`;
       this._status.report(concurrent ? 'Resolving …' : queued, 'quiet');
     }
     try {
       const reply = await this._link.command('resolve', {
         ...query,
-        probe: again,
-        last_number: again ? this._current?.number : undefined
+        probe,
+        last_number: probe ? this._current?.number : undefined
       });
       if (!this._disposed) {
         this._query = query;
-        this._show(completed(reply as IResolution, this._current), again);
+        this._show(completed(reply as IResolution, this._current), probe);
       }
     } catch (error) {
       if (!this._disposed) {
         this._status.report(problemText(error), 'bad');
         this._watch.checked = false;
-        if (!again) {
+        if (!probe) {
           this._clear();
         }
       }
@@ -271,7 +271,7 @@ export class ResolveView implements IView {
     }
   }
 
-  private _show(resolution: IResolution, again: boolean): void {
+  private _show(resolution: IResolution, probe: boolean): void {
     const before = this._current;
     this._current = resolution;
     this._status.node.hidden = true;
@@ -293,7 +293,7 @@ export class ResolveView implements IView {
     show(this._next, resolution.cell !== '');
     show(this._use, resolution.resolved && !this._actions.readOnly);
     show(this._insert, this._actions.insert !== undefined && !this._actions.readOnly);
-    if (!again || headOf(resolution, false) !== (before && headOf(before, false))) {
+    if (!probe || headOf(resolution, false) !== (before && headOf(before, false))) {
       announce(headOf(resolution, false));
     }
   }

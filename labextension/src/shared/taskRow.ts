@@ -71,9 +71,9 @@ export class TaskRow {
         button(
           'Restart',
           `Stop ${task} and start it again`,
-          button => void this._do(button, 'restart')
+          button => void this._perform(button, 'restart')
         ),
-        button('Kill', `Kill ${task}, as in a crash`, button => void this._do(button, 'kill'))
+        button('Kill', `Kill ${task}, as in a crash`, button => void this._perform(button, 'kill'))
       ];
     }
     this._tools.append(...this._buttons, this._logsButton);
@@ -178,7 +178,7 @@ export class TaskRow {
     this._logsButton.setAttribute('aria-pressed', String(this._logs !== null));
   }
 
-  private async _do(button: HTMLButtonElement, command: 'restart' | 'kill'): Promise<void> {
+  private async _perform(button: HTMLButtonElement, command: 'restart' | 'kill'): Promise<void> {
     const verb = command === 'kill' ? 'Kill' : 'Restart';
     if (await this._confirm(`${verb} ${this.task}?`, this._tools)) {
       const done = command === 'kill' ? 'killed' : 'restarted';

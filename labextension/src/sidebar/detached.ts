@@ -86,12 +86,12 @@ export class Detached implements IDisposable {
   }
 
   async stop(cluster: IDetached): Promise<void> {
-    await this._do(cluster, { action: 'stop' });
+    await this._act(cluster, { action: 'stop' });
   }
 
   /** Extend the lease to `hours` from now. */
   async renew(cluster: IDetached, hours: number): Promise<void> {
-    await this._do(cluster, { action: 'renew', hours });
+    await this._act(cluster, { action: 'renew', hours });
   }
 
   /** Return the name, with the agent if the name is not unique. */
@@ -116,7 +116,7 @@ export class Detached implements IDisposable {
     return this._clusters.filter(cluster => cluster.name === name).length < 2;
   }
 
-  private async _do(cluster: IDetached, body: Record<string, unknown>): Promise<void> {
+  private async _act(cluster: IDetached, body: Record<string, unknown>): Promise<void> {
     try {
       this._latest += 1;
       const { name, agent } = cluster;
