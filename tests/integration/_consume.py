@@ -14,7 +14,7 @@ import tfd_notebook as tfd
 
 KINDS = ("for", "fit", "stream")
 #: `consume` counts all elements from this number upwards as one.
-MOST = 10_000
+MAX_NUMBERS = 10_000
 
 
 class Enough(Exception):
@@ -53,11 +53,11 @@ class _Counts(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts = tf.Variable(tf.zeros([MOST], tf.int64), trainable=False)
+        self.counts = tf.Variable(tf.zeros([MAX_NUMBERS], tf.int64), trainable=False)
 
     def train_step(self, numbers: Any) -> dict[str, Any]:
         self.counts.scatter_add(
-            tf.IndexedSlices(tf.ones_like(numbers), tf.minimum(numbers, MOST - 1))
+            tf.IndexedSlices(tf.ones_like(numbers), tf.minimum(numbers, MAX_NUMBERS - 1))
         )
         return {"batches": tf.constant(1.0)}
 

@@ -107,7 +107,7 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
 _endless = 0
 _endless_lock = threading.Lock()
 #: Limit of these servers. Each needs about 40 MB and 85 threads.
-MOST_ENDLESS = 32
+MAX_ENDLESS = 32
 
 
 def endless() -> int:
@@ -117,11 +117,11 @@ def endless() -> int:
 
 def check_room(count: int) -> None:
     """Raise StateError if this process cannot run `count` more of these servers."""
-    if _endless + count > MOST_ENDLESS:
+    if _endless + count > MAX_ENDLESS:
         raise StateError(
             f"{_endless} workers and ps of this and earlier clusters run in this process, each "
             "with 40 MB and 85 threads. TensorFlow cannot stop them before the kernel ends, and "
-            f"the limit is {MOST_ENDLESS}",
+            f"the limit is {MAX_ENDLESS}",
             fix='restart the kernel, or use launcher="local"',
         )
 

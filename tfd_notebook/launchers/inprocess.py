@@ -174,7 +174,7 @@ class InProcessTaskHost(TaskHost):
                 if task.role in SERVER_ROLES:
                     # The GPUs belong to the kernel. All servers of a process share the thread pool
                     # of the first server; a worker waits forever if its ps finds no free thread.
-                    task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
+                    task.settings.update(gpus=False, threads=tf_servers.MAX_ENDLESS + 1)
                 self._serve(name, task)
 
     def _serve(self, name: str, task: _InProcessTask) -> None:

@@ -30,7 +30,7 @@ STATES = (
 QUEUED, DISPATCHED, RUNNING, FETCHING, READY, FAILED, CANCELLED, RETRYING = range(len(STATES))
 ENDED = (READY, FAILED, CANCELLED)
 #: Number of lost attempts that are kept.
-_MOST_LOST = 1_000
+_MAX_LOST = 1_000
 _WAITING = (QUEUED, RETRYING)
 _IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
 
@@ -110,7 +110,7 @@ class Store:
         self._log_id = array("q")
         self._log_state = array("b")
         self._log_dropped = 0
-        self._lost: deque[LostAttempt] = deque(maxlen=_MOST_LOST)
+        self._lost: deque[LostAttempt] = deque(maxlen=_MAX_LOST)
         #: Increases with every change.
         self.version = 0
         #: Called after every change, by any thread and with locks, so it must return at once.

@@ -21,7 +21,7 @@ COLUMNS = (
 #: States of a task, see `TaskStatus`.
 STATES = ("alive", "hung", "refused", "unreachable", "foreign", "mismatch")
 #: Number of changes that are kept.
-MOST_CHANGES = 1000
+MAX_CHANGES = 1000
 
 
 @dataclass(frozen=True)

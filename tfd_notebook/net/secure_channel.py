@@ -38,8 +38,8 @@ VANISHED_SECONDS = 60
 #: Seconds without progress in the middle of a message.
 STALL_SECONDS = 60.0
 #: Limits of a header and of a body, in bytes.
-MOST_HEADER = 1 << 20
-MOST_BODY = 1 << 31
+MAX_HEADER = 1 << 20
+MAX_BODY = 1 << 31
 #: Limits of concurrent connections without a proof, in all and per address. The oldest is closed.
 _MAX_UNPROVEN, _MAX_UNPROVEN_PER_ADDRESS = 64, 16
 
@@ -127,7 +127,7 @@ class AuthenticatedChannel:
         views: list[memoryview] = [memoryview(buffer) for buffer in buffers]
         parts = [view.cast("B") for view in views if view.nbytes]
         size = sum(map(len, parts))
-        if len(encoded_header) > MOST_HEADER or size > MOST_BODY:
+        if len(encoded_header) > MAX_HEADER or size > MAX_BODY:
             raise ValueError(f"a message of {len(encoded_header)} and {size} bytes is too large")
         lengths = _LENGTHS.pack(len(encoded_header), size)
         with self._sending:
@@ -193,7 +193,7 @@ class AuthenticatedChannel:
     def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
         first = channel_handshake.receive_exactly(self._socket, _LENGTHS.size, first=True)
         head_size, size = _LENGTHS.unpack(first)
-        if head_size > MOST_HEADER or size > MOST_BODY:
+        if head_size > MAX_HEADER or size > MAX_BODY:
             raise ConnectionAbortedError("invalid message: too long")
         code = (
             channel_handshake.receive_exactly(self._socket, channel_handshake.CODE)

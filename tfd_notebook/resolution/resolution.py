@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import views
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
-from tfd_notebook.model.resolution import MOST_CHANGES, ResolutionSnapshot, RuleResult, changes
+from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.resolution import detection, factory, suggestions
 from tfd_notebook.resolvers.validation import checked, tasks_of
 
@@ -214,7 +214,7 @@ class Resolution:
                 time=now,
                 tasks=statuses,
                 seconds=time.monotonic() - start,
-                changes=(*before.changes, *new)[-MOST_CHANGES:],
+                changes=(*before.changes, *new)[-MAX_CHANGES:],
                 trouble=trouble,
                 cell=self._suggestion if suggest_start else self._use(tasks),
             )

@@ -19,7 +19,7 @@ from tfd_notebook.resolvers.validation import AddressesByJob, check_port
 #: Timeout for one command that queries Slurm's controller, in seconds.
 _REQUEST_SECONDS = 10.0
 #: Limit of a range of hosts. A longer range is a typing error.
-_MOST_HOSTS = 100_000
+_MAX_HOSTS = 100_000
 
 
 class SlurmResolver(Resolver):
@@ -233,7 +233,7 @@ def _expand_part(part: str) -> Iterable[str]:
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
         span = range(int(first), int(last or first) + 1)
-        if not 0 < len(span) <= _MOST_HOSTS:
+        if not 0 < len(span) <= _MAX_HOSTS:
             raise ValueError(piece)
         numbers += [str(number).zfill(len(first)) for number in span]
     return [f"{head}{number}{end}" for number in numbers for end in _expand_part(rest)]
@@ -260,7 +260,7 @@ def _environment() -> tuple[list[str], list[int]]:
     text = os.environ.get(tasks, "")
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match or int(match[2] or 1) > _MOST_HOSTS:
+        if not match or int(match[2] or 1) > _MAX_HOSTS:
             raise Malformed(f"invalid {tasks}={text!r}", fix='use a list as "3(x2),1"')
         counts += [int(match[1])] * int(match[2] or 1)
     return expand(os.environ[hosts], place), counts

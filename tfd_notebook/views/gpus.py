@@ -12,7 +12,7 @@ from tfd_notebook.views.table import Cell, Column, Row, Table, text_table
 
 FREE = "free"
 #: Maximum number of GPUs in the strip. The totals include all GPUs.
-MOST = 256
+MAX_GPUS = 256
 #: GPUs of a host in one line of text.
 _GPUS_PER_LINE = 16
 
@@ -38,7 +38,7 @@ _COLUMNS = (
 def strip_text(gpus: Sequence[GpuRow], width: int) -> list[str]:
     """Return the lines of the strip, with two bars per GPU: utilization and memory."""
     rows: list[Row] = []
-    for host, host_gpus in _by_host(gpus[:MOST]):
+    for host, host_gpus in _by_host(gpus[:MAX_GPUS]):
         for start in range(0, len(host_gpus), _GPUS_PER_LINE):
             chunk = host_gpus[start : start + _GPUS_PER_LINE]
             rows.append(
@@ -67,7 +67,7 @@ def strip_html(gpus: Sequence[GpuRow]) -> str:
     hosts = "".join(
         f'<div class="tfd-gpuhost"><div class="tfd-gpuname" title="{escape(host)}">{escape(host)}'
         f"</div>{''.join(itertools.starmap(_task_html, _by_task(host_gpus)))}</div>"
-        for host, host_gpus in _by_host(gpus[:MOST])
+        for host, host_gpus in _by_host(gpus[:MAX_GPUS])
     )
     rest = f'<div class="tfd-quiet">{_rest(gpus)}</div>' if _rest(gpus) else ""
     return (
@@ -190,4 +190,4 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _rest(gpus: Sequence[GpuRow]) -> str:
-    return f"… and {len(gpus) - MOST:,} more GPUs" if len(gpus) > MOST else ""
+    return f"… and {len(gpus) - MAX_GPUS:,} more GPUs" if len(gpus) > MAX_GPUS else ""

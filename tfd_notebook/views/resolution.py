@@ -19,8 +19,8 @@ from tfd_notebook.views.style import wrap
 from tfd_notebook.views.table import Cell, Column, Table, html_table, state_cell, text_table
 
 #: Maximum number of rows. Tasks that are not alive come first.
-MOST_ROWS = 100
-_MOST_CHANGES = 10
+MAX_ROWS = 100
+_MAX_CHANGES = 10
 
 _TASKS = (
     Column("task"),
@@ -99,9 +99,9 @@ def resolution_text(snapshot: ResolutionSnapshot, width: int = 110) -> str:
     if snapshot.trouble:
         lines += textwrap.wrap(f"{figures.sign('error')} {figures.clean(snapshot.trouble)}", width)
     if snapshot.tasks:
-        lines += task_status_table(snapshot, MOST_ROWS).text(width).splitlines()
+        lines += task_status_table(snapshot, MAX_ROWS).text(width).splitlines()
     if snapshot.changes:
-        table = changes_table(snapshot, _MOST_CHANGES)
+        table = changes_table(snapshot, _MAX_CHANGES)
         lines += ["", "changes, the latest first", *text_table(table.columns, table.rows, width)]
     if snapshot.cell:
         lines += ["", "the next cell:", *map(_code, snapshot.cell.splitlines())]
@@ -124,12 +124,12 @@ def resolution_html(snapshot: ResolutionSnapshot) -> str:
     parts += [f'<div class="tfd-quiet">{escape(why)}</div>' for why in _partial_results(snapshot)]
     if snapshot.trouble:
         parts.append(f'<div class="tfd-bad">{escape(snapshot.trouble)}</div>')
-    tasks = task_status_table(snapshot, MOST_ROWS)
+    tasks = task_status_table(snapshot, MAX_ROWS)
     parts.append(html_table(tasks.columns, tasks.rows, tasks.label))
     if tasks.foot:
         parts.append(f'<div class="tfd-quiet">{escape(tasks.foot)}</div>')
     if snapshot.changes:
-        changed = changes_table(snapshot, _MOST_CHANGES)
+        changed = changes_table(snapshot, _MAX_CHANGES)
         parts.append('<div class="tfd-quiet">changes, the latest first</div>')
         parts.append(html_table(changed.columns, changed.rows, changed.label))
     if snapshot.cell:

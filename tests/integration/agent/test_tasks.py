@@ -262,7 +262,7 @@ results["new_ports"] = {t.address for t in first.tasks}.isdisjoint(t.address for
 results["warned"] = [notice.what for notice in second.snapshot().notices]
 second.stop()
 results["endless"] = servers.endless()
-servers.MOST_ENDLESS = servers.endless() + 1
+servers.MAX_ENDLESS = servers.endless() + 1
 try:
     tfd.Cluster(workers=1, ps=1, launcher="inprocess", name="third")
 except tfd.errors.StateError as error:
