@@ -175,8 +175,8 @@ class Session:
         pending: set[asyncio.Future[None]] = set()
         while (read := await _read_line(reader))[0]:
             self._last_received = time.monotonic()
-            line, is_whole = read
-            if not is_whole:
+            line, is_complete = read
+            if not is_complete:
                 self._refuse(line)
             frame = agent_protocol.decode(line)
             if frame is None:

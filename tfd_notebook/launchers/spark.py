@@ -369,9 +369,9 @@ class _LineChannel:
                 _, body = self._channel.receive(SILENT_SECONDS)
             except (OSError, EOFError):
                 return
-            *whole, rest = (rest + bytes(body)).split(b"\n")
+            *lines, rest = (rest + bytes(body)).split(b"\n")
             validation.check_size(len(rest))
-            for line in whole:
+            for line in lines:
                 yield line + b"\n"
 
     def close(self) -> None:

@@ -239,12 +239,12 @@ def one_of(*values: Any) -> Check:
 def listing(check: Check, most: int = _MAX_ENTRIES) -> Check:
     """Return the check of a list."""
 
-    def whole(value: Any, path: str) -> list[Any]:
+    def check_list(value: Any, path: str) -> list[Any]:
         if not isinstance(value, list) or len(value) > most:
             raise invalid(path, value, f"a list of at most {most} entries")
         return [check(item, f"{path}[{position}]") for position, item in enumerate(value)]
 
-    return whole
+    return check_list
 
 
 def pair(first: Check, second: Check) -> Check:
@@ -261,18 +261,18 @@ def pair(first: Check, second: Check) -> Check:
 def mapping(key: Check, check: Check, most: int = _MAX_ENTRIES) -> Check:
     """Return the check of an object with arbitrary keys."""
 
-    def whole(value: Any, path: str) -> dict[Any, Any]:
+    def check_mapping(value: Any, path: str) -> dict[Any, Any]:
         if not isinstance(value, dict) or len(value) > most:
             raise invalid(path, value, f"an object of at most {most} entries")
         return {key(k, f"{path} key"): check(v, f"{path}[{k!r:.60}]") for k, v in value.items()}
 
-    return whole
+    return check_mapping
 
 
 def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
     """Return the check of an object with these fields, and optional ones."""
 
-    def whole(value: Any, path: str) -> dict[str, Any]:
+    def check_record(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise invalid(path, value, "an object")
         for name in value:
@@ -288,20 +288,20 @@ def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
                 result[name] = check(value[name], f"{path}.{name}")
         return result
 
-    return whole
+    return check_record
 
 
 def record_with(checks: Mapping[str, Check]) -> Check:
     """Return the check of an object that has these fields; others are not checked."""
 
-    def whole(value: Any, path: str) -> dict[str, Any]:
+    def check_record(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise invalid(path, value, "an object")
         for name, check in checks.items():
             check(value.get(name), f"{path}.{name}")
         return value
 
-    return whole
+    return check_record
 
 
 # Dataclasses, by their annotations

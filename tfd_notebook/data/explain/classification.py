@@ -140,12 +140,12 @@ def _filled_shuffle(measurement: Measurement, last: Stage) -> Stage | None:
         usual = 1 / measurement.rate if measurement.rate else 0.0
         return shuffle if measurement.first >= 3 * usual + 0.2 else None
     # No element yet: has its input begun to fill the buffer, or is any lane busy?
-    given = {
+    produced = {
         id(p.stage): p.elements for lane in measurement.lanes for p in lane.parts if p.elements
     }
-    if given.get(id(shuffle.inputs[0]), 0) >= (shuffle.number or 0):
+    if produced.get(id(shuffle.inputs[0]), 0) >= (shuffle.number or 0):
         return None
-    begun = any(id(stage) in given for stage in shuffle.inputs[0].walk())
+    begun = any(id(stage) in produced for stage in shuffle.inputs[0].walk())
     return shuffle if begun or any(lane.busy >= _BUSY for lane in measurement.lanes) else None
 
 
