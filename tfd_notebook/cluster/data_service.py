@@ -22,7 +22,6 @@ from tfd_notebook.model.spec import Policy, Role
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
-    from tfd_notebook.data.consume.stream import Stream
 
 
 #: Bytes that must remain free for the journal's records.

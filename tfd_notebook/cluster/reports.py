@@ -194,12 +194,12 @@ class ClusterReports:
                 "estimate failed: the current dataset does not read from the data workers",
                 fix="read dataset.apply(cluster.distribute('dynamic')), and try again",
             )
-        workers, sampler = Workers(self._data_service), ProcessSampler()
+        workers, process = Workers(self._data_service), ProcessSampler()
         readings = [source.reading()]
         for _ in range(_FORECAST_SECONDS):
             time.sleep(1.0)
             readings.append(source.reading())
-        sampler.sample()
+        process.sample()
         used = workers.read()
         first, last = readings[0], readings[-1]
         if last.elements == first.elements:
@@ -214,8 +214,8 @@ class ClusterReports:
             workers=len(used),
             rates=[float(rate) for rate in rates],
             wait_fraction=min(1.0, (last.waited - first.waited) / _FORECAST_SECONDS),
-            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or sampler.cpu,
-            consumer_cpu=0.0 if self._data_service.service_in_process else sampler.cpu,
+            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or process.cpu,
+            consumer_cpu=0.0 if self._data_service.service_in_process else process.cpu,
             cores=processors() if self._data_service.service_on_this_host else None,
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
             useful=delivery.can_use if delivery is not None else lambda count: count,
