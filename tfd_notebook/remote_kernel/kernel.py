@@ -50,8 +50,8 @@ _PREPARE = """
 try:
     import IPython
     IPython.get_ipython().run_line_magic("load_ext", "tfd_notebook")
-    from tfd_notebook.agent.bridges import kernel as kernelend
-    kernelend.lease({grace!r})
+    from tfd_notebook.agent.bridges import kernel as bridge
+    bridge.lease({grace!r})
 except ModuleNotFoundError as error:
     raise SystemExit("tfd-notebook is not installed: " + str(error)) from None
 """
