@@ -54,7 +54,8 @@ class ClusterDataService:
         self._streams: dict[str, Stream] = {}
         #: The actual name of each stream, by the requested name.
         self._stream_names: dict[str, str] = {}
-        self.environment: TaskEnvironment | None = None
+        #: The environment of this process when it started the tasks, or None if it did not.
+        self.task_environment: TaskEnvironment | None = None
 
     @property
     def owner(self) -> Cluster | None:
@@ -168,11 +169,6 @@ class ClusterDataService:
         return self._task_manager.on_this_host
 
     @property
-    def task_environment(self) -> TaskEnvironment | None:
-        """The environment of this process when it started the tasks, or None if it did not."""
-        return self.environment
-
-    @property
     def removed_addresses(self) -> frozenset[str]:
         """The addresses of tasks that `scale` removed."""
         return self._task_manager.removed_addresses()
@@ -208,9 +204,8 @@ class ClusterDataService:
 
     def data_workers(self) -> tuple[TaskRow, ...]:
         """Return the data workers that have not ended, by index."""
-        rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
-        running = (row for row in rows if not row.state.ended)
-        return tuple(sorted(running, key=lambda row: row.index))
+        rows = self._task_manager.rows_of(Role.DATA_WORKER)
+        return tuple(row for row in rows if not row.state.ended)
 
     def check_room(self, needed: int) -> None:
         """Raise WorkDirError unless the journal's disk has room for `needed` bytes.

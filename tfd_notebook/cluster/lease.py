@@ -21,7 +21,7 @@ _MAX_HOURS = 24.0 * 365
 def check_hours(hours: object) -> None:
     """Raise UsageError unless `hours` is a valid duration of a lease."""
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
-        raise errors.UsageError(f"invalid hours {hours!r}: expected a number")
+        raise errors.UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
     try:
         number = float(hours)
     except OverflowError:

@@ -78,7 +78,7 @@ class Lifecycle:
                     "started again",
                     fix="create a new one with tfd.Cluster(...)",
                 )
-            self._data_service.environment = TaskEnvironment.now()
+            self._data_service.task_environment = TaskEnvironment.now()
             self._start_monitoring()
             self._lease.notify_of_namesake()
             try:
