@@ -45,10 +45,9 @@ test: lint $(VENV)/.front ## lint, then the front end, unit, integration and qui
 	$(PYTEST) $(PARALLEL) -m "not root and not slow" $(SUITES)
 	$(PYTEST) $(NBVAL) $(QUICKSTART)
 
-# The tests of hosts mostly wait for timeouts, so that they run next to the notebooks and others.
+# Many of these tests wait for timeouts, so that they run next to each other.
 test-all: test ## all tests: also Spark, hosts, Slurm, browser, failures and the notebooks
-	$(MAKE) --jobs 2 --output-sync=target test-spark test-browser
-	$(MAKE) --jobs 2 --output-sync=target test-hosts test-alone
+	$(MAKE) --jobs --output-sync=target test-spark test-hosts test-browser test-alone
 	# Tests that measure time run alone.
 	$(PYTEST) $(NBVAL) $(TIMED)
 
