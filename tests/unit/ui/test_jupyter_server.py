@@ -200,7 +200,7 @@ def test_server_extension_imports_no_cluster_code() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
         "asyncio.run(jupyter_server.unattached_clusters());"
-        "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster.cluster'} & set(sys.modules))"
+        "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster'} & set(sys.modules))"
     )
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
