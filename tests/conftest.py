@@ -6,6 +6,7 @@ of the user. A variable in its environment marks every process that descends fro
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -57,6 +58,8 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("tmp", "run", "ipython", "jupyter"):
         (_BASE / name).mkdir(mode=0o700)
+    # At exit, because IPython writes to its history there. Later handlers run earlier.
+    atexit.register(shutil.rmtree, _BASE, ignore_errors=True)
     os.environ.update(
         {
             _MARK: uuid.uuid4().hex,
@@ -77,7 +80,6 @@ def pytest_unconfigure() -> None:
     os.environ.clear()
     os.environ.update(_OUTER_ENVIRONMENT)
     tempfile.tempdir = None
-    shutil.rmtree(_BASE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
