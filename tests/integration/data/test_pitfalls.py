@@ -187,7 +187,7 @@ class TestLostWorker:
         dataset = batches(600).apply(mortal.distribute("dynamic"))
         kill = once(10, lambda: mortal.kill("data_worker:1"))
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
-            if mortal.policy.on_loss == "raise":
+            if mortal.config.policy.on_loss == "raise":
                 with pytest.raises(errors.DataLoss, match="data_worker:1") as caught:
                     consume(kind, mortal, dataset, kill)
                 assert "SIGKILL" in str(caught.value)
