@@ -27,7 +27,7 @@ import pytest
 #: With ``TFD_REQUIRE_ALL=1``, a skipped test fails.
 REQUIRE_ALL = os.environ.get("TFD_REQUIRE_ALL") == "1"
 #: Seconds after a test in which stopped processes and threads may still end.
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 15.0
 
 _MARK = "TFD_TEST_RUN"
 _BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tests._reading import SECONDS, Reader, read
+from tests._reading import Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook.data.service.options import ReadOptions
@@ -179,24 +179,6 @@ def test_coordinated_reads_use_grpc() -> None:
     coordinated = ReadOptions("OFF", job_name="rounds", consumer_index=0, num_consumers=2)
     assert coordinated.transfer(in_process=True) == "grpc"
     assert ReadOptions("OFF").transfer(in_process=True) == "local"
-
-
-def test_incomplete_last_round_raises_an_error(
-    cluster: tfd.Cluster,
-) -> None:
-    """The last consumer that requests the round gets the error.
-
-    TensorFlow does not wake the others if they wait before the worker has read the end.
-    """
-    unknown_length = tf.data.Dataset.range(7).filter(lambda i: i >= 0)
-    with contextlib.ExitStack() as stack:
-        readers = [
-            stack.enter_context(Reader(dataset))
-            for dataset in coordinated(cluster, unknown_length, 3)
-        ]
-        until(lambda: any(reader.error for reader in readers), SECONDS)
-        errors = [reader.error for reader in readers if reader.error]
-        assert all("infinite cardinality" in str(error) for error in errors)
 
 
 def test_coordinated_reads_include_an_added_worker(cluster: tfd.Cluster) -> None:
