@@ -11,9 +11,10 @@ IF_ROOT := $(if $(ROOT),,: only root may run:)
 AND_ROOT := $(if $(ROOT),root or ,not root and )
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 # More processes than cores, because many tests wait.
-PARALLEL := -n 4 --dist loadfile
-# `slow` tests start many processes or a compiler. `make test` leaves them to `make test-all`.
-SUITES := tests/unit tests/integration tests/conformance --ignore tests/integration/data/explain/test_explain.py
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
+# Long files first, so that none runs alone at the end. `make test` leaves out `slow` tests, which
+# start many processes or a compiler.
+SUITES := tests/integration tests/conformance tests/unit --ignore tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts, and what measures time.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
