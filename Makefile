@@ -46,15 +46,15 @@ test: lint $(VENV)/.front ## lint, then the front end, unit, integration and qui
 	$(PYTEST) $(PARALLEL) -m "not root and not slow" $(SUITES)
 	$(PYTEST) $(NBVAL) $(QUICKSTART)
 
-# Many of these tests wait for timeouts, so that they run next to each other.
+# Two groups at a time: with more, tests time out on two cores.
 test-all: test ## all tests: also Spark, hosts, Slurm, browser, failures and the notebooks
-	$(MAKE) --jobs --output-sync=target test-spark test-hosts test-browser test-alone
+	$(MAKE) --jobs 2 --output-sync=target test-spark test-alone test-hosts test-browser
 	# Tests that measure time run alone.
 	$(PYTEST) $(NBVAL) $(TIMED)
 
 test-spark test-browser test-hosts test-alone: $(VENV)/.test $(VENV)/.front
 test-spark:
-	$(PYTEST) $(PARALLEL) tests/spark
+	$(PYTEST) $(PARALLEL) -n 2 tests/spark
 test-browser:
 	$(PYTEST) tests/browser
 test-hosts:

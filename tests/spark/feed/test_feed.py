@@ -217,7 +217,10 @@ def test_only_unread_rows_of_a_killed_feeder_are_lost(tmp_path: Path) -> None:
 
 
 def test_more_results_than_rows_are_refused(tmp_path: Path) -> None:
-    with Inbox(tmp_path, _feeding.SECRET) as inbox, pytest.raises(UsageError, match="2 results"):
+    with (
+        Inbox(tmp_path, _feeding.SECRET) as inbox,
+        pytest.raises(UsageError, match="2 more results"),
+    ):
         DataFeed(inbox, train_mode=False).batch_results([1, 2])
 
 
