@@ -41,7 +41,6 @@ def distribute(
     Parameters
     ----------
     host : DataServiceProtocol
-        The cluster. The cluster's method of the same name passes it.
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
         ``"off"``, ``"dynamic"``, ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``,
         ``"parallel_epochs"`` (same as off) or ``"distributed_epoch"`` (same as dynamic).
