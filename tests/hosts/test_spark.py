@@ -114,6 +114,7 @@ print(json.dumps(results), flush=True)
 )
 
 
+@pytest.mark.timeout(330)  # three Spark applications, next to other tests
 def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
     """A host with a free slot and no worker is reported. A parameter server fills a slot.
 
@@ -123,7 +124,7 @@ def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
         [sys.executable, "-c", FED.replace("{session}", standalone.session())],
         capture_output=True,
         text=True,
-        timeout=160,
+        timeout=300,
     )
     assert completed.returncode == 0, completed.stderr[-5000:]
     alone, *results = json.loads(completed.stdout.splitlines()[-1])
