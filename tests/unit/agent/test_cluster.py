@@ -1,6 +1,7 @@
 """The part of a cluster that an agent runs on its host."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import threading
@@ -13,29 +14,39 @@ from tfd_notebook.net import runtime_dir
 from tfd_notebook.net.probe import probe
 
 
+@contextlib.asynccontextmanager
+async def opened_cluster(name, allow=()):
+    """Yield an agent, a session, and the directory of a cluster that is open in both."""
+    directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
+    agent = Agent("abcdefabcdef", directory, None)
+    session = Session("host", agent.id, 0.0)
+    opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
+    yield (
+        agent,
+        session,
+        await agent.handle_open(
+            session, name, preload=[], allow=list(allow), description={}, **opened
+        ),
+    )
+    assert not agent.clusters
+    runtime_dir.remove(agent.directory)
+    lock.close()
+
+
 def test_unkillable_task_leaves_no_directory(capfd):
     async def work():
-        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
-        agent = Agent("abcdefabcdef", directory, None)
-        session = Session("host", agent.id, 0.0)
-        opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        opened_at = await agent.handle_open(
-            session, "stuck", preload=[], allow=[], description={}, **opened
-        )
-        await agent.handle_reserve_ports(
-            "stuck",
-            [
-                {"role": "worker", "index": index, "host": "localhost"}
-                | {"port": 0, "settings": {}, "gpus": []}
-                for index in range(2)
-            ],
-        )
-        cluster = agent.clusters["stuck"]
-        os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
-        await agent.handle_close(session, "stuck")
-        assert not agent.clusters
-        runtime_dir.remove(agent.directory)
-        lock.close()
+        async with opened_cluster("stuck") as (agent, session, opened_at):
+            await agent.handle_reserve_ports(
+                "stuck",
+                [
+                    {"role": "worker", "index": index, "host": "localhost"}
+                    | {"port": 0, "settings": {}, "gpus": []}
+                    for index in range(2)
+                ],
+            )
+            cluster = agent.clusters["stuck"]
+            os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
+            await agent.handle_close(session, "stuck")
         return Path(opened_at)
 
     assert not asyncio.run(work()).exists()
@@ -46,23 +57,14 @@ def test_slow_removal_of_a_directory_does_not_block_the_agent(capfd, monkeypatch
     threads = []
 
     async def work():
-        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
-        agent = Agent("abcdefabcdef", directory, None)
-        session = Session("host", agent.id, 0.0)
-        opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        opened_at = await agent.handle_open(
-            session, "kept", preload=[], allow=[], description={}, **opened
-        )
+        async with opened_cluster("kept") as (agent, session, opened_at):
 
-        def remove_nothing(path, **options):
-            threads.append(threading.current_thread())
+            def remove_nothing(path, **options):
+                threads.append(threading.current_thread())
 
-        with monkeypatch.context() as patch:
-            patch.setattr(shutil, "rmtree", remove_nothing)
-            await agent.handle_close(session, "kept")
-        assert not agent.clusters
-        runtime_dir.remove(agent.directory)
-        lock.close()
+            with monkeypatch.context() as patch:
+                patch.setattr(shutil, "rmtree", remove_nothing)
+                await agent.handle_close(session, "kept")
         return opened_at
 
     opened_at = asyncio.run(work())
@@ -75,24 +77,20 @@ def test_error_server_starts_after_a_failed_attempt(capfd):
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
 
     async def work():
-        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
-        agent = Agent("abcdefabcdef", directory, None)
-        session = Session("host", agent.id, 0.0)
-        opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        await agent.handle_open(session, "lost", preload=[], allow=many, description={}, **opened)
-        packed = {"role": "ps", "index": 0, "host": "127.0.0.1"}
-        await agent.handle_reserve_ports("lost", [packed | {"port": 0, "settings": {}, "gpus": []}])
-        cluster = agent.clusters["lost"]
-        task = cluster.tasks["ps:0"]
-        task.state = TaskState.FAILED
-        results = []
-        for allow in (cluster.allow, ()):
-            cluster.allow = allow
-            task.serve_error()
-            results.append(await asyncio.to_thread(probe, task.address))
-        await agent.handle_close(session, "lost")
-        runtime_dir.remove(agent.directory)
-        lock.close()
+        async with opened_cluster("lost", many) as (agent, session, _):
+            packed = {"role": "ps", "index": 0, "host": "127.0.0.1"}
+            await agent.handle_reserve_ports(
+                "lost", [packed | {"port": 0, "settings": {}, "gpus": []}]
+            )
+            cluster = agent.clusters["lost"]
+            task = cluster.tasks["ps:0"]
+            task.state = TaskState.FAILED
+            results = []
+            for allow in (cluster.allow, ()):
+                cluster.allow = allow
+                task.serve_error()
+                results.append(await asyncio.to_thread(probe, task.address))
+            await agent.handle_close(session, "lost")
         return results
 
     open_port, closed = asyncio.run(work())
