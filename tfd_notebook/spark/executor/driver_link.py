@@ -59,6 +59,8 @@ class DriverConnection:
         self._next_number = 0
         #: The first message as it was sent, until the driver acknowledges it.
         self._unacknowledged: Mapping[str, Any] | None = None
+        #: The channel that it was last sent on, and the time.
+        self._sent_on: secure_channel.AuthenticatedChannel | None = None
         self._sent_at = 0.0
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
@@ -89,7 +91,7 @@ class DriverConnection:
                 self._unacknowledged is not None
                 and time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
             )
-            channel = self._channel if overdue else None
+            channel = self._sent_on if overdue else None
         if channel is not None:
             channel.close()
 
@@ -139,11 +141,9 @@ class DriverConnection:
                 self._changed.notify_all()
 
     def _send_loop(self) -> None:
-        used: secure_channel.AuthenticatedChannel | None = None  # of the unacknowledged message
-
         def can_send() -> bool:
             unsent = (
-                self._channel is not used
+                self._channel is not self._sent_on
                 if self._unacknowledged is not None
                 else bool(self._messages)
             )
@@ -154,7 +154,7 @@ class DriverConnection:
                 self._changed.wait_for(can_send)
                 if self._closed or self._channel is None:
                     return
-                used, message = self._channel, self._unacknowledged
+                channel, message = self._channel, self._unacknowledged
                 if message is None:
                     message = {
                         **self._messages[0],
@@ -163,11 +163,11 @@ class DriverConnection:
                     }
                     self._next_number += 1
                     self._unacknowledged = message
-                self._sent_at = time.monotonic()
+                self._sent_on, self._sent_at = channel, time.monotonic()
             try:
-                used.send({**message, **self._fields()})
+                channel.send({**message, **self._fields()})
             except OSError:
-                used.close()  # `_receive_loop` opens another one
+                channel.close()  # `_receive_loop` opens another one
             except Exception:  # a message that is too large or not JSON would fail again
                 traceback.print_exc()
                 self._acknowledge(message["seq"])

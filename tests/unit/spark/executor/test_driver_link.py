@@ -114,12 +114,19 @@ def test_unresponsive_channel_is_replaced(driver: Driver) -> None:
     driver.connection.send({"type": "ended"})
     assert silent.receive(20)[0]["type"] == "ended"  # without an acknowledgement
 
-    def is_replaced() -> bool:
-        driver.connection.send_heartbeat()
-        return not driver.channels.empty()
+    replaced = threading.Event()
 
-    until(is_replaced)
-    assert receive(driver.next())["type"] == "ended"
+    def send_heartbeats() -> None:
+        while not replaced.is_set():  # without a pause: the next channel must not be closed as well
+            driver.connection.send_heartbeat()
+
+    heartbeats = threading.Thread(target=send_heartbeats)
+    heartbeats.start()
+    try:
+        assert receive(driver.next())["type"] == "ended"
+    finally:
+        replaced.set()
+        heartbeats.join()
 
 
 @pytest.mark.parametrize("invalid", [object(), "x" * (1 << 21)])
