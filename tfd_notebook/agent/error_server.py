@@ -39,8 +39,9 @@ class ErrorServer:
     then waits forever. With `dispatcher`, the error server of a data worker therefore accepts new
     tasks like a worker without data. In the modes ``"off"`` and ``"dynamic"``, which do not divide
     the source in advance, no data is missing: the consumer gets all elements from the remaining
-    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data.
-    The caller must report this loss.
+    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data
+    and, at the start, the tasks that the worker left unfinished: consumers in the worker's process
+    never call the port. The caller must report this loss.
 
     Parameters
     ----------
@@ -93,6 +94,8 @@ class ErrorServer:
         try:
             for port, text in self._ports.items():
                 self._serve(port, text)
+            if self._on_loss == "warn":
+                self._pool.submit(self._complete_assigned)
         except BaseException:
             self.close()
             raise
@@ -114,7 +117,7 @@ class ErrorServer:
         self.close()
 
     def _serve(self, port: int, text: str) -> None:
-        accept = self._accept(self._workers.get(port, f"localhost:{port}"))
+        accept = self._accept(self._worker(port))
         handler = _ErrorHandler(self._code, text, accept, self._on_loss == "warn")
         server = grpc.server(self._pool, handlers=(handler,), options=(("grpc.so_reuseport", 1),))
         bound = 0
@@ -127,6 +130,20 @@ class ErrorServer:
         server.start()
         if self._allow is not None:
             net_ports.restrict_port(port, self._allow)
+
+    def _complete_assigned(self) -> None:
+        """Report the unfinished tasks of the failed workers to the dispatcher as done."""
+        if self._dispatcher is None:
+            return
+        for port in self._ports:
+            worker = self._worker(port)
+            with contextlib.suppress(TfdError):
+                tasks = probe.assigned_tasks(self._dispatcher, worker, 2.0)
+                probe.complete_tasks(self._dispatcher, worker, tasks, 2.0)
+
+    def _worker(self, port: int) -> str:
+        """Return the address of the worker on `port` as registered with the dispatcher."""
+        return self._workers.get(port, f"localhost:{port}")
 
     def _accept(self, worker: str) -> Callable[[int], None] | None:
         """Return a callable that reports a task of `worker` to the dispatcher as done."""

@@ -23,6 +23,7 @@ _STATUS = "/tensorflow.WorkerService/GetStatus"
 _VERSION = "/tensorflow.data.DispatcherService/GetVersion"
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
+_HEARTBEAT = "/tensorflow.data.DispatcherService/WorkerHeartbeat"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
 
 _METHODS: dict[Kind, str] = {
@@ -247,6 +248,28 @@ def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
     except DecodeError:
         raise _no_dispatcher(address, "another server answers") from None
     return tuple(worker.address for worker in workers)
+
+
+def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -> tuple[int, ...]:
+    """Return the ids of all unfinished tasks that a dispatcher has assigned to a worker.
+
+    The request is the heartbeat of a worker that processes no task, so do not use it for a worker
+    that still runs.
+
+    Raises
+    ------
+    DispatcherLost
+        No dispatcher answers at `dispatcher`.
+    TimeLimit
+        No reply within `timeout` seconds.
+    """
+    request = tf_messages.WorkerHeartbeatRequest(worker_address=worker_address)
+    reply = _request(dispatcher, _HEARTBEAT, request, timeout)
+    try:
+        tasks = tf_messages.WorkerHeartbeatResponse.FromString(reply).new_tasks
+    except DecodeError:
+        raise _no_dispatcher(dispatcher, "another server answers") from None
+    return tuple(task.task_id for task in tasks)
 
 
 def complete_tasks(

@@ -40,6 +40,8 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
         "int64 num_consumers = 7",
         "ProcessingModeDef processing_mode_def = 10",
     ),
+    "WorkerHeartbeatRequest": ("string worker_address = 1",),
+    "WorkerHeartbeatResponse": ("*TaskDef new_tasks = 1",),
     "ProcessTaskRequest": ("TaskDef task = 1",),
     "GetElementRequest": ("int64 task_id = 1",),
     "GetElementResponse": ("bool end_of_sequence = 2",),
@@ -136,6 +138,8 @@ GetVersionResponse: Any = _built["GetVersionResponse"]
 GetWorkersResponse: Any = _built["GetWorkersResponse"]
 GetWorkerTasksResponse: Any = _built["GetWorkerTasksResponse"]
 WorkerUpdateRequest: Any = _built["WorkerUpdateRequest"]
+WorkerHeartbeatRequest: Any = _built["WorkerHeartbeatRequest"]
+WorkerHeartbeatResponse: Any = _built["WorkerHeartbeatResponse"]
 ProcessTaskRequest: Any = _built["ProcessTaskRequest"]
 GetElementRequest: Any = _built["GetElementRequest"]
 GetElementResponse: Any = _built["GetElementResponse"]

@@ -146,9 +146,11 @@ def test_worker_can_be_removed_while_its_old_server_stops() -> None:
             cluster.scale(data_workers=1)
             assert cluster.snapshot().task("data_worker:0").address != first
             cluster.scale(data_workers=0)
-            proceed.set()
-        cluster.scale(data_workers=1)
-        assert len(read(batches().apply(cluster.distribute("dynamic")))) == 12
+            cluster.scale(data_workers=1)
+            with Reader(batches().apply(cluster.distribute("dynamic"))) as reader:
+                assert len(reader.first(12)) == 12
+                proceed.set()  # the old server, which still got a task of this epoch, stops
+                assert len(reader.all()) == 12
 
 
 def coordinated(cluster: tfd.Cluster, dataset: Any, count: int) -> list[Any]:
