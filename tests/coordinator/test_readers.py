@@ -144,18 +144,40 @@ assert (float(before.numpy()), float(twice(before))) == (1.0, 2.0)
 assert "chief" in cluster.resolver.cluster_spec().jobs
 
 # Devices that are replaced take what is read from them away, and the call is refused before.
-try:
-    spec = tf.train.ClusterSpec({"chief": ["localhost:1"]})
-    tf.config.experimental_connect_to_cluster(spec, job_name="chief")
-    raise AssertionError("the coordinator connected")
-except StateError as error:
-    assert "replaces the devices of this process" in str(error), error
-    assert "reads a dataset" in str(error), error
+def check_refusal():
+    try:
+        spec = tf.train.ClusterSpec({"chief": ["localhost:1"]})
+        tf.config.experimental_connect_to_cluster(spec, job_name="chief")
+        raise AssertionError("the coordinator connected")
+    except StateError as error:
+        assert "replaces the devices of this process" in str(error), error
+        assert "reads a dataset" in str(error), error
+
+
+check_refusal()
 await_progress()
 stopping.set()
 for reader in readers:
     reader.join(60)
 stream.stop()
+
+# The only reader runs operations between its elements.
+ended = threading.Event()
+
+
+def compute():
+    for element in numbers():
+        for _ in range(20):
+            element = element + 1
+        if ended.is_set():
+            return
+
+
+computing = threading.Thread(target=compute, daemon=True)
+computing.start()
+check_refusal()
+ended.set()
+computing.join(60)
 cluster.stop()
 data.stop()
 assert not errors, errors

@@ -166,10 +166,10 @@ def _description(threads: dict[int, FrameType]) -> str:
     return ", ".join(sorted(parts))
 
 
-def _readers() -> dict[int, FrameType]:
-    """Return the threads that read an iterator now or within `_READER_SECONDS`."""
+def _readers(seconds: float) -> dict[int, FrameType]:
+    """Return the threads that read an iterator now or within `seconds`."""
     own = threading.get_ident()
-    end = time.monotonic() + _READER_SECONDS
+    end = time.monotonic() + seconds
     while True:
         readers = {
             thread: top
@@ -185,16 +185,26 @@ def _set_server_def_parked(self: Any, server_def: Any, *args: Any, **kwargs: Any
     """Replace the definition of the cluster while no operation runs."""
     if not self._context_handle or not server_def:
         return _set_server_def(self, server_def, *args, **kwargs)
+    present = self.get_server_def()
+    job = server_def.job_name
+    replaces_devices = job != (LOCAL_JOB if present is None else present.job_name)
+    if replaces_devices:
+        # Before the threads are parked: between two elements, a reader may run an operation.
+        _refuse_readers(job, _READER_SECONDS)
     with parked():
-        present = self.get_server_def()
-        job = present.job_name if present is not None else LOCAL_JOB
-        if server_def.job_name != job and (readers := _readers()):
-            raise StateError(
-                f"connecting as job {server_def.job_name!r} replaces the devices of this process, "
-                f"and these threads read from them: {_description(readers)}",
-                fix="stop them first, or connect with cluster.strategy(), which keeps the devices",
-            )
+        if replaces_devices:
+            _refuse_readers(job, 0.0)
         return _set_server_def(self, server_def, *args, **kwargs)
+
+
+def _refuse_readers(job: str, seconds: float) -> None:
+    """Raise StateError if threads read an iterator now or within `seconds`."""
+    if readers := _readers(seconds):
+        raise StateError(
+            f"connecting as job {job!r} replaces the devices of this process, and these threads "
+            f"read from them: {_description(readers)}",
+            fix="stop them first, or connect with cluster.strategy(), which keeps the devices",
+        )
 
 
 #: The job name of a process's devices before it connects to a cluster.
