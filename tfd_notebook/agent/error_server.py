@@ -39,9 +39,9 @@ class ErrorServer:
     then waits forever. With `dispatcher`, the error server of a data worker therefore accepts new
     tasks like a worker without data. In the modes ``"off"`` and ``"dynamic"``, which do not divide
     the source in advance, no data is missing: the consumer gets all elements from the remaining
-    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data
-    and, at the start, the tasks that the worker left unfinished: consumers in the worker's process
-    never call the port. The caller must report this loss.
+    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data.
+    Tasks that the worker left unfinished end at the start, because consumers in the worker's
+    process never call the port. The caller must report this loss.
 
     Parameters
     ----------
