@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,15 +104,19 @@ def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
 def enough_after(number: int, action: Callable[[], object], recovered: Callable[[], Any]) -> Any:
     """Return an `on_batch` that calls `action` after batch `number`.
 
-    The read ends 30 batches after `recovered` returns True.
+    The read ends 30 batches after `recovered` returns True. Until then it is slow, because an
+    endless read uses a core.
     """
     last: list[int] = []
 
     def on_batch(batch: int) -> None:
         if batch == number:
             action()
-        elif batch > number and not last and recovered():
-            last.append(batch + 30)
+        elif batch > number and not last:
+            if recovered():
+                last.append(batch + 30)
+            else:
+                time.sleep(0.01)
         elif last and batch >= last[0]:
             raise Enough
 
