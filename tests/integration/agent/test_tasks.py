@@ -200,14 +200,15 @@ def test_cluster_with_all_roles_leaves_nothing_behind() -> None:
     assert {row.state for row in cluster.snapshot().tasks} == {"stopped"}
 
 
+#: Trains with the servers of a cluster, from a process that may connect to them.
 TRAIN = """
 import json, sys
 import tensorflow as tf
-import tfd_notebook as tfd
 
-with tfd.Cluster(workers=2, ps=1, launcher=sys.argv[1], name="bare") as cluster:
-    spec = tf.train.ClusterSpec(cluster._task_manager.cluster_spec())
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+def train(spec):
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), rpc_layer="grpc"
+    )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
@@ -221,19 +222,20 @@ with tfd.Cluster(workers=2, ps=1, launcher=sys.argv[1], name="bare") as cluster:
     for number in range(20):
         coordinator.schedule(add, (float(number),))
     coordinator.join()
-    print(json.dumps([total.numpy().item(), total.device]))
+    return total.numpy().item(), total.device
 """
+ON_PS = "/job:ps/replica:0/task:0/"
 
 
-@pytest.mark.parametrize("launcher", ["local", "inprocess"])
-def test_tensorflow_trains_with_the_tasks(launcher: str) -> None:
-    total, device = run(TRAIN, launcher)
+def test_tensorflow_trains_with_the_tasks() -> None:
+    with tfd.Cluster(workers=2, ps=1, name="bare") as cluster:
+        spec = json.dumps(cluster._task_manager.cluster_spec())
+        total, device = run(f"{TRAIN}\nprint(json.dumps(train(json.loads(sys.argv[1]))))", spec)
     assert total == 190.0
-    assert device.startswith("/job:ps/replica:0/task:0/")
+    assert device.startswith(ON_PS)
 
 
 INSIDE = """
-import json
 import tfd_notebook as tfd
 from tfd_notebook.agent import tf_servers as servers
 from tfd_notebook.net.probe import probe
@@ -262,7 +264,7 @@ results["new_ports"] = {t.address for t in first.tasks}.isdisjoint(t.address for
 results["warned"] = [notice.what for notice in second.snapshot().notices]
 second.stop()
 results["endless"] = servers.endless()
-servers.MAX_ENDLESS = servers.endless() + 1
+most, servers.MAX_ENDLESS = servers.MAX_ENDLESS, servers.endless() + 1
 try:
     tfd.Cluster(workers=1, ps=1, launcher="inprocess", name="third")
 except tfd.errors.StateError as error:
@@ -271,12 +273,16 @@ results["not_started"] = servers.endless() == results["endless"]
 results["left"] = list(tfd.clusters())
 with tfd.Cluster(data_workers=1, launcher="inprocess", name="data") as data:
     results["data"] = data.state
+servers.MAX_ENDLESS = most
+# The last step, because it connects this process to the cluster.
+with tfd.Cluster(workers=2, ps=1, launcher="inprocess", name="bare") as bare:
+    results["trained"] = train(bare._task_manager.cluster_spec())
 print(json.dumps(results))
 """
 
 
 def test_in_process_servers_end_with_the_kernel() -> None:
-    results = run(INSIDE)
+    results = run(f"{TRAIN}\n{INSIDE}")
     assert results["names"] == ["ps:0", "worker:0", "worker:1", "evaluator:0"]
     assert results["kinds"] == ["server"] * 4
     assert results["open_to"] == ["loopback"]
@@ -296,6 +302,9 @@ def test_in_process_servers_end_with_the_kernel() -> None:
     assert results["not_started"]
     assert results["left"] == []
     assert results["data"] == "ready"
+    total, device = results["trained"]
+    assert total == 190.0
+    assert device.startswith(ON_PS)
 
 
 RECORD = """
