@@ -181,7 +181,10 @@ SIBLING = """
 import sys
 from tfd_notebook.cluster import control_socket as control
 from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.training import ParameterServerTraining
 
+# It would load TensorFlow to hide GPUs.
+ParameterServerTraining.hide_gpus_from_kernel = lambda self: None
 for name in sys.argv[1:]:
     Cluster(launcher="fake", workers=1, ps=1, name=name)
 control.ensure_started()
