@@ -1,26 +1,8 @@
-"""A bare tf.data service in child processes, for tests that kill parts of it."""
+"""A bare tf.data service in separate processes, for tests that kill parts of it."""
 
 import subprocess
 import sys
 import threading
-
-_SERVER = """
-import os, sys
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-import tensorflow as tf
-service = tf.data.experimental.service
-if sys.argv[1] == "dispatcher":
-    server = service.DispatchServer(service.DispatcherConfig(job_gc_check_interval_ms=100))
-    print(server.target, flush=True)
-else:
-    address = sys.argv[2].split("://")[1]
-    server = service.WorkerServer(
-        service.WorkerConfig(dispatcher_address=address, heartbeat_interval_ms=100)
-    )
-    print("worker", flush=True)
-sys.stdin.read()
-os._exit(0)
-"""
 
 
 def run_python(source, *arguments):
@@ -51,27 +33,30 @@ def end(process):
 
 
 class Service:
-    """A dispatcher and its workers, as a context manager."""
+    """A dispatcher and its workers, started by `tasks`, as a context manager."""
 
-    def __init__(self, workers=1):
-        self.dispatcher = run_python(_SERVER, "dispatcher")
-        self.target = read_line(self.dispatcher)
-        self.workers = []
+    def __init__(self, tasks, workers=1):
+        self._tasks = tasks
+        self._dispatcher = tasks.start("dispatcher")
+        self.target = tasks.addresses[self._dispatcher]
+        self._workers = []
         for _ in range(workers):
             self.add_worker()
 
     def add_worker(self):
-        self.workers.append(run_python(_SERVER, "worker", self.target))
-        assert read_line(self.workers[-1]) == "worker"
+        dispatcher = self.target.partition("://")[2]
+        self._workers.append(self._tasks.start("worker", dispatcher=dispatcher))
 
     def kill_workers(self):
-        for worker in self.workers:
-            end(worker)
-        self.workers.clear()
+        while self._workers:
+            self._tasks.end(self._workers.pop())
+
+    def kill_dispatcher(self):
+        self._tasks.end(self._dispatcher)
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.kill_workers()
-        end(self.dispatcher)
+        self.kill_dispatcher()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.integration._tasks import Tasks
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers
 
 pytestmark = pytest.mark.integration
-Tasks = runpy.run_path(str(Path(__file__).parents[1] / "_tasks.py"))["Tasks"]
 TEXT = "[TFD302] data_worker:0 is gone\nNext: restart it"
 #: The longest pause of TensorFlow's client between two attempts shortly after a task died.
 SOON = 5.0

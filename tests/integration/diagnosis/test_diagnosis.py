@@ -14,6 +14,7 @@ from tests._doctor import DOCTOR, in_child
 from tests._grpc import Server, status
 from tests._waiting import until
 from tests.integration._service import Service
+from tests.integration._tasks import Tasks
 from tfd_notebook.net import tf_messages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -140,7 +141,7 @@ def test_failed_worker_and_missing_workers_are_found(cluster: tfd.Cluster) -> No
 
 @pytest.mark.slow
 def test_external_service_is_diagnosed() -> None:
-    with Service(workers=2) as external:
+    with Tasks() as tasks, Service(tasks, workers=2) as external:
         until(lambda: codes(external.target) == set())
         external.kill_workers()
         (finding,) = tfd.doctor(external.target)

@@ -1,68 +1,30 @@
-"""External clusters: bare TensorFlow servers in a separate process."""
+"""External clusters: bare TensorFlow servers in separate processes."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tests.integration._service import Service
+from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.launchers import external
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-# The worker is a separate process, so that a test can kill it.
-SERVERS = """
-import os, subprocess, sys
-import tensorflow as tf
-service = tf.data.experimental.service
-dispatcher = service.DispatchServer()
-worker = '''
-import sys
-import tensorflow as tf
-service = tf.data.experimental.service
-worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=sys.argv[1]))
-print("up", flush=True)
-sys.stdin.read()
-'''
-address = dispatcher.target.partition("://")[2]
-child = subprocess.Popen([sys.executable, "-c", worker, address], stdout=subprocess.PIPE)
-child.stdout.readline()
-print(dispatcher.target, child.pid, flush=True)
-sys.stdin.read()
-child.kill()
-child.wait()
-os._exit(0)
-"""
-
-
-@dataclass
-class External:
-    target: str
-    worker: int
-
 
 @pytest.fixture
-def service() -> Iterator[External]:
-    pipe = subprocess.PIPE
-    servers = subprocess.Popen([sys.executable, "-c", SERVERS], stdin=pipe, stdout=pipe, text=True)
-    try:
-        assert servers.stdout
-        target, worker = servers.stdout.readline().split()
-        yield External(target, int(worker))
-    finally:
-        servers.communicate(timeout=30)
+def service() -> Iterator[Any]:
+    with Tasks() as tasks, Service(tasks) as service:
+        yield service
 
 
-def test_external_service_is_monitored_and_read(service: External) -> None:
+def test_external_service_is_monitored_and_read(service: Any) -> None:
     import tensorflow as tf
 
     cluster = tfd.attach(service.target, "external")
@@ -88,7 +50,7 @@ def test_external_service_is_monitored_and_read(service: External) -> None:
         python = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
         with pytest.raises(errors.Unsupported, match="Python functions"):
             python.apply(cluster.distribute("dynamic"))
-        os.kill(service.worker, signal.SIGKILL)
+        service.kill_workers()
         until(lambda: cluster.snapshot().task("data_worker:0").state == "lost")  # type: ignore[union-attr]
         with pytest.raises(errors.NoWorkers):
             list(tf.data.Dataset.range(10).apply(cluster.distribute("dynamic")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import time
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
+from tests.integration._tasks import Tasks
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many
 
 pytestmark = pytest.mark.integration
-Tasks = runpy.run_path(str(Path(__file__).parents[1] / "_tasks.py"))["Tasks"]
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +41,11 @@ def pids(tasks: Any, ports: list[int]) -> Iterator[list[int]]:
     started = [
         tasks.dispatcher(ports[0]),
         tasks.worker(ports[1], ports[0]),
-        tasks.start("ps", ports[2]),
+        tasks.start("ps", spec={"ps": [f"localhost:{ports[2]}"]}),
     ]
     yield started
     for pid in started:
-        end(pid)
-
-
-def end(pid: int) -> None:
-    """Kill a server and wait until its parent has reaped it."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-        while True:
-            os.kill(pid, 0)
-            time.sleep(0.001)
-    except ProcessLookupError:
-        pass
+        tasks.end(pid)
 
 
 def address(port: int) -> str:
@@ -102,7 +90,7 @@ def test_killed_server_is_refused_until_its_restart(
     with Prober() as prober:
         assert prober.probe(address(ports[1]), expect="data_worker").alive
         for _ in range(3):
-            end(pids[1])
+            tasks.end(pids[1])
             for _ in range(5):
                 assert prober.probe(address(ports[1]), expect="data_worker").state == "refused"
             pids[1] = tasks.worker(ports[1], ports[0])

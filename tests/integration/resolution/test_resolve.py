@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tests.integration._tasks import Tasks
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(150),
     pytest.mark.usefixtures("plain_environment"),
 ]
-
-#: The process of one server. Its arguments are the job, the index and all addresses.
-SERVER = """
-import json, sys
-import tensorflow as tf
-
-job, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-server = tf.distribute.Server(spec, job_name=job, task_index=index)
-print("up", flush=True)
-sys.stdin.read()
-"""
 
 
 def free_ports(count: int) -> list[int]:
@@ -47,62 +35,51 @@ def free_ports(count: int) -> list[int]:
 class Servers:
     """Context manager with the servers of a cluster, each in a separate process."""
 
-    def __init__(self, **counts: int) -> None:
+    def __init__(self, tasks: Any, **counts: int) -> None:
         ports = iter(free_ports(sum(counts.values())))
         self.spec = {
             job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in counts.items()
         }
-        self.processes: dict[str, subprocess.Popen[str]] = {}
+        self._tasks = tasks
+        self._pids: dict[str, int] = {}
 
-    def start(self, *tasks: str) -> None:
-        for task in tasks:
-            job, _, index = task.partition(":")
-            self.processes[task] = subprocess.Popen(
-                [sys.executable, "-c", SERVER, job, index, json.dumps(self.spec)],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        for task in tasks:
-            out = self.processes[task].stdout
-            assert out is not None
-            assert out.readline() == "up\n"
+    def start(self, task: str) -> None:
+        job, _, index = task.partition(":")
+        self._pids[task] = self._tasks.start(job, spec=self.spec, index=int(index))
 
     def signal(self, task: str, number: int) -> None:
-        self.processes[task].send_signal(number)
+        os.kill(self._pids[task], number)
 
     def end(self, task: str) -> None:
-        process = self.processes.pop(task)
-        process.kill()
-        process.communicate()
+        self._tasks.end(self._pids.pop(task))
 
     def __enter__(self) -> Servers:
-        try:
-            names = [
-                f"{job}:{i}" for job, addresses in self.spec.items() for i in range(len(addresses))
-            ]
-            self.start(*names)
-        except BaseException:
-            self.__exit__()
-            raise
+        for job, addresses in self.spec.items():
+            for index in range(len(addresses)):
+                self.start(f"{job}:{index}")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for task in list(self.processes):
+        for task in list(self._pids):
             self.end(task)
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with Servers(ps=1, worker=2) as servers:
+def tasks() -> Iterator[Any]:
+    with Tasks() as tasks:
+        yield tasks
+
+
+@pytest.fixture(scope="module")
+def servers(tasks: Any) -> Iterator[Servers]:
+    with Servers(tasks, ps=1, worker=2) as servers:
         yield servers
 
 
 @pytest.fixture
-def own_servers() -> Iterator[Servers]:
+def own_servers(tasks: Any) -> Iterator[Servers]:
     """Return two workers that a test may end."""
-    with Servers(worker=2) as servers:
+    with Servers(tasks, worker=2) as servers:
         yield servers
 
 

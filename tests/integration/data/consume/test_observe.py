@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests._waiting import until
 from tests.integration._service import Service, end, read_line, run_python
+from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.data.consume.consumers import Consumers
@@ -20,8 +21,14 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def service():
-    with Service() as service:
+def tasks():
+    with Tasks() as tasks:
+        yield tasks
+
+
+@pytest.fixture(scope="module")
+def service(tasks):
+    with Service(tasks) as service:
         yield service
 
 
@@ -66,9 +73,9 @@ def blocked_dataset(service):
     return distributed(examples(10**6).batch(4), service)
 
 
-def test_cancel_all_ends_a_blocked_loop_with_the_given_error():
+def test_cancel_all_ends_a_blocked_loop_with_the_given_error(tasks):
     consumers = Consumers()
-    with Service() as service:
+    with Service(tasks) as service:
         dataset = watch(blocked_dataset(service), consumers, "lost")
         thread, raised = in_thread(lambda: [None for _ in dataset])
         until(lambda: any(row.elements for row in consumers.rows()))
@@ -87,11 +94,11 @@ def test_cancel_all_ends_a_blocked_loop_with_the_given_error():
     assert row.state == "stopped"
 
 
-def test_loop_that_waits_for_a_dead_dispatcher_can_be_cancelled():
+def test_loop_that_waits_for_a_dead_dispatcher_can_be_cancelled(tasks):
     consumers = Consumers()
-    with Service(workers=0) as service:
+    with Service(tasks, workers=0) as service:
         dataset = watch(blocked_dataset(service), consumers)
-        end(service.dispatcher)
+        service.kill_dispatcher()
         thread, raised = in_thread(lambda: next(iter(dataset)))
         until(lambda: consumers.stuck(0.3))
         consumers.cancel_all(errors.DispatcherLost("the dispatcher is gone"))
@@ -150,9 +157,9 @@ def test_keras_datasets_are_counted_with_their_wait_fraction(service, steps_per_
 
 
 @pytest.mark.filterwarnings("ignore:.shuffle=True.")
-def test_waiting_fit_is_detected_and_cancelled():
+def test_waiting_fit_is_detected_and_cancelled(tasks):
     consumers = Consumers()
-    with Service() as service:
+    with Service(tasks) as service:
         examples = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat(10**6)
         dataset = watch(distributed(examples, service), consumers, "train")
         thread, raised = in_thread(lambda: model().fit(dataset, verbose=0))
@@ -279,8 +286,8 @@ print([t.name for t in threading.enumerate() if t.name.startswith("tfd")], flush
 """
 
 
-def test_ctrl_c_ends_every_consumer_without_workers():
-    with Service() as own:
+def test_ctrl_c_ends_every_consumer_without_workers(tasks):
+    with Service(tasks) as own:
         script = run_python(_SCRIPT, own.target)
         try:
             assert read_line(script) == "MOVES"

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests._waiting import until
 from tests.integration._service import Service
+from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import watch
@@ -17,8 +18,14 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def service():
-    with Service() as service:
+def tasks():
+    with Tasks() as tasks:
+        yield tasks
+
+
+@pytest.fixture(scope="module")
+def service(tasks):
+    with Service(tasks) as service:
         yield service
 
 
@@ -120,8 +127,8 @@ def test_pause_and_resume(consumers):
         assert stream.wait(elements=held + 100, timeout=20)
 
 
-def test_stop_without_workers_is_prompt_and_final(consumers):
-    with Service() as own:
+def test_stop_without_workers_is_prompt_and_final(tasks, consumers):
+    with Service(tasks) as own:
         stream = Stream(distributed(numbers(), own), consumers).start()
         stream.wait(elements=10, timeout=60)
         own.kill_workers()
