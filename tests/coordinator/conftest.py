@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.coordinator._programs import Programs, serve
 from tfd_notebook.coordinator import connection
 
 
@@ -14,6 +15,13 @@ from tfd_notebook.coordinator import connection
 def _ports_stay(leftovers: Any) -> None:
     """TensorFlow keeps a port for each connection until the process ends."""
     leftovers.own_ports = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Run programs that import TensorFlow. Their parent starts before the search for leftovers."""
+    with serve(tmp_path_factory.mktemp("programs")) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="module", autouse=True)

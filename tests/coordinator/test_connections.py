@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,54 +48,6 @@ def stepping(checkpoint: tf.train.Checkpoint) -> Any:
 def ps_bytes(cluster: tfd.Cluster) -> dict[str, int]:
     row = cluster.snapshot().coordinator
     return {} if row is None else dict(row.ps_bytes)
-
-
-#: Variables and functions from before and after the cluster's start.
-BEFORE = """
-import tensorflow as tf
-import tfd_notebook as tfd
-
-early = tf.Variable(1.0)
-function = tf.function(lambda: early + 1.0)
-assert float(function()) == 2.0
-with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
-    late = tf.Variable(2.0)
-    coordinator = cluster.coordinator()
-    assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
-    early.assign_add(late)
-    assert (float(early), float(function())) == (3.0, 4.0)
-"""
-
-
-#: The data service first, then a coordinator, in one process.
-DATA_FIRST = """
-import tensorflow as tf
-import tfd_notebook as tfd
-
-with tfd.Cluster(data_workers=1, name="data") as cluster:
-    dataset = tf.data.Dataset.range(10).map(lambda x: 2 * x).apply(cluster.distribute("off"))
-    assert len(list(dataset)) == 10
-with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
-    coordinator = cluster.coordinator()
-    assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
-"""
-
-
-def test_earlier_readers_cause_no_warning() -> None:
-    loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    completed = subprocess.run(
-        [sys.executable, "-c", DATA_FIRST], env=loud, capture_output=True, text=True, timeout=120
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert "Started server" in completed.stderr  # errors would be seen, too
-    assert "'__wrapped__" not in completed.stderr
-
-
-def test_objects_from_before_the_connection_are_usable() -> None:
-    completed = subprocess.run(
-        [sys.executable, "-c", BEFORE], capture_output=True, text=True, timeout=150
-    )
-    assert completed.returncode == 0, completed.stderr[-3_000:]
 
 
 def test_variables_are_partitioned_by_the_users_partitioner(cluster: tfd.Cluster) -> None:

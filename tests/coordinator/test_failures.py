@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tests.coordinator._programs import Programs
 from tfd_notebook._compat.tf_coordinator import fallback
 from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import StateError, TasksMissing, Unsupported, UsageError
@@ -383,10 +383,8 @@ class TestConnecting:
             with pytest.raises(tf.errors.InvalidArgumentError):
                 coordinator.join()
 
-    def test_missing_name_of_the_queue_is_tolerated(self) -> None:
-        completed = subprocess.run(
-            [sys.executable, "-c", WITHOUT_NAME], capture_output=True, text=True, timeout=150
-        )
+    def test_missing_name_of_the_queue_is_tolerated(self, programs: Programs) -> None:
+        completed = programs.run(WITHOUT_NAME, timeout=150)
         assert completed.returncode == 0, completed.stderr[-3_000:]
         assert completed.stdout.split()[-4:] == ["False", "3", "TimeLimit", "CancelledError"]
 

@@ -1,14 +1,16 @@
-"""Readers of datasets continue while this process connects to a cluster, or the call is refused."""
+"""Readers and objects of before a connection stay usable, or the connection is refused."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.coordinator._programs import Programs
 
 pytestmark = pytest.mark.integration
 
@@ -16,8 +18,10 @@ README = Path(__file__).parents[2] / "README.md"
 #: Number of processes that run the snippets of the README.
 PROCESSES = int(os.environ.get("TFD_TEST_README_PROCESSES", "1"))
 
+#: The additional sink limits the stream's use of the processors.
 AROUND = """
 import faulthandler
+import time
 import warnings
 
 faulthandler.enable()
@@ -27,6 +31,10 @@ import tfd_notebook as tfd
 
 step = tf.function(lambda batch: 2 * batch)
 batches = [tf.constant(number) for number in range(20)]
+with tfd.Cluster(data_workers=1, name="earlier") as cluster:
+    earlier = tf.data.Dataset.range(10).map(lambda x: 2 * x).apply(cluster.distribute("off"))
+    assert len(list(earlier)) == 10
+slow_sink = lambda batch: time.sleep(0.01)
 {snippets}
 assert coordinator.fetch(results) == [2 * number for number in range(20)]
 stream.wait(elements=stream.elements + 100, timeout=60)
@@ -36,23 +44,28 @@ print("ended")
 """
 
 
-def run(code: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=170
-    )
+def run(programs: Programs, code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    completed = programs.run(code, timeout=170, **options)
     assert completed.returncode == 0, completed.stderr[-4_000:]
-    return completed.stdout
+    return completed
 
 
 @pytest.mark.parametrize("process", range(PROCESSES))
-def test_snippets_of_the_readme_run_in_order(process: int) -> None:
+def test_snippets_of_the_readme_run_in_order(programs: Programs, process: int) -> None:
+    """The readers before the coordinator also cause no warning."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     chosen = [
         block for block in blocks if re.search(r"stream = |evaluator=|\.coordinator\(\)", block)
     ]
     assert len(chosen) == 3
     snippets = "".join(chosen).replace("%load_ext tfd_notebook\n", "")
-    assert run(AROUND.format(snippets=snippets)).splitlines()[-1] == "ended"
+    assert snippets.count('name="images"') == 1
+    snippets = snippets.replace('name="images"', 'name="images", sinks=[slow_sink]')
+    loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    completed = run(programs, AROUND.format(snippets=snippets), env=loud)
+    assert completed.stdout.splitlines()[-1] == "ended"
+    assert "Started server" in completed.stderr  # errors would be seen, too
+    assert "'__wrapped__" not in completed.stderr
 
 
 #: Each reader counts its numbered elements. Each connection belongs to a different strategy.
@@ -71,7 +84,8 @@ def numbers():
 
 before = tf.Variable(1.0)
 twice = tf.function(lambda x: x + x)
-assert float(twice(before)) == 2.0
+following = tf.function(lambda: before + 1.0)
+assert (float(twice(before)), float(following())) == (2.0, 2.0)
 data = tfd.Cluster(data_workers=1, name="data")
 served = numbers().batch(10).apply(data.distribute("off"))
 python = numbers().map(lambda x: tf.py_function(lambda v: tf.add(v, 0), [x], tf.int64)).prefetch(4)
@@ -84,6 +98,7 @@ def check(name, element):
     expected = counts[name] * (10 if name in ("served", "stream") else 1) + 1
     assert element == expected, (name, element, expected)
     counts[name] += 1
+    time.sleep(0.003)  # at full speed, the readers would use all processors
 
 
 def read(name, elements):
@@ -132,6 +147,7 @@ def await_progress():
 
 await_progress()
 cluster = tfd.Cluster(workers=1, ps=1, name="training")
+later = tf.Variable(2.0)
 for connection in range(3):
     coordinator = cluster.coordinator(cluster.strategy())
     values = [coordinator.schedule(twice, args=(tf.constant(float(i)),)) for i in range(5)]
@@ -141,6 +157,8 @@ own = cluster.coordinator(tf.distribute.ParameterServerStrategy(cluster.resolver
 assert own.schedule(twice, args=(tf.constant(3.0),)).fetch() == 6.0
 await_progress()
 assert (float(before.numpy()), float(twice(before))) == (1.0, 2.0)
+before.assign_add(later)
+assert (float(before), float(following())) == (3.0, 4.0)
 assert "chief" in cluster.resolver.cluster_spec().jobs
 
 # Devices that are replaced take what is read from them away, and the call is refused before.
@@ -184,8 +202,8 @@ assert not errors, errors
 """
 
 
-def test_every_reader_continues_with_its_iterator() -> None:
-    run(READERS)
+def test_every_reader_continues_with_its_iterator(programs: Programs) -> None:
+    run(programs, READERS)
 
 
 REFUSED = """
@@ -250,5 +268,6 @@ cluster.stop()
 """
 
 
-def test_blocking_reader_is_named() -> None:
-    run("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + REFUSED)
+def test_blocking_reader_is_named(programs: Programs) -> None:
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + REFUSED
+    run(programs, code)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests.coordinator._programs import Programs
 from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
@@ -67,16 +66,11 @@ def written(pid: int) -> float:
 
 
 def test_five_restarts_continue_from_the_checkpoint(
-    no_coordinator: None, cluster: tfd.Cluster, tmp_path: Path
+    no_coordinator: None, cluster: tfd.Cluster, programs: Programs, tmp_path: Path
 ) -> None:
     used = []
     for life in range(5):
-        kernel = subprocess.run(
-            [sys.executable, "-c", KERNEL, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
+        kernel = programs.run(KERNEL, str(tmp_path), timeout=90)
         assert "SAID" in kernel.stdout, kernel.stderr
         data = json.loads(kernel.stdout.split("SAID")[1])
         assert data == {"before": 5 * life, "after": 5 * life + 5, "weight": 5.0 * life + 5}
