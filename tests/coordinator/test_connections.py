@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops import testing
 
 import tfd_notebook as tfd
 from tests._waiting import until
@@ -182,7 +183,15 @@ def test_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
 
         def work(coordinator: Coordinator) -> tfd.Work:
             checkpoint = build(coordinator)
-            return tfd.Work(stepping(checkpoint), checkpoint)
+            step = stepping(checkpoint)
+
+            @tf.function
+            def slow_step() -> Any:
+                for _ in tf.data.Dataset.range(1).apply(testing.sleep(20_000)):
+                    pass
+                return step()
+
+            return tfd.Work(slow_step, checkpoint)
 
         result = tfd.training_loop(cluster, work, 10**9, str(tmp_path / "ck"), every=50)
         assert not result.finished
