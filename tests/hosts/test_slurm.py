@@ -52,6 +52,7 @@ while True:
     except TasksMissing:
         if time.monotonic() > deadline:
             raise
+        time.sleep(0.2)
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
@@ -233,6 +234,7 @@ try:
     deadline = time.monotonic() + 120
     while resolution.probe().counts != {"alive": 2}:
         assert time.monotonic() < deadline, resolution
+        time.sleep(0.2)
     frame = resolution.to_frame()
     results = {
         "rule": resolution.rule,
@@ -257,6 +259,7 @@ try:
     deadline = time.monotonic() + 120
     while True:
         assert time.monotonic() < deadline
+        time.sleep(0.2)
         try:
             submitted = tfd.resolve("slurm", job=job)
         except tfd.errors.ResolveError:
