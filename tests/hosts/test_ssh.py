@@ -74,6 +74,22 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
+SECRET = "S3CRET-that-is-never-shown"
+
+
+@pytest.fixture(scope="module")
+def plain(make: Make) -> Iterator[tfd.Cluster]:
+    """Yield a cluster without tunnels, with a secret in the environment of its tasks."""
+    launcher, env = make(secure=False), {"MY_TOKEN": SECRET}
+    with tfd.Cluster(data_workers=2, name="plain", launcher=launcher, env=env) as cluster:
+        yield cluster
+
+
+def connection_processes() -> set[psutil.Process]:
+    mine = psutil.Process().children()
+    return {child for child in mine if "ssh_connections" in " ".join(child.cmdline())}
+
+
 TELL = """
 import os
 with open("/run/seen", "a") as file:
@@ -90,15 +106,14 @@ class TestSSH(Conformance):
         assert set(shared.to_frame()["open_to"]) == {"loopback"}
 
     def test_only_the_clusters_hosts_can_connect_without_tunnels(
-        self, hosts: Hosts, make: Make
+        self, hosts: Hosts, plain: tfd.Cluster
     ) -> None:
-        with tfd.Cluster(data_workers=2, name="plain", launcher=make(secure=False)) as cluster:
-            assert numbers(cluster) == list(range(100))
-            where, _, port = cluster.snapshot().task("data_worker:1").address.rpartition(":")  # type: ignore[union-attr]
-            assert where == hosts.east.address
-            there = [sys.executable, "-c", KNOCK, where, port]
-            assert hosts.north.run(there).returncode == 0
-            assert hosts.west.run(there).returncode
+        assert numbers(plain) == list(range(100))
+        where, _, port = plain.snapshot().task("data_worker:1").address.rpartition(":")  # type: ignore[union-attr]
+        assert where == hosts.east.address
+        there = [sys.executable, "-c", KNOCK, where, port]
+        assert hosts.north.run(there).returncode == 0
+        assert hosts.west.run(there).returncode
 
     def test_unreachable_hosts_are_named(self, hosts: Hosts, make: Make) -> None:
         hosts.partition(hosts.north, hosts.east)
@@ -117,24 +132,6 @@ class TestSSH(Conformance):
         ):
             tfd.Cluster(data_workers=1, name="changed", launcher=make())
         assert shared.state == "ready"
-
-    def test_cluster_survives_the_death_of_the_connection_process(
-        self, make: Make, labels: list[str]
-    ) -> None:
-        """A new process replaces it and restores all tunnels."""
-
-        def holding() -> set[psutil.Process]:
-            mine = psutil.Process().children()
-            return {child for child in mine if "ssh_connections" in " ".join(child.cmdline())}
-
-        others = holding()
-        with tfd.Cluster(data_workers=2, name="held", launcher=make()) as cluster:
-            (process,) = holding() - others
-            process.kill()
-            text = "reconnected to"
-            until(lambda: len([n for n in cluster.snapshot().notices if text in n.what]) == 2)
-            assert numbers(cluster) == list(range(100))
-        until(lambda: holding() == others)
 
     def test_key_with_a_passphrase_is_reported(
         self, make: Make, labels: list[str], tmp_path: Path
@@ -199,16 +196,13 @@ class TestSSH(Conformance):
             cluster.scale(workers=1)
             until(lambda: list(cluster.gpus().to_frame().task) == ["worker:0"] * 2 + [""] * 4)
 
-    def test_logs_contain_no_secret(self, hosts: Hosts, sshd: Sshds, make: Make) -> None:
-        secret = "S3CRET-that-is-never-shown"
-        env = {"MY_TOKEN": secret}
-        with tfd.Cluster(data_workers=1, name="quiet", launcher=make(), env=env) as cluster:
-            files = [*Path(hosts.north.directory).rglob("*"), *(server.log for server in sshd)]
-            texts = [path.read_bytes() for path in files if path.is_file()]
-            assert not any(secret.encode() in text for text in texts)
-            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in hosts.north.pids()]
-            assert not any(secret.encode() in command for command in commands)
-            assert secret not in str(cluster.logs())
+    def test_logs_contain_no_secret(self, hosts: Hosts, sshd: Sshds, plain: tfd.Cluster) -> None:
+        files = [*Path(hosts.north.directory).rglob("*"), *(server.log for server in sshd)]
+        texts = [path.read_bytes() for path in files if path.is_file()]
+        assert not any(SECRET.encode() in text for text in texts)
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in hosts.north.pids()]
+        assert not any(SECRET.encode() in command for command in commands)
+        assert SECRET not in str(plain.logs())
 
 
 def test_tunnel_open_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
@@ -218,12 +212,18 @@ def test_tunnel_open_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
     ):
         tfd.Cluster(data_workers=2, name="gateway", launcher=make())
     assert sshd.label("east") in str(caught.value)
+
+
+def test_reconnects_restore_all_tunnels_and_close_open_ones(
+    make: Make, sshd: Sshds, hosts: Hosts
+) -> None:
+    others = connection_processes()
     with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
+        (process,) = connection_processes() - others
+        process.kill()
+        text = "reconnected to"
+        until(lambda: len([n for n in cluster.snapshot().notices if text in n.what]) == 2)
         assert numbers(cluster) == list(range(100))
-
-
-def test_tunnel_opened_by_a_reconnect_is_closed(make: Make, sshd: Sshds, hosts: Hosts) -> None:
-    with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
         port = int(row(cluster, "dispatcher:0").address.rpartition(":")[2])
         with sshd["east"].gateway_ports():
             for pid in hosts.east.pids():
@@ -240,3 +240,4 @@ def test_tunnel_opened_by_a_reconnect_is_closed(make: Make, sshd: Sshds, hosts: 
         assert notice.severity == "error"
         assert "GatewayPorts" in notice.what
         assert sshd.label("east") in notice.what
+    until(lambda: connection_processes() == others)
