@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +17,7 @@ from tests._waiting import until
 from tests.hosts._conformance import Conformance, Make
 from tests.hosts._hosts import Hosts
 from tests.hosts._spark import Standalone
-from tests.spark._sources import SQUARES
+from tfd_notebook import errors
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark import TFCluster
@@ -83,54 +80,55 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-FED = (
-    SQUARES
-    + """
-import json
-import tfd_notebook as tfd
-from tfd_notebook._compat import pyspark as private
-from tfd_notebook.spark import TFCluster
-from tests._waiting import until
+def squares_function() -> Any:
+    """Return a function that answers rows with their squares. A parameter server waits."""
 
-spark = {session}
-sc = spark.sparkContext
-until(lambda: len(private.executors(sc)) == 2, 120.0)
-rows = sc.parallelize(range(100), 8)
-results = []
-for nodes, ps in ((1, 0), (2, 0), (2, 1)):
-    try:
-        cluster = TFCluster.run(sc, squares, None, nodes, ps, input_mode=TFCluster.InputMode.SPARK)
-    except tfd.errors.SparkError as error:
-        results.append(str(error))
-        continue
-    try:
-        results.append(cluster.inference(rows).collect())
-        cluster.shutdown(timeout=60)
-    finally:
-        cluster.fail(tfd.errors.SparkError("over"))
-spark.stop()
-print(json.dumps(results), flush=True)
-"""
-)
+    def squares(args: Any, ctx: Any) -> None:
+        import threading
+
+        if ctx.job_name == "ps":
+            threading.Event().wait()
+        feed = ctx.get_data_feed(train_mode=False)
+        while not feed.should_stop():
+            if rows := feed.next_batch(16):
+                feed.batch_results([row * row for row in rows])
+
+    return squares
 
 
-@pytest.mark.timeout(330)  # three Spark applications, next to other tests
-def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
+# Not the scope of a module, because a test may lose an executor.
+@pytest.fixture(scope="class")
+def ready(session: Any) -> Any:
+    """Return the session after each executor has started its process for TensorFlow."""
+
+    def nothing(args: Any, ctx: Any) -> None:
+        pass
+
+    until(lambda: len(private.executors(session.sparkContext)) == 2, 60.0)
+    TFCluster.run(session.sparkContext, nothing, None, 2, 0).shutdown(timeout=60)
+    return session
+
+
+@pytest.mark.timeout(330)  # includes the start of Spark, next to other tests
+def test_host_without_a_worker_is_reported(ready: Any) -> None:
     """A host with a free slot and no worker is reported. A parameter server fills a slot.
 
     It precedes the tests that lose executors, because Spark may replace them on the other host.
     """
-    completed = subprocess.run(
-        [sys.executable, "-c", FED.replace("{session}", standalone.session())],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert completed.returncode == 0, completed.stderr[-5000:]
-    alone, *results = json.loads(completed.stdout.splitlines()[-1])
-    assert "no node that receives rows is on" in alone
-    assert "1 free slot:" in alone
-    assert results == [[number * number for number in range(100)]] * 2
+    sc = ready.sparkContext
+    rows = sc.parallelize(range(100), 8)
+    squares, spark_feeds = squares_function(), TFCluster.InputMode.SPARK
+    with pytest.raises(errors.SparkError, match="no node that receives rows is on") as caught:
+        TFCluster.run(sc, squares, None, 1, 0, input_mode=spark_feeds)
+    assert "1 free slot:" in str(caught.value)
+    for nodes, ps in ((2, 0), (2, 1)):
+        cluster = TFCluster.run(sc, squares, None, nodes, ps, input_mode=spark_feeds)
+        try:
+            result = cluster.inference(rows).collect()
+            assert result == [number * number for number in range(100)]
+            cluster.shutdown(timeout=60)
+        finally:
+            cluster.fail(errors.SparkError("over"))
 
 
 class TestSpark(Conformance):
@@ -145,30 +143,14 @@ class TestSpark(Conformance):
                 assert standalone.secret not in " ".join(process.cmdline())
 
 
-@pytest.fixture(scope="module")
-def ready(session: Any) -> Any:
-    """Return the session after each executor has started its process for TensorFlow."""
-
-    def nothing(args: Any, ctx: Any) -> None:
-        pass
-
-    until(lambda: len(private.executors(session.sparkContext)) == 2, 60.0)
-    TFCluster.run(session.sparkContext, nothing, None, 2, 0).shutdown(timeout=60)
-    return session
-
-
 def test_cluster_survives_a_silent_network_fault(hosts: Hosts, ready: Any) -> None:
     """TCP alone would retransmit 51 s after the cut, which is after the timeout."""
 
-    def squares(args: Any, ctx: Any) -> None:
-        feed = ctx.get_data_feed(train_mode=False)
-        while not feed.should_stop():
-            if rows := feed.next_batch(16):
-                feed.batch_results([row * row for row in rows])
-
     sc = ready.sparkContext
     spark_feeds = TFCluster.InputMode.SPARK
-    cluster = TFCluster.run(sc, squares, None, 2, 0, input_mode=spark_feeds, heartbeat_limit=40)
+    cluster = TFCluster.run(
+        sc, squares_function(), None, 2, 0, input_mode=spark_feeds, heartbeat_limit=40
+    )
     try:
         # Spark may restart an executor on either host.
         there = cluster.nodes[0]
@@ -185,4 +167,4 @@ def test_cluster_survives_a_silent_network_fault(hosts: Hosts, ready: Any) -> No
         assert sorted(result) == [number * number for number in range(100)]
         cluster.shutdown(timeout=60)
     finally:
-        cluster.fail(tfd.errors.SparkError("over"))
+        cluster.fail(errors.SparkError("over"))
