@@ -28,8 +28,6 @@ pytestmark = pytest.mark.integration
 
 #: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 60.0
-#: Timeout in seconds of the same steps if every other limit is longer.
-PROMPT = 10.0
 
 
 def waiting_function() -> Any:
@@ -79,7 +77,7 @@ def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: Inp
         if ctx.task_index == 0:
             time.sleep(1000)
         with (tmp_path / "raised").open("a") as file:
-            file.write(f"{time.time()}\n")
+            file.write("raised\n")
         raise ValueError("no such column: price")
 
     def endless(_: Any) -> Iterator[int]:
@@ -87,7 +85,8 @@ def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: Inp
             time.sleep(0.01)
             yield 1
 
-    with running_cluster(sc, function, input_mode=mode) as cluster:
+    # The heartbeat limit does not end this cluster within the timeouts of the test.
+    with running_cluster(sc, function, input_mode=mode, heartbeat_limit=10 * LONG) as cluster:
         pids = processes_of(cluster)
         if mode is InputMode.SPARK:
             rows = sc.parallelize(range(2), 2).mapPartitions(endless)
@@ -98,14 +97,12 @@ def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: Inp
         (tmp_path / "gate").touch()
         with pytest.raises(errors.NodeFailed, match="price") as caught:
             future.result(LONG)
-        received = time.time()
         assert caught.value.task == "worker:1"
         assert 'raise ValueError("no such column: price")' in str(caught.value)
         until(lambda: all_ended(pids), LONG)
         # The executors are free again: Spark neither continues the feed nor retries it.
         until(lambda: computes(sc), LONG)
-    (raise_time,) = (tmp_path / "raised").read_text().split()
-    assert received - float(raise_time) < PROMPT
+    assert (tmp_path / "raised").read_text() == "raised\n"
 
 
 def test_a_killed_executor_fails_the_cluster(sc: Any) -> None:
@@ -185,13 +182,15 @@ def test_child_processes_of_a_function_end_with_it(sc: Any, tmp_path: Path) -> N
     until(lambda: all_ended([int((tmp_path / "pid").read_text())]), LONG)
 
 
-def test_too_few_slots_are_refused_before_the_start(sc: Any) -> None:
-    began = time.monotonic()
+def test_too_few_slots_are_refused_before_the_start(sc: Any, tmp_path: Path) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        (tmp_path / str(ctx.task_index)).touch()
+
     with pytest.raises(errors.TfdError, match="3") as caught:
-        TFCluster.run(sc, waiting_function(), None, 3, 0)
+        TFCluster.run(sc, function, None, 3, 0)
     assert isinstance(caught.value, errors.NotEnoughSlots)
     assert "2" in str(caught.value)
-    assert time.monotonic() - began < LONG
+    assert not list(tmp_path.iterdir())
     assert not running()
 
 
@@ -271,9 +270,8 @@ def test_shutdown_does_not_sleep_for_the_grace_period(sc: Any) -> None:
             time.sleep(1.0)
 
     with running_cluster(sc, function, eval_node=True) as cluster:
-        began = time.monotonic()
-        cluster.shutdown(grace_secs=LONG, timeout=4 * LONG)
-        assert time.monotonic() - began < LONG
+        # After the grace period, the timeout would already have expired.
+        cluster.shutdown(grace_secs=4 * LONG, timeout=4 * LONG)
         states = {row.node: row.state for row in cluster.snapshot().spark.nodes}
     assert states == {"evaluator:0": "finished", "worker:0": "finished"}
 
