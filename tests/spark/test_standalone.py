@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests._waiting import until
@@ -19,6 +21,10 @@ from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
+#: Timeout in seconds of the end of processes whose driver was killed.
+_END_SECONDS = 120.0
+
+#: Uses two clusters when it may go on, reports, and starts them again.
 PROGRAM = """
 import json, sys
 from tfd_notebook.net import secure_channel
@@ -54,8 +60,13 @@ spark = builder.getOrCreate()
 sc = spark.sparkContext
 check.needed(sc, 2)
 findings = tfd.spark.check(spark, 2)
-cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
-data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
+
+def start():
+    cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
+    data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
+    return cluster, data
+
+cluster, data = start()
 print("ready", flush=True)
 sys.stdin.readline()
 cluster.train(sc.parallelize([[number] for number in range(1000)], 4), 1)
@@ -64,11 +75,12 @@ dataset = tf.data.Dataset.range(100).apply(data.distribute("dynamic"))
 numbers = sorted(int(x) for x in dataset)
 data.stop()
 total = sc.parallelize(range(10)).sum()
-spark.stop()
+running = start()
 print(json.dumps({
     "codes": list(findings.codes), "numbers": numbers, "total": total,
     "secrets": [bytes(secret).hex() for secret in secrets],
 }), flush=True)
+sys.stdin.readline()
 """
 
 
@@ -78,16 +90,33 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]
         yield spark
 
 
-def test_invalid_clients_change_nothing_and_logs_have_no_secret(
-    standalone: Standalone, tmp_path: Path
-) -> None:
-    bomb, results = tmp_path / "bomb", tmp_path / "results"
+@dataclass
+class Run:
+    """A run of `PROGRAM`, which is killed after its report while its clusters run."""
+
+    lines: list[str]
+    report: dict[str, Any]
+    errors: Path
+    bomb: Path
+    results: Path
+    #: Processes that the program has started.
+    started: set[psutil.Process]
+
+    def ended(self) -> bool:
+        """Return True if all processes of the program have ended."""
+        return not self.started.intersection(members())
+
+
+@pytest.fixture(scope="module")
+def run(standalone: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Yield a run of the program with invalid messages to each port."""
+    directory = tmp_path_factory.mktemp("run")
+    bomb, results, errors = (directory / name for name in ("bomb", "results", "errors"))
     results.mkdir()
-    errors = tmp_path / "errors"
-    command = [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(results)]
+    before = set(members())
     with errors.open("wb") as file:
         program = subprocess.Popen(
-            command,
+            [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(results)],
             env={**os.environ, **standalone.environment("driver")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -101,54 +130,50 @@ def test_invalid_clients_change_nothing_and_logs_have_no_secret(
         while not lines or lines[-1] != "ready\n":
             lines.append(program.stdout.readline())
             assert lines[-1], errors.read_text()[-5_000:]
-        assert any("2 slots, 2 nodes requested" in line for line in lines)
         ports = listening()
         assert "java" in ports.values()
         assert len([port for port, name in ports.items() if name != "java"]) >= 4
         for port in ports:
             for message in junk(bomb):
                 knock(port, message)
-        output, _ = program.communicate("go on\n", timeout=300)
+        program.stdin.write("go on\n")
+        program.stdin.flush()
+        output = next((line for line in program.stdout if line.startswith("{")), "")
+        assert output, errors.read_text()[-5_000:]
+        started = {*members()} - before
     finally:
         program.kill()
-        program.wait()
-    assert output, errors.read_text()[-5_000:]
-    report: dict[str, Any] = json.loads(output.splitlines()[-1])
-    assert not bomb.exists()
-    assert sum(int(path.read_text()) for path in results.iterdir()) == sum(range(1000))
-    assert report["numbers"] == list(range(100))
-    assert report["total"] == sum(range(10))
-    assert report["codes"] == []
-    assert len(report["secrets"]) >= 2
-    logs = [errors, *standalone.files(), *_files(Path(os.environ["TFD_RUNTIME_DIR"]))]
+        program.communicate()
+    run = Run(lines, json.loads(output), errors, bomb, results, started)
+    yield run
+    until(run.ended, _END_SECONDS)
+    orphans.sweep()  # remove the runtime files of the killed process
+
+
+def test_invalid_clients_change_nothing(run: Run) -> None:
+    assert any("2 slots, 2 nodes requested" in line for line in run.lines)
+    assert not run.bomb.exists()
+    assert sum(int(path.read_text()) for path in run.results.iterdir()) == sum(range(1000))
+    assert run.report["numbers"] == list(range(100))
+    assert run.report["total"] == sum(range(10))
+    assert run.report["codes"] == []
+
+
+def test_logs_have_no_secret(standalone: Standalone, run: Run) -> None:
+    assert len(run.report["secrets"]) >= 2
+    until(run.ended, _END_SECONDS)  # no file is removed any more
+    logs = [run.errors, *standalone.files(), *_files(Path(os.environ["TFD_RUNTIME_DIR"]))]
     assert len(logs) > 6
-    output_bytes = "".join(lines).encode() + b"".join(path.read_bytes() for path in logs)
-    for secret in map(bytes.fromhex, report["secrets"]):
-        assert not any(form in output_bytes for form in forms(secret))
-    assert standalone.secret.encode() not in output_bytes
+    output = "".join(run.lines).encode() + b"".join(path.read_bytes() for path in logs)
+    for secret in map(bytes.fromhex, run.report["secrets"]):
+        assert not any(form in output for form in forms(secret))
+    assert standalone.secret.encode() not in output
 
 
 def _files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def test_a_killed_driver_leaves_nothing_behind(standalone: Standalone, tmp_path: Path) -> None:
-    before = {process.pid for process in members()}
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(tmp_path)],
-        env={**os.environ, **standalone.environment("killed")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert program.stdout
-        lines = iter(program.stdout.readline, "")
-        assert any(line == "ready\n" for line in lines)
-        assert len(members()) > len(before) + 6
-    finally:
-        program.kill()
-        program.communicate()
-    until(lambda: not [process for process in members() if process.pid not in before], 120.0)
-    orphans.sweep()  # remove the runtime files of the killed process
+def test_a_killed_driver_leaves_nothing_behind(run: Run) -> None:
+    assert len(run.started) > 6
+    until(run.ended, _END_SECONDS)
