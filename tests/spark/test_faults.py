@@ -65,6 +65,21 @@ def processes_of(cluster: Any) -> list[int]:
     return [*pids, *(psutil.Process(pid).ppid() for pid in pids)]
 
 
+def fork_servers_of(jvm: int) -> list[psutil.Process]:
+    """Return the fork servers of an executor."""
+    return [process for process in psutil.process_iter() if _is_fork_server_of(process, jvm)]
+
+
+def _is_fork_server_of(process: psutil.Process, jvm: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        value = process.environ().get("TFD_SPARK_FORK_SERVER")
+        command = " ".join(process.cmdline())
+        return (
+            "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm
+        )
+    return False
+
+
 def computes(sc: Any) -> bool:
     return bool(sc.parallelize(range(4), 2).sum() == 6)
 
@@ -105,17 +120,22 @@ def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: Inp
     assert (tmp_path / "raised").read_text() == "raised\n"
 
 
-def test_a_killed_executor_fails_the_cluster(sc: Any) -> None:
+def test_a_killed_executor_fails_the_cluster_and_ends_its_fork_server(sc: Any) -> None:
     with running_cluster(sc) as cluster:
         pids = processes_of(cluster)
         victim = cluster.nodes[1]
+        fork_servers = fork_servers_of(victim.jvm)
+        assert fork_servers
+        watch = executor.Watch(victim.jvm, runtime_dir.process_start(victim.jvm) or 0.0)
         os.kill(victim.jvm, signal.SIGKILL)
+        watch.wait()
+        watch.close()
         assert cluster.wait(LONG)
         assert cluster.phase == "failed"
         assert isinstance(cluster.error, errors.NodeLost)
         assert cluster.error.task == "worker:1"
         assert "executor" in str(cluster.error)
-        until(lambda: all_ended(pids), LONG)
+        until(lambda: all_ended([*pids, *(process.pid for process in fork_servers)]), LONG)
         with pytest.raises(errors.NodeLost):
             cluster.shutdown(timeout=LONG)
     assert computes(sc)
@@ -318,13 +338,8 @@ def test_nodes_have_no_secret_of_spark_in_their_environment(sc: Any) -> None:
     secret = sc.getConf().get("spark.authenticate.secret")
     with running_cluster(sc, nodes=1) as cluster:
         node = psutil.Process(cluster.nodes[0].pid)
-        executor = psutil.Process(cluster.nodes[0].jvm).environ()
-        assert secret in executor.values()
-        fork_servers = [
-            process
-            for process in psutil.process_iter()
-            if _is_fork_server_of(process, cluster.nodes[0].jvm)
-        ]
+        assert secret in psutil.Process(cluster.nodes[0].jvm).environ().values()
+        fork_servers = fork_servers_of(cluster.nodes[0].jvm)
         assert fork_servers
         for process in (node, node.parent(), *fork_servers):
             environment = process.environ()
@@ -356,27 +371,3 @@ def test_nodes_end_without_messages_from_the_driver(sc: Any) -> None:
         pids = processes_of(cluster)
         cluster.server.close()
         until(lambda: all_ended(pids), LONG)
-
-
-def test_fork_servers_end_with_their_executor(sc: Any) -> None:
-    with running_cluster(sc) as cluster:
-        (jvm,) = {node.jvm for node in cluster.nodes if node.assignment.index == 0}
-        watch = executor.Watch(jvm, runtime_dir.process_start(jvm) or 0.0)
-        pids = [
-            process.pid for process in psutil.process_iter() if _is_fork_server_of(process, jvm)
-        ]
-        assert pids
-        os.kill(jvm, signal.SIGKILL)
-        watch.wait()
-        watch.close()
-        until(lambda: all_ended(pids), LONG)
-
-
-def _is_fork_server_of(process: psutil.Process, jvm: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        value = process.environ().get("TFD_SPARK_FORK_SERVER")
-        command = " ".join(process.cmdline())
-        return (
-            "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm
-        )
-    return False
