@@ -1,4 +1,4 @@
-"""Clusters by Spark Connect, which has no RDDs."""
+"""Executors with several cores and GPUs, and Spark Connect, which has no RDDs, in one program."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
-
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 Step = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
     """Yield a function that runs a step of `_connected` and returns its result."""
     directory = tmp_path_factory.mktemp("connected")
     process = subprocess.Popen(
@@ -52,6 +50,62 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Step]:
             process.wait(100)
         finally:
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def report(program: Step) -> dict[str, Any]:
+    """Return the report of the step that needs no Spark Connect."""
+    return program("on_cores")
+
+
+@pytest.fixture(scope="module")
+def step(program: Step, report: dict[str, Any]) -> Step:
+    """Return the function for steps that use Spark Connect."""
+    pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
+    return program
+
+
+def places(info: list[dict[str, Any]]) -> dict[str, str]:
+    return {f"{node['job_name']}:{node['task_index']}": node["executor"] for node in info}
+
+
+def test_each_core_is_a_slot(report: dict[str, Any]) -> None:
+    assert report["codes"] == []
+    assert "4 slots, 4 nodes requested" in report["printed"]
+    assert "spark.master=local-cluster[3,2,1024]" in report["printed"]
+    assert report["held 4"] == report["held 2"] == 1
+
+
+def test_all_rows_reach_workers_next_to_a_parameter_server(
+    report: dict[str, Any],
+) -> None:
+    executors = list(places(report["info 4"]).values())
+    assert sorted(map(executors.count, set(executors))) == [2, 2]
+    reports = report["rows 4"]
+    assert set(reports) == {"worker-0", "worker-1", "worker-2"}
+    assert sum(node["rows"] for node in reports.values()) == 2 * sum(range(1000))
+
+
+def test_an_executor_without_a_worker_feeds_another_on_the_host(
+    report: dict[str, Any],
+) -> None:
+    for info in ("info 2", "squared"):
+        executors = places(report[info])
+        assert (
+            executors["ps:0"] != executors["worker:0"]
+        )  # the second core of each runs the feeding task
+    assert report["rows 2"]["worker-0"]["rows"] == 2 * sum(range(1000))
+    assert report["squares"] == [number * number for number in range(1000)]
+
+
+def test_a_node_sees_the_gpu_that_spark_assigned(report: dict[str, Any]) -> None:
+    table = dict(report["table 4"])
+    assert set(table.values()) == {"5", "7"}
+    executors = places(report["info 4"])
+    assigned = [(executors[node], gpu) for node, gpu in table.items()]
+    assert len(set(assigned)) == 4
+    for name, node in report["rows 4"].items():
+        assert node["gpu"] == table[name.replace("-", ":")]
 
 
 def test_dataframes_are_fed(step: Step) -> None:
