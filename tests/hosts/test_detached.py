@@ -18,7 +18,6 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._conformance import numbers, pids_on
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._jupyter import Jupyters, write_profile
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import orphans
@@ -28,23 +27,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 
 #: Starts a cluster, reads elements, detaches it, and waits to be killed.
 OWNER = """
-import sys, itertools, tensorflow as tf, tfd_notebook as tfd
+import json, sys, tfd_notebook as tfd
+elements = {elements}
 cluster = tfd.Cluster(data_workers=2, name="stays", launcher={launcher})
-job = tf.data.Dataset.range(400).apply(cluster.distribute(
-    "dynamic", job_name="epoch", max_outstanding_requests=1))
-print([int(x) for x in itertools.islice(job, 50)], flush=True)
+if elements:
+    import itertools, tensorflow as tf
+    job = tf.data.Dataset.range(400).apply(cluster.distribute(
+        "dynamic", job_name="epoch", max_outstanding_requests=1))
+    elements = [int(x) for x in itertools.islice(job, elements)]
 cluster.detach(1)
-print("detached", flush=True)
+print(json.dumps(elements), flush=True)
 sys.stdin.read()
-"""
-
-#: Attaches to the cluster, reads from it, and stops it.
-READER = """
-import tensorflow as tf, tfd_notebook as tfd
-cluster = tfd.attach("stays")
-numbers = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
-print("sum", sum(int(x) for x in numbers))
-cluster.stop()
 """
 
 #: Returns a launcher's expression, which starts with ``tfd``, for a value of ``secure=``.
@@ -77,18 +70,17 @@ def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
         path.unlink()
 
 
-def killed_owner(launcher: str) -> list[int]:
+def killed_owner(launcher: str, elements: int = 0) -> Any:
     """Start and detach a cluster in a process, and kill it; return the elements it has read."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(launcher=launcher)],
+        [sys.executable, "-c", OWNER.format(launcher=launcher, elements=elements)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert owner.stdout
-        received: list[int] = json.loads(owner.stdout.readline())
-        assert owner.stdout.readline() == "detached\n"
+        received = json.loads(owner.stdout.readline())
     finally:
         owner.kill()
         owner.communicate()
@@ -117,11 +109,15 @@ def test_other_process_continues_after_the_kill(
 ) -> None:
     import tensorflow as tf
 
-    first = killed_owner(written(secure))
+    first = killed_owner(written(secure), elements=50)
     (file,) = files()
     assert file.stat().st_mode & 0o777 == 0o600
     (listed,) = json.loads(cli("list", "--json"))
     assert (listed["name"], listed["launcher"], listed["planned"]) == ("stays", "ssh", 3)
+    if secure == "tls":
+        assert "detached until" in cli("renew", "stays", "--hours", "3")
+        assert json.loads(file.read_text())["lease"] > listed["lease"] + 3600
+        assert "detached" in cli("list")
     cluster = tfd.attach("stays")
     try:
         assert cluster.detached
@@ -139,6 +135,9 @@ def test_other_process_continues_after_the_kill(
         lease = cluster.renew(2)
         assert json.loads(file.read_text())["lease"] == pytest.approx(lease, abs=5)
         assert json.loads(file.read_text())["planned"] == 4
+        if secure == "tls":
+            assert "is stopped" in cli("stop", "stays")
+            until(lambda: cluster.ended)
     finally:
         cluster.stop()
     assert not files()
@@ -147,23 +146,7 @@ def test_other_process_continues_after_the_kill(
         tfd.attach("stays")
 
 
-def test_command_line_renews_and_stops_a_cluster(
-    hosts: Hosts, written: Written, before: dict[Host, set[int]]
-) -> None:
-    killed_owner(written("tls"))
-    (file,) = files()
-    lease = json.loads(file.read_text())["lease"]
-    assert "detached until" in cli("renew", "stays", "--hours", "3")
-    assert json.loads(file.read_text())["lease"] > lease + 3600
-    assert "detached" in cli("list")
-    # Each of these processes has ended, but the cluster still runs.
-    assert pids_on(hosts.east, before[hosts.east])
-    assert "is stopped" in cli("stop", "stays")
-    assert not files()
-    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
-
-
-def test_cluster_is_detached_and_attached_in_one_process(
+def test_cluster_is_attached_in_its_process_until_its_lease_expires(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     launcher: Any = eval(written("tls"), {"tfd": tfd})
@@ -175,8 +158,11 @@ def test_cluster_is_detached_and_attached_in_one_process(
     tfd.clusters()["stays"].stop()
     again = tfd.attach("stays")
     assert numbers(again) == list(range(100))
-    again.stop()
+    again.detach(2 / 3600)
+    again.leave()
     until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+    assert json.loads(cli("list", "--json")) == []
+    assert not files()
 
 
 def test_cluster_with_a_dead_host_is_stopped_on_all_hosts(
@@ -191,34 +177,3 @@ def test_cluster_with_a_dead_host_is_stopped_on_all_hosts(
         tfd.attach("stays")
     assert not files()
     until(lambda: not pids_on(hosts.north, before[hosts.north]))
-
-
-def test_cluster_in_jupyter_kernels_stays_detached(
-    hosts: Hosts,
-    jupyter: Jupyters,
-    before: dict[Host, set[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    write_profile(tmp_path, jupyter)
-    urls = [f"{server.url}/lab?token={server.token}" for server in jupyter]
-    killed_owner(f"tfd.launchers.Jupyter({urls!r}, ca={str(jupyter.authority.path)!r}, grace=5)")
-    reader = [sys.executable, "-c", READER]
-    completed = subprocess.run(reader, capture_output=True, text=True, timeout=90)
-    assert "sum 4950" in completed.stdout, completed.stderr[-2000:]
-    assert not files()
-    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
-    until(lambda: not any(server.get("/api/kernels") for server in jupyter))
-
-
-def test_cluster_stops_when_its_lease_expires(
-    hosts: Hosts, written: Written, before: dict[Host, set[int]]
-) -> None:
-    launcher: Any = eval(written("tls"), {"tfd": tfd})
-    cluster = tfd.Cluster(data_workers=1, name="stays", launcher=launcher)
-    cluster.detach(2 / 3600)
-    cluster.leave()
-    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
-    assert json.loads(cli("list", "--json")) == []
-    assert not files()

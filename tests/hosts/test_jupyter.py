@@ -59,15 +59,18 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-class TestJupyter(Conformance):
-    def test_no_kernel_is_left_behind(self, jupyter: Jupyters, make: Make, shared: object) -> None:
-        def kernels() -> list[int]:
-            return [len(server.get("/api/kernels")) for server in jupyter]
+def kernel_counts(jupyter: Jupyters) -> list[int]:
+    return [len(server.get("/api/kernels")) for server in jupyter]
 
-        before = kernels()
-        with tfd.Cluster(data_workers=1, name="brief", launcher=make()):
-            assert kernels() == [number + 1 for number in before]
-        until(lambda: kernels() == before)
+
+class TestJupyter(Conformance):
+    def test_two_clusters_run_concurrently(
+        self, shared: tfd.Cluster, make: Make, jupyter: Jupyters
+    ) -> None:
+        """The second one leaves no kernel behind."""
+        before = kernel_counts(jupyter)
+        super().test_two_clusters_run_concurrently(shared, make)
+        until(lambda: kernel_counts(jupyter) == before)
 
     def test_logs_contain_no_secret(
         self, hosts: Hosts, jupyter: Jupyters, shared: tfd.Cluster
@@ -111,6 +114,7 @@ class TestJupyter(Conformance):
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        kernels_before = kernel_counts(jupyter)
         before = {host: host.pids() for host in hosts}
         code = OWNER.format(launcher=written.format(grace=30)).replace(
             'print("ready"', 'cluster.detach(1); print("ready"'
@@ -139,8 +143,10 @@ class TestJupyter(Conformance):
         finally:
             attached.stop()
         assert not [item for item in attach.all_clusters() if item["name"] == "orphan"]
+        assert not list(runtime_dir.runtime_dir().glob("detached-*"))
         # The agents detect the end of their owner by its silence.
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
+        until(lambda: kernel_counts(jupyter) == kernels_before)
 
     def test_keys_are_not_sent_in_plain_text(self, hosts: Hosts) -> None:
         launcher = tfd.launchers.Jupyter(f"http://{hosts.west.address}:8888", secure=True)
