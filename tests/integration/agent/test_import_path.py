@@ -28,7 +28,14 @@ import enum, json, os, re, subprocess, time
 import cloudpickle
 {imports}
 sys.path.insert(0, "")
-os.environ.update({variables!r})
+# Each kernel is a fork, so that all of them share the imports.
+for variables in {kernels!r}:
+    if os.fork() == 0:
+        os.environ.update(variables)
+        break
+    assert os.wait()[1] == 0
+else:
+    sys.exit()
 """
 
 CLUSTER = (
@@ -147,51 +154,35 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
     return tmp_path / "working", tmp_path / "temporary", log
 
 
+#: The variables of a kernel.
+FORK, SPAWN = {"TFD_START_METHOD": "fork"}, {"TFD_START_METHOD": "spawn"}
+#: An empty entry means the working directory.
+EMPTY_ENTRY = {"PYTHONPATH": os.pathsep}
+
+
 @pytest.mark.parametrize(
-    ("program", "method", "printed"),
+    ("program", "kernels", "printed"),
     [
-        pytest.param(CLUSTER, "fork", "[1, 2, 3]", id="agent-forkserver-task"),
-        pytest.param(CLUSTER, "spawn", "[1, 2, 3]", id="agent-spawned-task"),
-        pytest.param(STDIO_BRIDGE, "fork", "connected", id="stdio-bridge"),
-        pytest.param(EXECUTOR_BRIDGE, "fork", "TFDHELLO", id="spark-executor-bridge"),
-        pytest.param(SSH, "fork", "None", id="ssh-client"),
-        pytest.param(TUNNEL, "fork", "stunnel runs", id="tunnel", marks=pytest.mark.root),
-        pytest.param(SPARK_NODE, "fork", "True", id="spark-node"),
-        pytest.param(TENSORBOARD, "fork", "http://127.0.0.1:", id="tensorboard"),
-        pytest.param(LAB, "fork", "[]", id="jupyter-server"),
+        pytest.param(CLUSTER, [FORK, SPAWN, EMPTY_ENTRY], "[1, 2, 3]", id="agent-task"),
+        pytest.param(STDIO_BRIDGE, [FORK, EMPTY_ENTRY], "connected", id="stdio-bridge"),
+        pytest.param(EXECUTOR_BRIDGE, [FORK, EMPTY_ENTRY], "TFDHELLO", id="spark-executor-bridge"),
+        pytest.param(SSH, [FORK], "None", id="ssh-client"),
+        pytest.param(TUNNEL, [FORK], "stunnel runs", id="tunnel", marks=pytest.mark.root),
+        pytest.param(SPARK_NODE, [FORK], "True", id="spark-node"),
+        pytest.param(TENSORBOARD, [FORK], "http://127.0.0.1:", id="tensorboard"),
+        pytest.param(LAB, [FORK], "[]", id="jupyter-server"),
     ],
 )
 def test_writable_directories_are_not_on_the_import_path(
-    poisoned: tuple[Path, Path, Path], program: tuple[str, str], method: str, printed: str
-) -> None:
-    check(poisoned, program, printed, {"TFD_START_METHOD": method})
-
-
-@pytest.mark.parametrize(
-    ("program", "printed"),
-    [
-        pytest.param(CLUSTER, "[1, 2, 3]", id="agent-task"),
-        pytest.param(STDIO_BRIDGE, "connected", id="stdio-bridge"),
-        pytest.param(EXECUTOR_BRIDGE, "TFDHELLO", id="spark-executor-bridge"),
-    ],
-)
-def test_empty_pythonpath_entry_adds_no_working_directory(
-    poisoned: tuple[Path, Path, Path], program: tuple[str, str], printed: str
-) -> None:
-    check(poisoned, program, printed, {"PYTHONPATH": os.pathsep})
-
-
-def check(
     poisoned: tuple[Path, Path, Path],
     program: tuple[str, str],
+    kernels: list[dict[str, str]],
     printed: str,
-    variables: dict[str, str],
 ) -> None:
-    """Run a program with these variables, and fail if it runs a file of the directories."""
     working, temporary, log = poisoned
     imports, code = program
     completed = subprocess.run(
-        [sys.executable, "-c", KERNEL.format(imports=imports, variables=variables) + code],
+        [sys.executable, "-c", KERNEL.format(imports=imports, kernels=kernels) + code],
         cwd=working,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
@@ -200,6 +191,7 @@ def check(
     )
     assert not log.exists(), log.read_text()
     assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.strip() == printed or completed.stdout.startswith(printed + " "), (
-        completed.stdout
-    )
+    lines = [line for line in completed.stdout.splitlines() if line]
+    assert len(lines) == len(kernels), completed.stdout
+    for line in lines:
+        assert f"{line} ".startswith(f"{printed} "), completed.stdout
