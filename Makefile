@@ -9,7 +9,8 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 ROOT   := $(filter 0,$(shell id -u))
 IF_ROOT := $(if $(ROOT),,: only root may run:)
 AND_ROOT := $(if $(ROOT),root or ,not root and )
-PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
+# nbval imports libraries for seconds in each process.
+PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p no:nbval
 # More processes than cores, because many tests wait.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # Long files first, so that none runs alone at the end. `make test` leaves out `slow` tests, which
@@ -19,7 +20,7 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts, and what measures time.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
 TIMED  := tests/integration/data/explain/test_explain.py notebooks/02_why_is_it_slow.ipynb
-NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
+NBVAL  := -p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
