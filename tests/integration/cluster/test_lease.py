@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,19 +79,35 @@ def agent_has_ended(directory: Path) -> bool:
 @pytest.fixture(autouse=True)
 def _end_detached() -> Iterator[None]:
     """End the detached clusters that a failed test left behind."""
+    shared = {cluster.pid for cluster in detached.detached()}
     yield
     for cluster in detached.detached():
-        os.kill(cluster.pid, signal.SIGTERM)
+        if cluster.pid not in shared:
+            os.kill(cluster.pid, signal.SIGTERM)
 
 
-@pytest.fixture
-def stays() -> Iterator[tfd.Cluster]:
-    """Return a detached cluster of this process, which ends after the test in any case."""
+@contextmanager
+def detached_cluster() -> Iterator[tfd.Cluster]:
+    """Yield a detached cluster of this process, which ends afterwards in any case."""
     cluster = tfd.Cluster(data_workers=1, name="stays", if_exists="replace")
     cluster.detach(1.0)
     yield cluster
     if detached.detached():
         cli("stop", "stays")
+
+
+@pytest.fixture
+def stays() -> Iterator[tfd.Cluster]:
+    """Return a detached cluster for one test."""
+    with detached_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[tfd.Cluster]:
+    """Return a detached cluster for the last tests, because it needs an agent of its own."""
+    with detached_cluster() as cluster:
+        yield cluster
 
 
 @pytest.mark.slow
@@ -264,25 +281,12 @@ def test_namesakes_are_identified_by_their_agents() -> None:
     cluster.stop()
 
 
-def test_unknown_name_suggests_a_similar_one(stays: tfd.Cluster) -> None:
+def test_unknown_name_suggests_a_similar_one(shared: tfd.Cluster) -> None:
     with pytest.raises(errors.UnknownName, match="did you mean 'stays'"):
         tfd.attach("stay")
 
 
-def test_list_includes_other_processes_and_detached_clusters(stays: tfd.Cluster) -> None:
-    everywhere = tfd.clusters()
-    assert list(everywhere) == ["stays"]
-    (record,) = everywhere.everywhere.records()
-    assert (record["name"], record["pid"]) == ("stays", os.getpid())
-    assert "stays" in everywhere._repr_mimebundle_()["text/html"]
-    stays.leave()
-    assert not tfd.clusters()
-    (record,) = tfd.clusters().everywhere.records()
-    assert (record["name"], record["pid"], record["observed"]) == ("stays", None, 2)
-    cli("stop", "stays")
-
-
-def test_invalid_bytes_at_the_socket_get_no_reply(stays: tfd.Cluster) -> None:
+def test_invalid_bytes_at_the_socket_get_no_reply(shared: tfd.Cluster) -> None:
     from tfd_notebook.net import unix_socket
 
     (cluster,) = detached.detached()
@@ -291,10 +295,10 @@ def test_invalid_bytes_at_the_socket_get_no_reply(stays: tfd.Cluster) -> None:
             peer.sendall(sent)
             peer.shutdown(1)
             assert peer.recv(100) == b""
-    assert stays.state == "ready"
+    assert shared.state == "ready"
 
 
-def test_suspended_process_receives_the_missed_events(stays: tfd.Cluster) -> None:
+def test_suspended_process_receives_the_missed_events(shared: tfd.Cluster) -> None:
     """An attached process that was suspended receives the missed events."""
     code = (
         "import sys, tfd_notebook as tfd\n"
@@ -310,9 +314,9 @@ def test_suspended_process_receives_the_missed_events(stays: tfd.Cluster) -> Non
         assert process.stdout
         assert process.stdout.readline() == "attached\n"
         process.send_signal(signal.SIGSTOP)
-        stays.kill("data_worker:0")
-        until(lambda: stays.snapshot().task("data_worker:0").restarts == 1)  # type: ignore[union-attr]
-        until(lambda: stays.state == "ready")
+        shared.kill("data_worker:0")
+        until(lambda: shared.snapshot().task("data_worker:0").restarts == 1)  # type: ignore[union-attr]
+        until(lambda: shared.state == "ready")
         process.send_signal(signal.SIGCONT)
         time.sleep(0.2)
         output, _ = process.communicate("\n", timeout=30)
@@ -320,3 +324,17 @@ def test_suspended_process_receives_the_missed_events(stays: tfd.Cluster) -> Non
         process.kill()
         process.communicate()
     assert output.split() == ["1", "ready"]
+
+
+def test_list_includes_other_processes_and_detached_clusters(shared: tfd.Cluster) -> None:
+    """This is the last test with the shared cluster."""
+    everywhere = tfd.clusters()
+    assert list(everywhere) == ["stays"]
+    (record,) = everywhere.everywhere.records()
+    assert (record["name"], record["pid"]) == ("stays", os.getpid())
+    assert "stays" in everywhere._repr_mimebundle_()["text/html"]
+    shared.leave()
+    assert not tfd.clusters()
+    (record,) = tfd.clusters().everywhere.records()
+    assert (record["name"], record["pid"], record["observed"]) == ("stays", None, 2)
+    cli("stop", "stays")
