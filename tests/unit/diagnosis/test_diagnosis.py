@@ -467,7 +467,11 @@ def cluster(fake: Fake) -> tfd.Cluster:
 
 SHARED_GPU = """
 import tfd_notebook as tfd
+from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.launchers import Fake
+
+# It would load TensorFlow to hide GPUs.
+ParameterServerTraining.hide_gpus_from_kernel = lambda self: None
 
 def start(name, gpus):
     launcher = Fake(gpus=(0, 1))
