@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -40,58 +40,71 @@ pytestmark = pytest.mark.integration
 Range = tf.data.Dataset.range
 HINT = tf.data.experimental.SHARD_HINT
 
-WORKER = """
-import base64, os, sys
+#: Starts a data worker in a fork for each socket, so that TensorFlow is imported once.
+WORKERS = """
+import base64, os, socket, sys
 from tfd_notebook.data.service.py_functions import install
 from tensorflow.data.experimental import service
-worker = service.WorkerServer(service.WorkerConfig(
-    sys.argv[1], heartbeat_interval_ms=200, dispatcher_timeout_ms=10_000))
-print(worker._address, flush=True)
-for line in sys.stdin:
-    try:
-        print(len(install(base64.b64decode(line))), flush=True)
-    except Exception as error:
-        print(error, flush=True)
-os._exit(0)
+
+def serve(fd):
+    channel = socket.socket(fileno=fd).makefile("rw")
+    worker = service.WorkerServer(service.WorkerConfig(
+        sys.argv[1], heartbeat_interval_ms=200, dispatcher_timeout_ms=10_000))
+    print(worker._address, file=channel, flush=True)
+    for line in channel:
+        try:
+            print(len(install(base64.b64decode(line))), file=channel, flush=True)
+        except Exception as error:
+            print(error, file=channel, flush=True)
+    os._exit(0)
+
+sockets = [int(fd) for fd in sys.argv[2:]]
+for fd in sockets:
+    if not os.fork():
+        for other in sockets:
+            if other != fd:
+                os.close(other)
+        serve(fd)
+for fd in sockets:
+    os.close(fd)
+for _ in sockets:
+    os.wait()
 """
 
 
 class Worker:
-    """A data worker in a separate process."""
+    """A data worker in a separate process, which ends when its socket is closed."""
 
-    def __init__(self, dispatcher: str) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", WORKER, dispatcher],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._address = ""
-
-    @property
-    def address(self) -> str:
-        if not self._address:
-            assert self._child.stdout is not None
-            self._address = self._child.stdout.readline().strip()
-        return self._address
+    def __init__(self, own: socket.socket) -> None:
+        with own:
+            self._channel = own.makefile("rw")
+        self.address = self._channel.readline().strip()
 
     def install(self, blob: bytes) -> str:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(base64.b64encode(blob).decode() + "\n")
-        self._child.stdin.flush()
-        return self._child.stdout.readline().strip()
-
-    def signal(self, number: int) -> None:
-        self._child.send_signal(number)
+        self._channel.write(base64.b64encode(blob).decode() + "\n")
+        self._channel.flush()
+        return self._channel.readline().strip()
 
     def close(self) -> None:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.send_signal(signal.SIGCONT)
-        self._child.stdin.close()
-        self._child.wait(20)
-        self._child.stdout.close()
+        self._channel.close()
+
+
+@contextlib.contextmanager
+def workers_outside(dispatcher: str, count: int) -> Iterator[list[Worker]]:
+    """Yield data workers in other processes, which end afterwards."""
+    pairs = [socket.socketpair() for _ in range(count)]
+    fds = [remote.fileno() for _, remote in pairs]
+    command = [sys.executable, "-c", WORKERS, dispatcher, *map(str, fds)]
+    process = subprocess.Popen(command, pass_fds=fds)
+    for _, remote in pairs:
+        remote.close()
+    workers = [Worker(own) for own, _ in pairs]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.close()
+        process.wait(20)
 
 
 class Host:
@@ -150,14 +163,9 @@ def dispatcher_in(work_dir: Path) -> tfd.Dispatcher:
 def _outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     work_dir = tmp_path_factory.mktemp("outside")
     dispatcher = dispatcher_in(work_dir)
-    workers = [Worker(dispatcher.address) for _ in range(2)]
-    try:
-        assert all(worker.address for worker in workers)
+    with workers_outside(dispatcher.address, 2) as workers:
         yield Host(dispatcher, workers, str(work_dir))
-    finally:
-        for worker in workers:
-            worker.close()
-        dispatcher.stop()
+    dispatcher.stop()
 
 
 @pytest.fixture(scope="module")
