@@ -42,6 +42,7 @@ class Reading:
             try:
                 for _ in elements:
                     self.count += 1
+                    time.sleep(0.003)  # at full speed, the loop would use all processors
             except errors.Interrupted:
                 future.result()
             finally:
