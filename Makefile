@@ -11,6 +11,8 @@ IF_ROOT := $(if $(ROOT),,: only root may run:)
 AND_ROOT := $(if $(ROOT),root or ,not root and )
 # nbval imports libraries for seconds in each process.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p no:nbval
+# Tests start many processes, which read cached bytecode.
+export PYTHONDONTWRITEBYTECODE :=
 # More processes than cores, because many tests wait.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # Long files first, so that none runs alone at the end. `make test` leaves out `slow` tests, which
