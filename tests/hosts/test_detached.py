@@ -146,7 +146,7 @@ def test_other_process_continues_after_the_kill(
         tfd.attach("stays")
 
 
-def test_cluster_is_attached_in_its_process_until_its_lease_expires(
+def test_attached_cluster_ends_when_its_lease_expires(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     launcher: Any = eval(written("tls"), {"tfd": tfd})

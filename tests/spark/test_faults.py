@@ -120,7 +120,7 @@ def test_an_error_of_a_node_is_raised_at_once(sc: Any, tmp_path: Path, mode: Inp
     assert (tmp_path / "raised").read_text() == "raised\n"
 
 
-def test_a_killed_executor_fails_the_cluster_and_ends_its_fork_server(sc: Any) -> None:
+def test_a_killed_executor_ends_the_cluster_and_fork_server(sc: Any) -> None:
     with running_cluster(sc) as cluster:
         pids = processes_of(cluster)
         victim = cluster.nodes[1]

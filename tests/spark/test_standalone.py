@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 #: Timeout in seconds of the end of processes whose driver was killed.
 _END_SECONDS = 120.0
 
-#: Uses two clusters when it may go on, reports, and starts them again.
+#: Uses two clusters when it may continue, reports, and starts them again.
 PROGRAM = """
 import json, sys
 from tfd_notebook.net import secure_channel

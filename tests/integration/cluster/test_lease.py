@@ -105,7 +105,7 @@ def stays() -> Iterator[tfd.Cluster]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tfd.Cluster]:
-    """Return a detached cluster for the last tests, because it needs an agent of its own."""
+    """Return a detached cluster for the last tests, because it needs a separate agent."""
     with detached_cluster() as cluster:
         yield cluster
 

@@ -332,7 +332,7 @@ run(spark)
 )
 
 
-def test_a_warm_session_imports_tensorflow_and_jupyter_leaves_no_directory(tmp_path: Path) -> None:
+def test_a_warm_session_in_a_kernel_leaves_no_directory(tmp_path: Path) -> None:
     """The executor imports TensorFlow before the first cluster. Jupyter shuts the kernel down."""
     with Kernel(TMPDIR=str(tmp_path)) as kernel:
         report = report_of(kernel.run(IN_A_KERNEL, 230))
