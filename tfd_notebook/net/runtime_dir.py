@@ -93,7 +93,8 @@ def is_locked(directory: Path) -> bool | None:
     """Return True if the agent of a directory runs; None if the file system has no locks."""
     try:
         with (directory / _LOCK_FILE).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, so that two checks at the same time do not see each other.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

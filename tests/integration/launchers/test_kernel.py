@@ -156,8 +156,10 @@ def test_killed_kernel_leaves_nothing_behind(agent: str) -> None:
         assert left_after(pids, 2) == []
         if agent == "killed":  # no process is left to remove the files
             assert files_of(owner)
-            until(
-                lambda: runtime_dir.process_start(owner) is None
-            )  # a large process takes time to exit
-            orphans.sweep()
+
+            def is_swept() -> bool:
+                orphans.sweep()
+                return not files_of(owner)
+
+            until(is_swept)  # threads of a killed process take time to exit
         assert files_of(owner) == []
