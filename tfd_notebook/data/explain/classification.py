@@ -12,7 +12,7 @@ from tfd_notebook.data.explain.cost_model import ThreadCost
 
 if TYPE_CHECKING:
     from tfd_notebook.data.explain.cost_model import Measurement
-    from tfd_notebook.data.service.usage import WorkerUtilization
+    from tfd_notebook.data.service.usage import Delivery, WorkerUtilization
 
 #: Share of waiting below which the data keeps up with the consumer.
 _WAITS = 0.1
@@ -150,7 +150,11 @@ def _filled_shuffle(measurement: Measurement, last: Stage) -> Stage | None:
 
 
 def judge_service(
-    measurement: Measurement, workers: Sequence[WorkerUtilization], cores: int, alone: float | None
+    measurement: Measurement,
+    workers: Sequence[WorkerUtilization],
+    cores: int,
+    alone: float | None,
+    delivery: Delivery | None = None,
 ) -> Bottleneck:
     """Return the part of a tf.data service for which the consumer waits.
 
@@ -161,8 +165,10 @@ def judge_service(
     cores : int
     alone : float, optional
         CPU seconds that one element takes in a separate process without a service.
+    delivery : Delivery, optional
+        Parameters of the dataset.
     """
-    slow = slow_worker(workers)
+    slow = slow_worker(workers, delivery)
     if slow is not None:
         return slow
     used = sum(worker.cpu or 0.0 for worker in workers) + measurement.cpu
@@ -186,7 +192,9 @@ def is_busy(used: float, cores: int) -> bool:
     return used >= _SATURATED * cores
 
 
-def slow_worker(workers: Sequence[WorkerUtilization]) -> Bottleneck | None:
+def slow_worker(
+    workers: Sequence[WorkerUtilization], delivery: Delivery | None = None
+) -> Bottleneck | None:
     """Return a worker that is slower than the others as the bottleneck, or None.
 
     A worker is slow if it always sends less than the others. It is also slow if it sends no more
@@ -196,6 +204,8 @@ def slow_worker(workers: Sequence[WorkerUtilization]) -> Bottleneck | None:
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
             return Bottleneck("workers", 1.0, task=worker.task, state=worker.state)
+    if delivery is not None and delivery.can_use(len(workers)) < len(workers):
+        return None  # some have no split of the source, and send little
     ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
     for worker in ready:
         # A worker that sends nothing has no share of this data, or has sent all of it.

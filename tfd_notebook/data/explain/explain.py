@@ -178,7 +178,8 @@ class _Explanation:
                 self._figures[f"cpu_cores {worker.task}"] = worker.cpu
             if worker.bytes_per_s is not None:
                 self._figures[f"bytes_per_s {worker.task}"] = worker.bytes_per_s
-        return judge_service(self._measurement, self._workers, self._cores, cost)
+        delivery = self._use.delivery if self._use is not None else None
+        return judge_service(self._measurement, self._workers, self._cores, cost, delivery)
 
     @property
     def _is_unchanged(self) -> bool:

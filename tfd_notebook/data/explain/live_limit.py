@@ -172,7 +172,7 @@ class LiveLimit:
         )
         bottleneck = judge(measurement, self._last, cores, reads)
         if bottleneck.kind == "workers" and workers:
-            bottleneck = judge_service(measurement, workers, cores, None)
+            bottleneck = judge_service(measurement, workers, cores, None, self._delivery)
             host = None if self._delivery is None else self._delivery.host()
             if host is None or host.service_on_this_host:
                 bottleneck = replace(
@@ -225,7 +225,7 @@ def worker_limit(
         for name, value in (("cpu_cores", mine.cpu), ("bytes_per_s", mine.bytes_per_s))
         if value is not None
     }
-    bottleneck = slow_worker(workers)
+    bottleneck = slow_worker(workers, delivery)
     if bottleneck is not None and bottleneck.task == task:
         share, advice = bottleneck.share, advise(bottleneck, len(workers))
         return Limit("workers", bottleneck.name, share, figures, advice)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Stage
+from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage
 from tfd_notebook.data.explain.advice import advise
 from tfd_notebook.data.explain.classification import Bottleneck, judge, judge_service, slow_worker
 from tfd_notebook.data.explain.cost_model import Costs, Measurement
@@ -393,6 +393,22 @@ def accused(*workers: tuple[tuple[float, ...], float | None]) -> str:
 
 class TestSlowWorker:
     """Measured rates, about one per second, the latest last."""
+
+    def test_worker_without_a_split_of_the_source_is_not_slow(self) -> None:
+        class Host:
+            """Stand-in for the data service of a cluster."""
+
+        host, splits = Host(), Splits(1, "from_generator(slow)", "Generator")
+        delivery = Delivery(weakref.ref(host), -1, "DYNAMIC", None, splits=splits)  # type: ignore[arg-type]
+        rates = [(30.0, 31.0, 30.0), (100.0, 99.0, 101.0)]
+        workers = [
+            WorkerUtilization(f"data_worker:{i}", "ready", 0.1, each[-1], each)
+            for i, each in enumerate(rates)
+        ]
+        assert slow_worker(workers) is not None
+        assert slow_worker(workers, delivery) is None
+        failed = [replace(workers[0], state="failed"), workers[1]]
+        assert slow_worker(failed, delivery) is not None
 
     def test_worker_with_equal_bytes_and_waiting_peers(self) -> None:
         slow, fast = ((80.0, 81.0, 79.0), 1.0), ((81.0, 80.0, 80.0), 0.3)
