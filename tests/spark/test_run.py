@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.driver.registry import last, running
 
@@ -23,6 +26,18 @@ LONG = 60.0
 
 def squares_sum(sc: Any) -> int:
     return int(sc.parallelize(range(10), 2).map(lambda n: n * n).sum())
+
+
+def test_the_control_socket_ends_with_the_last_cluster(sc: Any, clusters: list[Any]) -> None:
+    def wait(args: Any, ctx: Any) -> None:
+        threading.Event().wait()
+
+    socket = runtime_dir.control_socket(os.getpid())
+    with tfd.Cluster(data_workers=1, name="first", launcher="inprocess"):
+        clusters.append(TFCluster.run(sc, wait, None, 1, 0))
+    assert socket.exists()
+    clusters[0].fail(errors.SparkError("the test is over"))
+    until(lambda: not socket.exists(), LONG)
 
 
 def test_the_function_runs_in_separate_nodes(sc: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook._lazy import first_use
-from tfd_notebook.cluster import registry
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.launchers import spark_slots
 from tfd_notebook.model.snapshot import Snapshot, spark_state
@@ -62,6 +62,8 @@ def remove(cluster: SparkClusterBase) -> None:
     with _lock:
         for name in [name for name, other in _running.items() if other is cluster]:
             del _running[name]
+    if not registry.running_clusters():
+        control_socket.stop()
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:
