@@ -209,10 +209,10 @@ class TestExplain:
         calls = []
 
         def step(batch: Any) -> None:
-            time.sleep(0.02 if calls else 1.5)
+            time.sleep(0.05 if calls else 1.5)
             calls.append(batch)
 
-        assert tfd.explain(Range(ENDLESS).batch(4), seconds=2, step=step).kind == "consumer"
+        assert tfd.explain(Range(ENDLESS).batch(4), seconds=3, step=step).kind == "consumer"
 
     def test_error_of_the_pipeline_is_raised(self) -> None:
         dataset = Range(9).map(
