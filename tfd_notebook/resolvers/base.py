@@ -72,7 +72,9 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
     def _find(self) -> AddressesByJob:
         """Return the current addresses of all tasks by job."""
         if type(self).cluster_spec is Resolver.cluster_spec:
-            raise NotImplementedError(f"{type(self).__name__} must override cluster_spec()")
+            raise UsageError(
+                f"{type(self).__name__} defines no tasks", fix="override cluster_spec()"
+            )
         spec: AddressesByJob = self.cluster_spec().as_dict()
         return spec
 

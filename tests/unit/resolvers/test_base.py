@@ -168,7 +168,7 @@ def test_subclass_inherits_all_other_methods() -> None:
             return tf.train.ClusterSpec({"worker": ["a:1"]})
 
     assert Least().master("worker", 0) == "grpc://a:1"
-    with pytest.raises(NotImplementedError, match="must override cluster_spec"):
+    with pytest.raises(errors.UsageError, match="Resolver defines no tasks"):
         Resolver().tasks()
 
 
