@@ -242,12 +242,9 @@ def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
     TimeLimit
         No reply within `timeout` seconds.
     """
-    reply = _request(address, _WORKERS, tf_messages.Empty(), timeout)
-    try:
-        workers = tf_messages.GetWorkersResponse.FromString(reply).workers
-    except DecodeError:
-        raise _no_dispatcher(address, "another server answers") from None
-    return tuple(worker.address for worker in workers)
+    request = tf_messages.Empty()
+    reply = _request(address, _WORKERS, request, tf_messages.GetWorkersResponse, timeout)
+    return tuple(worker.address for worker in reply.workers)
 
 
 def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -> tuple[int, ...]:
@@ -264,12 +261,8 @@ def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -
         No reply within `timeout` seconds.
     """
     request = tf_messages.WorkerHeartbeatRequest(worker_address=worker_address)
-    reply = _request(dispatcher, _HEARTBEAT, request, timeout)
-    try:
-        tasks = tf_messages.WorkerHeartbeatResponse.FromString(reply).new_tasks
-    except DecodeError:
-        raise _no_dispatcher(dispatcher, "another server answers") from None
-    return tuple(task.task_id for task in tasks)
+    reply = _request(dispatcher, _HEARTBEAT, request, tf_messages.WorkerHeartbeatResponse, timeout)
+    return tuple(task.task_id for task in reply.new_tasks)
 
 
 def complete_tasks(
@@ -303,7 +296,7 @@ def complete_tasks(
         request = tf_messages.WorkerUpdateRequest(worker_address=worker_address)
         request.updates.add(task_id=task_id, completed=True)
         left = limit - time.monotonic()
-        _request(dispatcher, _UPDATE, request, left, unknown_ok=True)
+        _request(dispatcher, _UPDATE, request, tf_messages.Empty, left, unknown_ok=True)
 
 
 def _channel(address: str, via_proxy: bool = False) -> Any:
@@ -324,17 +317,22 @@ def _request(
     address: str,
     method: str,
     request: Any,
+    response: Any,
     timeout: float,
     unknown_ok: bool = False,
-) -> bytes:
+) -> Any:
+    """Return the dispatcher's reply as a `response`."""
     address = str(Endpoint.parse(address))
     with _channel(address) as channel:
         try:
-            return _call(channel, method, timeout, request.SerializeToString())
+            reply = _call(channel, method, timeout, request.SerializeToString())
+            return response.FromString(reply)
+        except DecodeError:
+            raise _no_dispatcher(address, "another server answers") from None
         except grpc.RpcError as error:
             code, text = error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND and unknown_ok:
-        return b""
+        return response()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         raise TimeLimit(
             f"the dispatcher at {address} did not reply within {timeout:g} s",
