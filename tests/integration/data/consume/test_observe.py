@@ -11,25 +11,12 @@ import tensorflow as tf
 
 from tests._waiting import until
 from tests.integration._service import Service, end, read_line, run_python
-from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import watch
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def tasks():
-    with Tasks() as tasks:
-        yield tasks
-
-
-@pytest.fixture(scope="module")
-def service(tasks):
-    with Service(tasks) as service:
-        yield service
 
 
 def distributed(dataset, service, mode="distributed_epoch"):

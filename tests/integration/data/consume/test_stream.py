@@ -8,25 +8,12 @@ import tensorflow as tf
 
 from tests._waiting import until
 from tests.integration._service import Service
-from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import watch
 from tfd_notebook.data.consume.stream import Stream
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def tasks():
-    with Tasks() as tasks:
-        yield tasks
-
-
-@pytest.fixture(scope="module")
-def service(tasks):
-    with Service(tasks) as service:
-        yield service
 
 
 @pytest.fixture
