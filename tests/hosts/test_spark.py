@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests._squares import squares_function
 from tests._waiting import until
 from tests.hosts._conformance import Conformance, Make
 from tests.hosts._hosts import Hosts
@@ -78,22 +79,6 @@ def cut(hosts: Hosts) -> Callable[[], None]:
 def shared(make: Make) -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=2, name="shared", launcher=make()) as cluster:
         yield cluster
-
-
-def squares_function() -> Any:
-    """Return a function that answers rows with their squares. A parameter server waits."""
-
-    def squares(args: Any, ctx: Any) -> None:
-        import threading
-
-        if ctx.job_name == "ps":
-            threading.Event().wait()
-        feed = ctx.get_data_feed(train_mode=False)
-        while not feed.should_stop():
-            if rows := feed.next_batch(16):
-                feed.batch_results([row * row for row in rows])
-
-    return squares
 
 
 # Not the scope of a module, because a test may lose an executor.

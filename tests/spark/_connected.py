@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tfd_notebook as tfd
+from tests._squares import squares_function
 from tfd_notebook.spark import TFCluster, TFParallel
 from tfd_notebook.spark.local_session import session
 from tfd_notebook.spark.TFCluster import InputMode
@@ -72,17 +73,6 @@ def report_rows(directory: Any, ctx: Any) -> None:
     Path(directory, f"{ctx.job_name}-{ctx.task_index}").write_text(json.dumps(report))
 
 
-def square_rows(args: Any, ctx: Any) -> None:
-    if ctx.job_name == "ps":
-        import threading
-
-        threading.Event().wait()
-    feed = ctx.get_data_feed(train_mode=False)
-    while not feed.should_stop():
-        if batch := feed.next_batch(16):
-            feed.batch_results([number * number for number in batch])
-
-
 def on_cores(spark: Any, directory: Path) -> dict[str, Any]:
     """Return the report of clusters that are fed from RDDs."""
     sc = spark.sparkContext
@@ -105,7 +95,7 @@ def on_cores(spark: Any, directory: Path) -> dict[str, Any]:
         report[f"rows {nodes}"] = {
             path.name: json.loads(path.read_text()) for path in results.iterdir()
         }
-    cluster = TFCluster.run(sc, square_rows, None, 2, 1, input_mode=InputMode.SPARK)
+    cluster = TFCluster.run(sc, squares_function(), None, 2, 1, input_mode=InputMode.SPARK)
     report["squares"] = cluster.inference(rows).collect()
     report["squared"] = cluster.cluster_info
     cluster.shutdown(timeout=LONG)
