@@ -6,6 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+#: Seconds for servers of the tf.data service. If TensorFlow's autotuning thread misses the end of
+#: an iterator, it notices it at its next period, up to 60 s later.
+SERVER_STOP_SECONDS = 75.0
+
 
 def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
     """Wait until `holds()` is true, and return its value."""

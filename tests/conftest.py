@@ -24,6 +24,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests._waiting import SERVER_STOP_SECONDS
+
 #: With ``TFD_REQUIRE_ALL=1``, a skipped test fails.
 REQUIRE_ALL = os.environ.get("TFD_REQUIRE_ALL") == "1"
 #: Seconds after a test in which stopped processes and threads may still end.
@@ -171,7 +173,7 @@ class Leftovers:
         self._files = _files()
 
     def check(self, scope: str, shared: bool = False, settle: float = SETTLE_SECONDS) -> None:
-        """Fail if new resources still exist after `settle` seconds.
+        """Fail if new resources still exist after `settle` seconds, or servers do not stop.
 
         With `shared`, descendants of processes in the snapshot do not count. The agent of a
         shared cluster may restart a task.
@@ -179,7 +181,9 @@ class Leftovers:
         began = time.monotonic()
         collect_at = began + _COLLECT_AFTER_SECONDS
         while left := self._left(shared):
-            if time.monotonic() > began + settle:
+            stopping = any(thread.name == "tfd-server-stop" for thread in _threads())
+            limit = max(settle, SERVER_STOP_SECONDS) if stopping else settle
+            if time.monotonic() > began + limit:
                 pytest.fail(f"{scope} left behind:\n  " + "\n  ".join(left), pytrace=False)
             time.sleep(0.05)
             if time.monotonic() > collect_at:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
+from tests._waiting import SERVER_STOP_SECONDS
 from tfd_notebook.cluster import data_service
 
 BACK_ENDS = ("servers", "local", "inprocess")
@@ -58,7 +59,7 @@ class Servers:
 
     def restart_worker(self, index: int = 0) -> None:
         before = self._data_workers[index]
-        before.stop()
+        before.stop(SERVER_STOP_SECONDS)
         self._data_workers[index] = self._worker(_port(before))
 
     def add_worker(self) -> None:
@@ -70,7 +71,7 @@ class Servers:
 
     def stop(self) -> None:
         for worker in self._data_workers:
-            worker.stop()
+            worker.stop(SERVER_STOP_SECONDS)
         self.dispatcher.stop()
 
 

@@ -172,16 +172,17 @@ class _Server(ABC):
         Raises
         ------
         TimeLimit
-            The server still runs. It stops when the current element is complete.
+            The server still runs. It stops when its current elements are complete. TensorFlow's
+            autotuning thread can delay that by up to 60 s, if it misses the end of an iterator.
         """
         with self._lock:
             self._finalizer.detach()
             self.open_to = ""
         if not self._running.stop(timeout):
             raise TimeLimit(
-                f"the {self._role} at {self.address} is still processing an element after "
-                f"{timeout:g} s",
-                fix="it stops after that element; join() waits for it",
+                f"the {self._role} at {self.address} is still stopping after {timeout:g} s",
+                fix="join() waits until its current elements are complete. TensorFlow's "
+                "autotuning can delay that by up to 60 s",
             )
 
     @as_op_errors()

@@ -329,7 +329,7 @@ def test_stop_waits_for_a_python_function(dispatcher: tfd.Dispatcher) -> None:
     iterator = iter(dataset.apply(service.distribute("distributed_epoch", dispatcher.target)))
     assert next(iterator) == 0
     assert entered.wait(10)
-    with pytest.raises(TimeLimit, match="still processing an element"):
+    with pytest.raises(TimeLimit, match="still stopping after"):
         worker.stop(timeout=0.2)
     assert worker.state == "stopped"
     leave.set()
