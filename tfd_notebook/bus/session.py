@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
-#: Messages that a client may leave unacknowledged. Beyond it, it is closed or overloaded, and
-#: nothing is sent to it.
+#: A client with more unacknowledged messages is closed or overloaded, and receives nothing.
 _MAX_UNACKNOWLEDGED = 50
-#: Seconds after which a client that owes a message is removed. Front ends send one a minute.
+#: Seconds without an answer after which a client is removed. Front ends send a message a minute.
 SILENT_SECONDS = 300.0
 #: Maximum clients of a session. Beyond it, the client with the oldest message is removed.
 MAX_CLIENTS = 100
@@ -39,8 +38,8 @@ class _Client:
     acknowledged_seq: int = 0
     #: Names of the clusters whose closures it shows.
     subscriptions: frozenset[str] = field(default_factory=frozenset)
-    #: Monotonic time since when the client owes a message, None if it owes none.
-    owes_since: float | None = None
+    #: Monotonic time of the first message that the client has not answered, or None.
+    unanswered_since: float | None = None
 
 
 class Session:
@@ -118,17 +117,17 @@ class Session:
     def note_message(self, client: str) -> None:
         """Record that a client has sent a message."""
         if (known := self._clients.pop(client, None)) is not None:
-            known.owes_since = None
+            known.unanswered_since = None
             self._clients[client] = known
 
     def remove_silent(self) -> None:
-        """Remove clients that owe a message for too long. If still open, they send hello again."""
+        """Remove clients that do not answer. If still open, they send hello again."""
         now, idle_since = time.monotonic(), running_cell.idle_since()
         for name, client in list(self._clients.items()):
-            since = client.owes_since
+            since = client.unanswered_since
             if since is None:
                 if client.subscriptions:  # it keeps `join` of a paused coordinator waiting
-                    client.owes_since = now
+                    client.unanswered_since = now
                 continue
             if not client.acknowledges:
                 # Its messages wait for the running cell.
@@ -228,8 +227,8 @@ class Session:
         self._seq += 1
         now = time.monotonic()
         for client in self._clients.values():
-            if client.owes_since is None:
-                client.owes_since = now
+            if client.unanswered_since is None:
+                client.unanswered_since = now
         self._send({**message, "seq": self._seq}, buffers or [])
 
 
