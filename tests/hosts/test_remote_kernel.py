@@ -1,4 +1,4 @@
-"""Remote kernels: source, output, clusters, closures and commands."""
+"""Remote kernels: code, output, clusters, closures and commands."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_output_and_variables_are_kept(
 def test_error_has_the_remote_traceback(kernel: tfd.RemoteKernel) -> None:
     with pytest.raises(errors.RemoteError, match=r"(?s)ZeroDivisionError.*line 2"):
         kernel.run("x = 0\n1 / x")
-    with pytest.raises(errors.UsageError, match="invalid source=42"):
+    with pytest.raises(errors.UsageError, match="invalid code=42"):
         kernel.run(42)  # type: ignore[arg-type]
 
 
-def test_source_is_interrupted_after_its_timeout(
+def test_code_is_interrupted_after_its_timeout(
     kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(errors.TimeLimit, match=r"within 0\.5 s"):
@@ -79,7 +79,7 @@ def test_source_is_interrupted_after_its_timeout(
     assert capsys.readouterr().out == "goes on\n"
 
 
-def test_source_that_ignores_interrupts_does_not_block(jupyter: Jupyters) -> None:
+def test_code_that_ignores_interrupts_does_not_block(jupyter: Jupyters) -> None:
     with kernel_at(jupyter["east"]) as deaf:
         deaf.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
         deaf.run("import threading")
@@ -124,12 +124,12 @@ def test_remote_coordinator_can_be_controlled(kernel: tfd.RemoteKernel, train: t
     kernel.run("assert total.numpy() == 9.0")
 
 
-def test_remote_coordinator_can_be_paused_while_source_runs(
+def test_remote_coordinator_can_be_paused_while_code_runs(
     kernel: tfd.RemoteKernel, train: tfd.Cluster
 ) -> None:
     coordinator = train.present_coordinator()
-    source = "for _ in range(400):\n    coordinator.schedule(step); time.sleep(0.01)\n"
-    running = threading.Thread(target=kernel.run, args=(source + "coordinator.join()",))
+    code = "for _ in range(400):\n    coordinator.schedule(step); time.sleep(0.01)\n"
+    running = threading.Thread(target=kernel.run, args=(code + "coordinator.join()",))
     before = coordinator.values.counts()["ready"]
     running.start()
     until(lambda: coordinator.values.counts()["ready"] > before + 5)

@@ -20,7 +20,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[
 
 
 def failure(label: str, content: Mapping[str, Any]) -> RemoteError:
-    """Return the error for an exception that source in the kernel at `label` raised."""
+    """Return the error for an exception that code in the kernel at `label` raised."""
     trace = _COLOURS.sub("", "\n".join(content.get("traceback", ())))
     message = f"{content.get('ename')}: {content.get('evalue')}"
     if content.get("ename") == "SystemExit":

@@ -1,4 +1,4 @@
-"""Remote kernel that runs source of this notebook."""
+"""Remote kernel that runs code of this notebook."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _kernels: weakref.WeakSet[RemoteKernel] = weakref.WeakSet()
 
 
 class RemoteKernel:
-    """A kernel of a remote Jupyter server that runs source and shows its output here.
+    """A kernel of a remote Jupyter server that runs code and shows its output here.
 
     The panel, widgets and ``tfd list`` show and control its clusters like those of this kernel. As
     a context manager, it shuts down the kernel at the end. Requires the extra ``jupyter``.
@@ -76,7 +76,7 @@ class RemoteKernel:
     kernel : str
         Name of the kernel specification. Default ``"python3"``.
     grace : float
-        The kernel shuts down after this time without a connection, unless source runs. In
+        The kernel shuts down after this time without a connection, unless code runs. In
         seconds; default 600.
 
     Raises
@@ -148,7 +148,7 @@ class RemoteKernel:
             raise LaunchError(f"{self.label}: {self._bus.incompatible}")
 
     def _open_subshell(self) -> None:
-        """Open a subshell if the kernel supports it, so that it answers while source runs."""
+        """Open a subshell if the kernel supports it, so that it answers while code runs."""
         info = self._request("shell", "kernel_info_request")
         if "kernel subshells" in info.get("supported_features", ()):
             self._subshell = self._request("control", "create_subshell_request").get("subshell_id")
@@ -174,45 +174,45 @@ class RemoteKernel:
         self._runs[number] = answers
         return number, answers
 
-    # Source
+    # Code
 
-    def run(self, source: str, timeout: float | None = None, *, plain: bool = False) -> None:
-        """Run source in the kernel, and show its output as it arrives.
+    def run(self, code: str, timeout: float | None = None, *, plain: bool = False) -> None:
+        """Run code in the kernel, and show its output as it arrives.
 
-        Ctrl-C interrupts the call and the source.
+        Ctrl-C interrupts the call and the code.
 
         Parameters
         ----------
-        source : str
-            Source as in a cell. Variables keep their values for the next call.
+        code : str
+            Code as in a cell. Variables keep their values for the next call.
         timeout : float, optional
-            Seconds after which the source is interrupted. Default: unlimited.
+            Seconds after which the code is interrupted. Default: unlimited.
         plain : bool
             Show only text and images, but no HTML and no JavaScript. Default False.
 
         Raises
         ------
         RemoteError
-            The source raised an error, which has the remote traceback; or the kernel is lost.
+            The code raised an error, which has the remote traceback; or the kernel is lost.
         TimeLimit
-            The source did not end within `timeout` seconds.
+            The code did not end within `timeout` seconds.
         """
-        if not isinstance(source, str):
-            raise UsageError(f"invalid source={source!r}: expected a str")
+        if not isinstance(code, str):
+            raise UsageError(f"invalid code={code!r}: expected a str")
         try:
-            self._execute(source, timeout, show_plain if plain else show)
+            self._execute(code, timeout, show_plain if plain else show)
         except TfdError:
             self.catch_up()
             raise
         self.catch_up()
 
-    def _execute(self, source: str, timeout: float | None, show: Any) -> None:
+    def _execute(self, code: str, timeout: float | None, show: Any) -> None:
         with self._running:
             self._require_open()
             deadline = None if timeout is None else time.monotonic() + timeout
             number, answers = self._expect()
             try:
-                self._send_source(source, number)
+                self._send_code(code, number)
                 self._await_end(answers, deadline, timeout, show)
             except KeyboardInterrupt:
                 self.interrupt()
@@ -224,9 +224,9 @@ class RemoteKernel:
         if self._lost or self._closed.is_set():
             raise RemoteError(self._lost or f"the kernel at {self.label} was closed")
 
-    def _send_source(self, source: str, number: str) -> None:
+    def _send_code(self, code: str, number: str) -> None:
         try:
-            self._connection.execute(source, number)
+            self._connection.execute(code, number)
         except OSError as error:
             raise RemoteError(f"{self.label} cannot be reached: {error}") from None
 
@@ -249,7 +249,7 @@ class RemoteKernel:
                 if late is not None:
                     raise late from None
                 late = TimeLimit(
-                    f"the source at {self.label} did not end within {timeout:g} s, and was "
+                    f"the code at {self.label} did not end within {timeout:g} s, and was "
                     "interrupted"
                 )
                 # Wait for the end: the kernel aborts requests that arrive before.
@@ -265,7 +265,7 @@ class RemoteKernel:
                 replied = True
                 if content.get("status") == "aborted":
                     failed = failed or RemoteError(
-                        f"{self.label} did not run the source, because earlier source failed",
+                        f"{self.label} did not run the code, because earlier code failed",
                         fix="run it again",
                     )
             elif kind == "status":
@@ -276,7 +276,7 @@ class RemoteKernel:
             raise failed
 
     def interrupt(self) -> None:
-        """Interrupt the running source."""
+        """Interrupt the running code."""
         with contextlib.suppress(OSError):
             self._server.interrupt(self._kernel)
 
@@ -314,7 +314,7 @@ class RemoteKernel:
         return "closed" if self._closed.is_set() else self._lost or "ready"
 
     def close(self) -> None:
-        """Shut down the kernel with its tasks and source."""
+        """Shut down the kernel with its tasks and code."""
         if self._closed.is_set():
             return
         self._closed.set()
