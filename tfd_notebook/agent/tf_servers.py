@@ -22,15 +22,15 @@ class Server(ABC):
     ----------
     port : int
         The port on which it listens.
-    kept : str
+    why_not_stopped : str
         The reason for which it may continue after `stop`, as a sentence.
-    endless : bool
+    unstoppable : bool
         True if it ends only with its process.
     """
 
     port: int
-    kept: ClassVar[str] = "TensorFlow keeps it until its last consumer ends"
-    endless: ClassVar[bool] = False
+    why_not_stopped: ClassVar[str] = "TensorFlow keeps it until its last consumer ends"
+    unstoppable: ClassVar[bool] = False
 
     @abstractmethod
     def stop(self, timeout: float | None) -> bool:
@@ -76,8 +76,8 @@ def _data_worker(port: int, settings: Mapping[str, Any]) -> Server:
 class _TaskServer(Server):
     """A ``tf.distribute.Server``: parameter server, worker or evaluator."""
 
-    kept = "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
-    endless = True
+    why_not_stopped = "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
+    unstoppable = True
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -104,24 +104,24 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
 
 
 #: The number of servers that end only with this process.
-_endless = 0
-_endless_lock = threading.Lock()
+_unstoppable = 0
+_unstoppable_lock = threading.Lock()
 #: Limit of these servers. Each needs about 40 MB and 85 threads.
-MAX_ENDLESS = 32
+MAX_UNSTOPPABLE = 32
 
 
-def endless() -> int:
+def unstoppable() -> int:
     """Return the number of servers that end only with this process."""
-    return _endless
+    return _unstoppable
 
 
 def check_room(count: int) -> None:
     """Raise StateError if this process cannot run `count` more of these servers."""
-    if _endless + count > MAX_ENDLESS:
+    if _unstoppable + count > MAX_UNSTOPPABLE:
         raise StateError(
-            f"{_endless} workers and ps of this and earlier clusters run in this process, each "
+            f"{_unstoppable} workers and ps of this and earlier clusters run in this process, each "
             "with 40 MB and 85 threads. TensorFlow cannot stop them before the kernel ends, and "
-            f"the limit is {MAX_ENDLESS}",
+            f"the limit is {MAX_UNSTOPPABLE}",
             fix='restart the kernel, or use launcher="local"',
         )
 
@@ -129,11 +129,11 @@ def check_room(count: int) -> None:
 @contextlib.contextmanager
 def _counted() -> Iterator[None]:
     """Count a server that ends only with this process; raise StateError at the limit."""
-    global _endless
-    with _endless_lock:
+    global _unstoppable
+    with _unstoppable_lock:
         check_room(1)
         yield
-        _endless += 1
+        _unstoppable += 1
 
 
 _STARTERS = {

@@ -49,11 +49,11 @@ class InProcess(Launcher):
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         count = sum(config.counts.get(role, 0) for role in SERVER_ROLES)
         tf_servers.check_room(count)
-        if tf_servers.endless() and count:
+        if tf_servers.unstoppable() and count:
             on_event(
                 Notice(
                     "warning",
-                    f"{tf_servers.endless()} servers of earlier clusters still run in this "
+                    f"{tf_servers.unstoppable()} servers of earlier clusters still run in this "
                     "process, with about 40 MB and 85 threads each: TensorFlow cannot stop them",
                     fix='restart the kernel to end them; launcher="local" does not have this limit',
                 )
@@ -174,7 +174,7 @@ class InProcessTaskHost(TaskHost):
                 if task.role in SERVER_ROLES:
                     # The GPUs belong to the kernel. All servers of a process share the thread pool
                     # of the first server; a worker waits forever if its ps finds no free thread.
-                    task.settings.update(gpus=False, threads=tf_servers.MAX_ENDLESS + 1)
+                    task.settings.update(gpus=False, threads=tf_servers.MAX_UNSTOPPABLE + 1)
                 self._serve(name, task)
 
     def _serve(self, name: str, task: _InProcessTask) -> None:
@@ -189,7 +189,9 @@ class InProcessTaskHost(TaskHost):
             task.open_to = ports.restrict_port(task.port, self._allow, host)
         except FilterFailed as error:
             server, task.server = task.server, None
-            still_running = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
+            still_running = (
+                "" if server.stop(_STOP_SECONDS) else f". Its server: {server.why_not_stopped}"
+            )
             self._publish(
                 name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{still_running}"
             )
@@ -206,7 +208,7 @@ class InProcessTaskHost(TaskHost):
         task = self._task(name)
         stopped = task.server is None or task.server.stop(_STOP_SECONDS)
         server, task.server, task.sent = task.server, None, None
-        reason = "" if stopped or server is None else server.kept
+        reason = "" if stopped or server is None else server.why_not_stopped
         if stopped:
             server = None  # finalized before its address is used again
         del self._tasks[name]
@@ -250,9 +252,10 @@ class InProcessTaskHost(TaskHost):
     def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
         with self._lock:
             in_process = self._task(task)
-            if in_process.server is not None and in_process.server.endless:
+            if in_process.server is not None and in_process.server.unstoppable:
                 raise StateError(
-                    f"{task} cannot be restarted in this process: {in_process.server.kept}",
+                    f"{task} cannot be restarted in this process: "
+                    f"{in_process.server.why_not_stopped}",
                     task=task,
                     fix='restart the kernel, or use launcher="local"',
                 )

@@ -263,17 +263,17 @@ results["again"] = kinds(second)
 results["new_ports"] = {t.address for t in first.tasks}.isdisjoint(t.address for t in second.tasks)
 results["warned"] = [notice.what for notice in second.snapshot().notices]
 second.stop()
-results["endless"] = servers.endless()
-most, servers.MAX_ENDLESS = servers.MAX_ENDLESS, servers.endless() + 1
+results["unstoppable"] = servers.unstoppable()
+most, servers.MAX_UNSTOPPABLE = servers.MAX_UNSTOPPABLE, servers.unstoppable() + 1
 try:
     tfd.Cluster(workers=1, ps=1, launcher="inprocess", name="third")
 except tfd.errors.StateError as error:
     results["refused"] = str(error)
-results["not_started"] = servers.endless() == results["endless"]
+results["not_started"] = servers.unstoppable() == results["unstoppable"]
 results["left"] = list(tfd.clusters())
 with tfd.Cluster(data_workers=1, launcher="inprocess", name="data") as data:
     results["data"] = data.state
-servers.MAX_ENDLESS = most
+servers.MAX_UNSTOPPABLE = most
 # The last step, because it connects this process to the cluster.
 with tfd.Cluster(workers=2, ps=1, launcher="inprocess", name="bare") as bare:
     results["trained"] = train(bare._task_manager.cluster_spec())
@@ -294,7 +294,7 @@ def test_in_process_servers_end_with_the_kernel() -> None:
     assert results["again"] == ["server"] * 2
     assert results["new_ports"]
     assert "4 servers of earlier clusters still run" in results["warned"][0]
-    assert results["endless"] == 6
+    assert results["unstoppable"] == 6
     assert results["refused"].startswith(
         "[TFD105] 6 workers and ps of this and earlier clusters run"
     )
