@@ -224,7 +224,7 @@ class Agent(AgentHandlers):
             )
         )
         for cluster in self.clusters.values():
-            with cluster.reported("trimming its logs"):
+            with cluster.reported(f"trimming the logs of cluster {cluster.name!r}"):
                 cluster.trim_logs()
         await self._end_expired()
         idle = not self.clusters and time.monotonic() - self._idle_since
@@ -237,7 +237,7 @@ class Agent(AgentHandlers):
             # The pipe stays open if a child process of the kernel inherited it.
             await self._owner_left()
         for cluster in list(self.clusters.values()):
-            with cluster.reported("ending it"):
+            with cluster.reported(f"ending cluster {cluster.name!r}"):
                 await self._end_if_expired(cluster)
         for key, session in list(self._sessions.items()):
             session.drop_silent(_SILENT_SECONDS)
@@ -262,7 +262,7 @@ class Agent(AgentHandlers):
             await self.end(cluster, "its lease expired")
 
     async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:
-        with task.cluster.reported("inspecting it", task):
+        with task.cluster.reported(f"inspecting {task.spec.name}", task):
             await self._inspect(task, late, tick)
 
     async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:

@@ -155,9 +155,9 @@ class AgentCluster:
         self._agent.publish(self.name, Notice(severity, what, name, fix))
 
     @contextlib.contextmanager
-    def reported(self, doing: str, task: TaskSupervisor | None = None) -> Iterator[None]:
+    def reported(self, operation: str, task: TaskSupervisor | None = None) -> Iterator[None]:
         """Report an exception by a traceback in the log and by one notice while it persists."""
-        key = (doing, task.spec.name if task else "")
+        key = (operation, task.spec.name if task else "")
         try:
             yield
         except Exception as error:
@@ -168,9 +168,9 @@ class AgentCluster:
                 traceback.print_exc()
                 self.notice(
                     "warning",
-                    f"{doing} failed: {failure}",
+                    f"{operation} failed: {failure}",
                     task,
-                    fix="check memory, threads and descriptors of the host; it is retried",
+                    fix="check memory, threads and descriptors of the host. The agent retries",
                 )
         else:
             self._failures.pop(key, None)

@@ -144,7 +144,7 @@ class AgentHandlers(ABC):
                 packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
                 spec = TaskSpec(**packed)
                 if spec.name in agent_cluster.tasks:
-                    raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
+                    raise StateError(f"cluster {cluster!r} already has a task {spec.name!r}")
                 removed = agent_cluster.removed.pop(spec.name, None)
                 if removed is None:
                     supervisors.append(TaskSupervisor(agent_cluster, spec))

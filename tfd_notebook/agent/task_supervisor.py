@@ -237,7 +237,7 @@ class TaskSupervisor:
                 self._crashes += 1
                 if final or self._crashes > self.cluster.policy.restarts:
                     times = f", {self._crashes} times in a row" if self._crashes > 1 else ""
-                    with self.cluster.reported("reporting its end", self):
+                    with self.cluster.reported(f"reporting the end of {self.spec.name}", self):
                         await self._mark_failed(f"{reason}{times}")
                     await self._wake.wait()  # until the user requests a restart
                 else:
@@ -375,7 +375,7 @@ class TaskSupervisor:
                 workers={self.port: self.address},
                 allow=None if host == "localhost" else self.cluster.allow,
             )
-            with self.cluster.reported("starting its error server", self):
+            with self.cluster.reported(f"starting the error server of {self.spec.name}", self):
                 error_server.start()
                 self._error_server = error_server
 

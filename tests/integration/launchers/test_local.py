@@ -245,7 +245,7 @@ def test_agent_without_file_descriptors_keeps_its_tasks():
         before = {task.name: task.pid for task in cluster.tasks}
         agent = local.agent_pids()[0]
         with no_descriptors(agent):
-            until(lambda: "inspecting it failed: OSError" in notices(cluster), 30.0)
+            until(lambda: "inspecting data_worker:0 failed: OSError" in notices(cluster), 30.0)
             assert {task.name: task.pid for task in cluster.tasks} == before
             # A new process cannot start, so the task fails with a reason.
             cluster.kill("dispatcher:0")
