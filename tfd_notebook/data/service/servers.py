@@ -173,7 +173,7 @@ class _Server(ABC):
         ------
         TimeLimit
             The server still runs. It stops when its current elements are complete. TensorFlow's
-            autotuning thread can delay that by up to 60 s, if it misses the end of an iterator.
+            autotuning thread can delay that by up to 60 s if it misses the end of an iterator.
         """
         with self._lock:
             self._finalizer.detach()
@@ -181,8 +181,8 @@ class _Server(ABC):
         if not self._running.stop(timeout):
             raise TimeLimit(
                 f"the {self._role} at {self.address} is still stopping after {timeout:g} s",
-                fix="join() waits until its current elements are complete. TensorFlow's "
-                "autotuning can delay that by up to 60 s",
+                fix="call join() to wait for it; TensorFlow's autotuning thread can delay the stop "
+                "by up to 60 s",
             )
 
     @as_op_errors()
