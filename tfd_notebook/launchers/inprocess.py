@@ -262,10 +262,15 @@ class InProcessTaskHost(TaskHost):
             in_process.settings.update(settings)
             in_process.restarts += 1
             self._publish(task, in_process, TaskState.RESTARTING, "requested")
-            if in_process.server is not None and not in_process.server.stop(_STOP_SECONDS):
-                why = "it cannot stop while a consumer in this process iterates"
+            if in_process.server is not None and not in_process.server.stop(timeout):
+                why = f"its server did not stop within {timeout:g} s"
                 self._publish(task, in_process, TaskState.FAILED, why)
-                raise StateError(why, task=task, fix="stop the stream or leave the loop first")
+                raise StateError(
+                    f"restarting {task} failed: {why}",
+                    task=task,
+                    fix="stop the stream or leave the loop that reads from it, and try again; "
+                    "TensorFlow's autotuning thread can delay the stop by up to 60 s",
+                )
             # TensorFlow's finalizer of a worker unregisters its address. It has to run before the
             # next server registers the same address.
             in_process.server = None

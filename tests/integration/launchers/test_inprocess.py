@@ -25,7 +25,7 @@ from tfd_notebook.errors import (
     UsageError,
     WorkDirError,
 )
-from tfd_notebook.launchers import InProcess
+from tfd_notebook.launchers import InProcess, inprocess
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.probe import probe
 
@@ -127,30 +127,54 @@ def test_next_epoch_is_complete_after_a_worker_was_replaced(again: str) -> None:
                 cluster.scale(data_workers=1)
 
 
-def test_worker_can_be_removed_while_its_old_server_stops() -> None:
-    started, proceed = threading.Event(), threading.Event()
+def first_waits(started: threading.Event, proceed: threading.Event) -> Any:
+    """Return an endless dataset whose first element waits for `proceed`."""
 
-    def first_waits(x: Any) -> Any:
+    def wait(x: Any) -> Any:
         if not started.is_set():
             started.set()
             assert proceed.wait(60)
         return x
 
-    with tfd.Cluster(data_workers=1, launcher="inprocess", name="twice") as cluster:
-        endless = tf.data.Dataset.range(ENDLESS)
-        endless = endless.map(lambda x: tf.numpy_function(first_waits, [x], tf.int64))
-        with Reader(endless.apply(cluster.distribute("off"))):
+    return tf.data.Dataset.range(ENDLESS).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+
+
+def test_restart_waits_until_the_old_server_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, proceed = threading.Event(), threading.Event()
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="late") as cluster:
+        dataset = first_waits(started, proceed).apply(cluster.distribute("off"))
+        with Reader(dataset) as reader, monkeypatch.context() as patch:
+            patch.setattr(inprocess, "_STOP_SECONDS", 0.0)
             assert started.wait(60)
-            first = cluster.snapshot().task("data_worker:0").address
-            cluster.scale(data_workers=0)  # its server stops once the function has returned
-            cluster.scale(data_workers=1)
-            assert cluster.snapshot().task("data_worker:0").address != first
-            cluster.scale(data_workers=0)
-            cluster.scale(data_workers=1)
-            with Reader(batches().apply(cluster.distribute("dynamic"))) as reader:
-                assert len(reader.first(12)) == 12
-                proceed.set()  # the old server, which still got a task of this epoch, stops
-                assert len(reader.all()) == 12
+            host = cluster._task_manager.task_host
+            with pytest.raises(StateError, match=r"did not stop within 0\.1 s"):
+                host.restart("data_worker:0", {}, timeout=0.1)
+            assert cluster.snapshot().task("data_worker:0").state == "failed"
+            timer = threading.Timer(0.5, proceed.set)
+            timer.start()
+            host.restart("data_worker:0", {}, timeout=90)
+            timer.join()
+            assert cluster.snapshot().task("data_worker:0").state == "ready"
+            assert reader.first(10)
+
+
+def test_worker_can_be_removed_while_its_old_server_stops() -> None:
+    started, proceed = threading.Event(), threading.Event()
+    with (
+        tfd.Cluster(data_workers=1, launcher="inprocess", name="twice") as cluster,
+        Reader(first_waits(started, proceed).apply(cluster.distribute("off"))),
+    ):
+        assert started.wait(60)
+        first = cluster.snapshot().task("data_worker:0").address
+        cluster.scale(data_workers=0)  # its server stops once the function has returned
+        cluster.scale(data_workers=1)
+        assert cluster.snapshot().task("data_worker:0").address != first
+        cluster.scale(data_workers=0)
+        cluster.scale(data_workers=1)
+        with Reader(batches().apply(cluster.distribute("dynamic"))) as reader:
+            assert len(reader.first(12)) == 12
+            proceed.set()  # the old server, which still got a task of this epoch, stops
+            assert len(reader.all()) == 12
 
 
 def coordinated(cluster: tfd.Cluster, dataset: Any, count: int) -> list[Any]:
