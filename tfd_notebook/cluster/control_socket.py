@@ -21,11 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import commands, registry
 from tfd_notebook.net import runtime_dir, unix_socket
 from tfd_notebook.net.agent_protocol import unpack_error
+from tfd_notebook.resolvers import providers
 
-__all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
+__all__ = [
+    "ControlServer",
+    "call",
+    "clusters",
+    "ensure_started",
+    "processes",
+    "stop",
+    "stop_if_unused",
+]
 
 _MAX_REQUEST_BYTES = 65_536
 _MAX_REPLY_BYTES = 64_000_000
@@ -55,9 +64,24 @@ def ensure_started() -> Path:
 
 def stop() -> None:
     """Stop the control server of this process, if it runs."""
-    global _server
     with _server_lock:
-        server, _server = _server, None
+        _stop()
+
+
+def stop_if_unused() -> None:
+    """Stop the control server unless a cluster of this process runs or a remote kernel is open.
+
+    A cluster or a kernel is registered before it calls `ensure_started`, which waits for the check.
+    """
+    with _server_lock:
+        if not registry.running_clusters() and not providers.remote_kernels():
+            _stop()
+
+
+def _stop() -> None:
+    # With the lock: the end of the old server removes the path, which a new one would also use.
+    global _server
+    server, _server = _server, None
     if server is not None:
         server.close()
 

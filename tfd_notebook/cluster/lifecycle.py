@@ -317,7 +317,5 @@ class Lifecycle:
         with registry.locked() as known:
             if known.get(self._context.name) is self._cluster:
                 del known[self._context.name]
-            last = not registry.running_clusters()
-        if last:
-            control_socket.stop()
+        control_socket.stop_if_unused()
         self._has_ended.set()

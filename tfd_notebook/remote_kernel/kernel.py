@@ -323,8 +323,7 @@ class RemoteKernel:
         self._connection.close()
         self._server.end_kernel(self._kernel)
         self._end_runs()
-        if not registry.running_clusters() and not _kernels:
-            control_socket.stop()
+        control_socket.stop_if_unused()
 
     def __enter__(self) -> RemoteKernel:
         return self

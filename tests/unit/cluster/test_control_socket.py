@@ -28,6 +28,7 @@ from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.net import unix_socket
 from tfd_notebook.net.runtime_dir import control_socket
+from tfd_notebook.resolvers import providers
 
 ME = os.getpid()
 
@@ -219,6 +220,45 @@ def test_stop_removes_socket_and_thread(listening: Path) -> None:
     assert not listening.exists()
     assert not [t for t in threading.enumerate() if t.name == "tfd-control"]
     assert cluster_control_socket.ensure_started().exists()
+
+
+def test_socket_remains_while_a_remote_kernel_is_open(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = [object()]
+    monkeypatch.setattr(providers, "_remote_kernels", [lambda: kernels])
+    clusters()["here"].stop()
+    assert listening.exists()
+    kernels.clear()
+    with Cluster(launcher="fake", name="next"):
+        pass
+    assert not listening.exists()
+
+
+def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the old server would remove the path of the new one."""
+    closing, proceed = threading.Event(), threading.Event()
+    close = cluster_control_socket.ControlServer.close
+
+    def close_later(server: cluster_control_socket.ControlServer) -> None:
+        closing.set()
+        assert proceed.wait(30)
+        close(server)
+
+    stopping = threading.Thread(target=clusters()["here"].stop)
+    starting = threading.Thread(target=cluster_control_socket.ensure_started)
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_control_socket.ControlServer, "close", close_later)
+        stopping.start()
+        assert closing.wait(30)
+        starting.start()
+        starting.join(0.2)  # it waits for the end of the old server
+        proceed.set()
+        stopping.join(30)
+        starting.join(30)
+    assert cluster_control_socket.processes() == (ME,)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

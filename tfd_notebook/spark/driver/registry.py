@@ -62,8 +62,7 @@ def remove(cluster: SparkClusterBase) -> None:
     with _lock:
         for name in [name for name, other in _running.items() if other is cluster]:
             del _running[name]
-    if not registry.running_clusters():
-        control_socket.stop()
+    control_socket.stop_if_unused()
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:
