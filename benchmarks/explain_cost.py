@@ -15,7 +15,7 @@ import _pairs
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.data.explain.live_limit import LiveLimit
+from tfd_notebook.data.bottleneck.live_limit import LiveLimit
 
 SECONDS = 2.0
 

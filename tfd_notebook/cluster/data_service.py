@@ -10,9 +10,9 @@ from tfd_notebook import errors
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.task_manager import DISPATCHER
+from tfd_notebook.data.bottleneck.live_limit import NOTHING
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.stream import Stream
-from tfd_notebook.data.explain.live_limit import NOTHING
 from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.data.service.protocols import Registered, TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch

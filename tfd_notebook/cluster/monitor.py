@@ -15,8 +15,8 @@ from typing import Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.cluster import registry
+from tfd_notebook.data.bottleneck.usage import workers_of
 from tfd_notebook.data.consume.consumers import Consumers
-from tfd_notebook.data.service.usage import workers_of
 from tfd_notebook.model.events import (
     ClusterEnded,
     ConsumerMeasured,

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from tfd_notebook import errors, views
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
+from tfd_notebook.data.bottleneck.advice import few_splits
+from tfd_notebook.data.bottleneck.classification import is_busy
+from tfd_notebook.data.bottleneck.live_limit import ProcessSampler
+from tfd_notebook.data.bottleneck.live_limit import worker_limit as limit_of_worker
+from tfd_notebook.data.bottleneck.scaling_estimate import forecast
+from tfd_notebook.data.bottleneck.usage import Workers, processors, workers_of
 from tfd_notebook.data.consume import sampler
-from tfd_notebook.data.explain.advice import few_splits
-from tfd_notebook.data.explain.classification import is_busy
-from tfd_notebook.data.explain.live_limit import ProcessSampler
-from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
-from tfd_notebook.data.explain.scaling_estimate import forecast
-from tfd_notebook.data.service.usage import Workers, processors, workers_of
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.explain.scaling_estimate import Forecast
+    from tfd_notebook.data.bottleneck.scaling_estimate import Forecast
     from tfd_notebook.data.service.protocols import Registered
     from tfd_notebook.views import Table
 

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tfd_notebook.data.explain.classification import is_busy
-from tfd_notebook.data.service.usage import processors
+from tfd_notebook.data.bottleneck.classification import is_busy
+from tfd_notebook.data.bottleneck.usage import processors
 from tfd_notebook.data.variable_names import variable_of
 from tfd_notebook.model.closure_store import READY, Columns, Store
 from tfd_notebook.model.limit import Limit

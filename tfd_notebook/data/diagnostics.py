@@ -10,13 +10,13 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, bytes_of, stages_of
+from tfd_notebook.data.bottleneck import advice, classification
+from tfd_notebook.data.bottleneck.usage import ServiceReadOptions
+from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.consume.observe import check_dataset
-from tfd_notebook.data.explain import advice, classification
 from tfd_notebook.data.service import graph_inspection, validation
-from tfd_notebook.data.service.memory_datasets import check_transfer
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
-from tfd_notebook.data.service.usage import ServiceReadOptions
 from tfd_notebook.data.variable_names import variable_of
 from tfd_notebook.errors import FinishedJob, NotSerializable, NoWorkers, TfdError
 from tfd_notebook.model.diagnostics import Finding, check, kind, listed

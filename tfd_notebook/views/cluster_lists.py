@@ -188,7 +188,7 @@ _FORECAST_COLUMNS = (
 
 
 def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
-    """Return the table of estimates, each a ``data.explain.scaling_estimate.Forecast``.
+    """Return the table of estimates, each a ``data.bottleneck.scaling_estimate.Forecast``.
 
     Parameters
     ----------

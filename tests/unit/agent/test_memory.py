@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfd_notebook.agent import cgroups, memory
-from tfd_notebook.data.service.usage import processors
+from tfd_notebook.data.bottleneck.usage import processors
 
 FILES = {
     2: ("", "memory.max", "memory.peak", "memory.events", "0::"),

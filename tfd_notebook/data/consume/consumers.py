@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
+from tfd_notebook.data.bottleneck.live_limit import LiveLimit, ProcessSampler
+from tfd_notebook.data.bottleneck.usage import WorkerUtilization
 from tfd_notebook.data.consume import sampler
-from tfd_notebook.data.explain.live_limit import LiveLimit, ProcessSampler
-from tfd_notebook.data.service.usage import WorkerUtilization
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.model.events import ConsumerMeasured, Event, Notice
 from tfd_notebook.model.rate_window import RateWindow

@@ -12,8 +12,8 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, without_traceback
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer
+from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.op_errors import combine
-from tfd_notebook.data.service.memory_datasets import check_transfer
 
 
 def watch(

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tfd_notebook.data.explain.live_limit import ProcessSampler
+from tfd_notebook.data.bottleneck.live_limit import ProcessSampler
 
 if TYPE_CHECKING:
     from tfd_notebook.data.consume.consumers import Consumers

@@ -1,1 +1,1 @@
-"""Measurements that find the bottleneck of an input pipeline."""
+"""Runs of a pipeline that measure its bottleneck and try a fix."""

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_of
+from tfd_notebook.data.bottleneck import advice
+from tfd_notebook.data.bottleneck.classification import Bottleneck, judge, judge_service
+from tfd_notebook.data.bottleneck.cost_model import Measurement
+from tfd_notebook.data.bottleneck.usage import Machine, Workers, WorkerUtilization, processors
 from tfd_notebook.data.consume.observe import check_dataset
-from tfd_notebook.data.explain import advice, experiments
-from tfd_notebook.data.explain.classification import Bottleneck, judge, judge_service
-from tfd_notebook.data.explain.cost_model import Measurement
+from tfd_notebook.data.explain import experiments
 from tfd_notebook.data.explain.measurement import measure
-from tfd_notebook.data.service.usage import Machine, Workers, WorkerUtilization, processors
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, model_of, stages_of
+from tfd_notebook.data.bottleneck.cost_model import Costs, Measurement
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import open_iterator
-from tfd_notebook.data.explain.cost_model import Costs, Measurement
 from tfd_notebook.errors import TimeLimit
 
 #: Seconds between two readings of the model. Short epochs need a shorter interval.

@@ -16,11 +16,11 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
+from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, watch
 from tfd_notebook.data.service import validation
 from tfd_notebook.data.service.options import STATIC, ReadOptions, compression_of, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
-from tfd_notebook.data.service.usage import Delivery, ServiceReadOptions
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 

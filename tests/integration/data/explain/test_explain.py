@@ -18,8 +18,8 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
+from tfd_notebook.data.bottleneck.usage import processors
 from tfd_notebook.data.explain import experiments
-from tfd_notebook.data.service.usage import processors
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration

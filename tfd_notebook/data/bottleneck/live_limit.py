@@ -11,10 +11,16 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.meter import MetricTotals
 from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
-from tfd_notebook.data.explain.advice import advise, dataset_variable, more_workers
-from tfd_notebook.data.explain.classification import is_busy, judge, judge_service, slow_worker
-from tfd_notebook.data.explain.cost_model import Costs, Measurement
-from tfd_notebook.data.service.usage import Delivery, Machine, WorkerUtilization, processors, use_in
+from tfd_notebook.data.bottleneck.advice import advise, dataset_variable, more_workers
+from tfd_notebook.data.bottleneck.classification import is_busy, judge, judge_service, slow_worker
+from tfd_notebook.data.bottleneck.cost_model import Costs, Measurement
+from tfd_notebook.data.bottleneck.usage import (
+    Delivery,
+    Machine,
+    WorkerUtilization,
+    processors,
+    use_in,
+)
 from tfd_notebook.model.limit import Limit
 
 #: Seconds of measurements that a result is based on.

@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 
 from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage
-from tfd_notebook.data.explain.advice import advise
-from tfd_notebook.data.explain.classification import Bottleneck, judge, judge_service, slow_worker
-from tfd_notebook.data.explain.cost_model import Costs, Measurement
-from tfd_notebook.data.explain.live_limit import worker_limit
-from tfd_notebook.data.explain.scaling_estimate import forecast
-from tfd_notebook.data.service.usage import Delivery, WorkerUtilization
+from tfd_notebook.data.bottleneck.advice import advise
+from tfd_notebook.data.bottleneck.classification import (
+    Bottleneck,
+    judge,
+    judge_service,
+    slow_worker,
+)
+from tfd_notebook.data.bottleneck.cost_model import Costs, Measurement
+from tfd_notebook.data.bottleneck.live_limit import worker_limit
+from tfd_notebook.data.bottleneck.scaling_estimate import forecast
+from tfd_notebook.data.bottleneck.usage import Delivery, WorkerUtilization
 from tfd_notebook.model.limit import DATA_KINDS, Limit, compare
 
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}

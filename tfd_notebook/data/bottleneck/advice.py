@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Splits
-from tfd_notebook.data.explain.classification import Bottleneck
+from tfd_notebook.data.bottleneck.classification import Bottleneck
 from tfd_notebook.data.variable_names import variable_of
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.service.usage import Delivery
+    from tfd_notebook.data.bottleneck.usage import Delivery
 
 PARALLEL = "pass num_parallel_calls=tf.data.AUTOTUNE"
 PYTHON = "use TensorFlow ops, or data workers, where each process has its own GIL"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage
-from tfd_notebook.data.explain.cost_model import ThreadCost
+from tfd_notebook.data.bottleneck.cost_model import ThreadCost
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.explain.cost_model import Measurement
-    from tfd_notebook.data.service.usage import Delivery, WorkerUtilization
+    from tfd_notebook.data.bottleneck.cost_model import Measurement
+    from tfd_notebook.data.bottleneck.usage import Delivery, WorkerUtilization
 
 #: Share of waiting below which the data keeps up with the consumer.
 _WAITS = 0.1
