@@ -25,7 +25,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _connections_of_its_own() -> Iterator[None]:
+def _separate_connections() -> Iterator[None]:
     """All modules together exceed the limit of connections of a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_count", 0)

@@ -1,4 +1,4 @@
-"""Readers and objects of before a connection stay usable, or the connection is refused."""
+"""Readers and objects created before a connection stay usable, or the connection is refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_snippets_of_the_readme_run_in_order(programs: Programs, process: int) -
     loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     completed = run(programs, AROUND.format(snippets=snippets), env=loud)
     assert completed.stdout.splitlines()[-1] == "ended"
-    assert "Started server" in completed.stderr  # errors would be seen, too
+    assert "Started server" in completed.stderr  # the log is captured, so a warning would appear
     assert "'__wrapped__" not in completed.stderr
 
 
@@ -161,7 +161,7 @@ before.assign_add(later)
 assert (float(before), float(following())) == (3.0, 4.0)
 assert "chief" in cluster.resolver.cluster_spec().jobs
 
-# Devices that are replaced take what is read from them away, and the call is refused before.
+# Replacing the devices would break their readers, so the call is refused.
 def check_refusal():
     try:
         spec = tf.train.ClusterSpec({"chief": ["localhost:1"]})

@@ -43,8 +43,8 @@ for _ in range(5):
     coordinator.schedule(step)
 coordinator.join()
 manager.save()
-said = {{"before": before, "after": int(steps.numpy()), "weight": float(weights[0].numpy())}}
-print("SAID" + json.dumps(said), flush=True)
+result = {{"before": before, "after": int(steps.numpy()), "weight": float(weights[0].numpy())}}
+print("RESULT" + json.dumps(result), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -71,8 +71,8 @@ def test_five_restarts_continue_from_the_checkpoint(
     used = []
     for life in range(5):
         kernel = programs.run(KERNEL, str(tmp_path), timeout=90)
-        assert "SAID" in kernel.stdout, kernel.stderr
-        data = json.loads(kernel.stdout.split("SAID")[1])
+        assert "RESULT" in kernel.stdout, kernel.stderr
+        data = json.loads(kernel.stdout.split("RESULT")[1])
         assert data == {"before": 5 * life, "after": 5 * life + 5, "weight": 5.0 * life + 5}
         used.append(sum(written(task.pid) for task in cluster.tasks))
     # The first kernel restores nothing. A buffer of the last step may still be allocated. Only a
