@@ -59,25 +59,33 @@ class Programs:
         assert self._server.stdout
         self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        timer = threading.Timer(
-            timeout, os.kill, (int(self._server.stdout.readline()), signal.SIGKILL)
-        )
+        pid = int(self._server.stdout.readline())
+        timer = threading.Timer(timeout, os.kill, (pid, signal.SIGKILL))
         timer.start()
         try:
             status = int(self._server.stdout.readline())
+        except BaseException:  # a timeout of pytest, or Ctrl-C
+            os.kill(pid, signal.SIGKILL)
+            # The next program would read this status as its pid.
+            self._server.stdout.readline()
+            raise
         finally:
             timer.cancel()
             timer.join()
         return subprocess.CompletedProcess(code, status, *(p.read_text() for p in self._output))
 
 
+def logging_environment() -> dict[str, str]:
+    """Return the environment without the level that hides TensorFlow's log."""
+    return {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+
+
 @contextmanager
 def serve(directory: Path) -> Iterator[Programs]:
-    # The level applies from TensorFlow's first log line, in the program.
-    quiet = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER],
-        env=quiet,
+        # The level applies from TensorFlow's first log line, in the program.
+        env=logging_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
