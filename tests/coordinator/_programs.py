@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 #: Runs each requested program in a fork of itself, and prints its pid and its exit status.
-#: TensorFlow's import starts no thread, device or server, so each fork is a new process to it.
+#: Importing TensorFlow initializes no device and starts no server, so a fork behaves like a new
+#: process.
 _SERVER = """
 import json, os, sys
 for request in map(json.loads, sys.stdin):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.coordinator._programs import Programs
+from tests.coordinator._programs import Programs, logging_environment
 
 pytestmark = pytest.mark.integration
 
@@ -61,8 +61,7 @@ def test_snippets_of_the_readme_run_in_order(programs: Programs, process: int) -
     snippets = "".join(chosen).replace("%load_ext tfd_notebook\n", "")
     assert snippets.count('name="images"') == 1
     snippets = snippets.replace('name="images"', 'name="images", sinks=[slow_sink]')
-    loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    completed = run(programs, AROUND.format(snippets=snippets), env=loud)
+    completed = run(programs, AROUND.format(snippets=snippets), env=logging_environment())
     assert completed.stdout.splitlines()[-1] == "ended"
     assert "Started server" in completed.stderr  # the log is captured, so a warning would appear
     assert "'__wrapped__" not in completed.stderr
