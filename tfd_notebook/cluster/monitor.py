@@ -47,6 +47,8 @@ _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
 #: Minimum measurements for an average of the working share.
 _LEAST_SHARES = 3
+#: Events without an entry in the event log: measurements are too many.
+_UNLOGGED = (TaskMeasured, ConsumerMeasured, GpusMeasured, JournalMeasured)
 _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -149,62 +151,85 @@ class Monitor:
 
     def apply(self, event: Event) -> None:
         """Apply an event. This is the only way in which the state changes."""
+        with self._changed:
+            before = self._rows.get(event.task) if isinstance(event, TaskChanged) else None
+            if not self._update(event):
+                return
+            if not isinstance(event, _UNLOGGED):
+                self._events.append(event)
+                self._update_shown_state()
+            self._version += 1
+            self._changed.notify_all()
+        registry.notify_change()
+        self._report(event, before)
+
+    def _update(self, event: Event) -> bool:
+        """Update the state by an event, and return True unless it changes nothing."""
         match event:
             case TaskChanged():
-                self._task_changed(event)
+                self._update_task(event)
             case TaskMeasured():
-                self._apply_measurement(event)
+                return self._update_measurement(event)
             case ConsumerMeasured():
                 self._consumers.apply(event)
-                with self._changed:
-                    self._touch()
             case GpusMeasured():
                 self._set_gpus(event.host or "localhost", event.gpus)
             case TaskRemoved():
-                with self._changed:
-                    for rows in (self._rows, self._sent, self._working):
-                        rows.pop(event.task, None)
-                    self._log(event)
-            case Notice():
-                self._append(event)
-                log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
+                for rows in (self._rows, self._sent, self._working):
+                    rows.pop(event.task, None)
             case StateChanged():
-                with self._changed:
-                    if self._state != event.state:
-                        self._state = event.state
-                        self._log(event)
+                before, self._state = self._state, event.state
+                return before != event.state
             case PlanChanged():
-                with self._changed:
-                    if event.planned is not None:
-                        self._planned[event.role] = event.planned
-                    if event.requested is not None:
-                        self._requested[event.role] = event.requested
-                    self._log(event)
+                if event.planned is not None:
+                    self._planned[event.role] = event.planned
+                if event.requested is not None:
+                    self._requested[event.role] = event.requested
             case ExpiryChanged():
-                with self._changed:
-                    self._expires = _deadline(event.seconds_left)
-                    self._log(event)
+                self._expires = _deadline(event.seconds_left)
             case JournalMeasured():
-                with self._changed:
-                    self._journal_bytes = event.size
-                    self._touch()
+                self._journal_bytes = event.size
             case LeaseChanged():
-                with self._changed:
-                    self._lease = _deadline(event.seconds_left)
-                    self._log(event)
+                self._lease = _deadline(event.seconds_left)
             case ClusterEnded():
                 self._end_reason = event.reason
-                self._append(event)
-                self.notice("warning", f"the cluster has ended: {self._end_reason}")
             case HostDisconnected():
-                self._append(event)
-                self._host_disconnected(event.host, event.grace)
+                self._replace_reason(event.host, "", _DISCONNECTED)
             case HostReconnected():
-                self._append(event)
-                self._host_reconnected(event.host, event.seconds)
+                self._reconnects[event.host] += 1
+                self._replace_reason(event.host, _DISCONNECTED, "")
             case TasksLost():
-                self._append(event)
-                self._lost(event.reason)
+                for name, row in self._rows.items():
+                    if not row.state.ended:
+                        self._rows[name] = replace(
+                            row, state=TaskState.LOST, reason=event.reason, pid=None
+                        )
+                self._state, self._why_lost = "lost", event.reason
+        return True
+
+    def _report(self, event: Event, before: TaskRow | None) -> None:
+        """Publish a notice about an event, if users need one. `before` is the task's last row."""
+        match event:
+            case Notice():
+                log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
+            case TaskChanged():
+                self._publish_notice(event, before)
+            case ClusterEnded():
+                self.notice("warning", f"the cluster has ended: {event.reason}")
+            case HostDisconnected():
+                self.notice(
+                    "warning",
+                    f"lost the connection to {event.host}; reconnecting. Its tasks "
+                    f"({self._tasks_on(event.host)}) keep running for up to {event.grace:g} s",
+                )
+            case HostReconnected():
+                self.notice(
+                    "info",
+                    f"reconnected to {event.host} after {event.seconds:.0f} s "
+                    f"({self._tasks_on(event.host)})",
+                )
+            case TasksLost():
+                self.notice("error", event.reason, fix="start the cluster again")
 
     def notice(
         self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
@@ -278,7 +303,8 @@ class Monitor:
     @property
     def reconnects(self) -> Mapping[str, int]:
         """The number of reconnects to each host."""
-        return dict(self._reconnects)
+        with self._changed:
+            return dict(self._reconnects)
 
     def rows(self) -> tuple[TaskRow, ...]:
         """Return the current tasks in arbitrary order."""
@@ -344,40 +370,34 @@ class Monitor:
             )
             for gpu in gpus
         )
-        with self._changed:
-            self._gpus[host] = rows
-            for name in {gpu.task for gpu in rows} & set(self._rows):
-                if self._rows[name].pid is not None:
-                    words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
-                    self._rows[name] = replace(self._rows[name], gpu=words)
-            self._touch()
+        self._gpus[host] = rows
+        for name in {gpu.task for gpu in rows} & set(self._rows):
+            if self._rows[name].pid is not None:
+                words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
+                self._rows[name] = replace(self._rows[name], gpu=words)
 
-    def _task_changed(self, event: TaskChanged) -> None:
-        with self._changed:
-            row = self._rows.get(event.task)
-            if row is None:
-                role, _, index = event.task.partition(":")
-                row = TaskRow(event.task, Role(role), int(index))
-            before = row.state
-            exited = event.pid is None
-            self._rows[event.task] = replace(
-                row,
-                host=event.host or event.address.rpartition(":")[0],
-                address=event.address,
-                pid=event.pid,
-                state=event.state,
-                reason=event.reason,
-                restarts=event.restarts,
-                open_to=event.open_to,
-                cpu_percent=None if exited else row.cpu_percent,
-                rss_mb=None if exited else row.rss_mb,
-                pss_mb=None if exited else row.pss_mb,
-                gpu="" if exited else row.gpu,
-            )
-            self._log(event)
-        self._publish_notice(event, before)
+    def _update_task(self, event: TaskChanged) -> None:
+        row = self._rows.get(event.task)
+        if row is None:
+            role, _, index = event.task.partition(":")
+            row = TaskRow(event.task, Role(role), int(index))
+        exited = event.pid is None
+        self._rows[event.task] = replace(
+            row,
+            host=event.host or event.address.rpartition(":")[0],
+            address=event.address,
+            pid=event.pid,
+            state=event.state,
+            reason=event.reason,
+            restarts=event.restarts,
+            open_to=event.open_to,
+            cpu_percent=None if exited else row.cpu_percent,
+            rss_mb=None if exited else row.rss_mb,
+            pss_mb=None if exited else row.pss_mb,
+            gpu="" if exited else row.gpu,
+        )
 
-    def _publish_notice(self, event: TaskChanged, before: TaskState) -> None:
+    def _publish_notice(self, event: TaskChanged, before: TaskRow | None) -> None:
         """Publish a notice for changes that can block or fail a running cell."""
         fix, cause = f"cluster.restart({event.task!r})", ""
         memory_limit = memory.is_reason(event.reason)
@@ -397,31 +417,28 @@ class Monitor:
             self.notice("warning", what, task=event.task, fix=fix if memory_limit else None)
         elif event.state is TaskState.HUNG:
             self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
-        elif event.state is TaskState.READY and before is TaskState.HUNG:
+        elif event.state is TaskState.READY and before and before.state is TaskState.HUNG:
             self.notice("info", event.reason, task=event.task)
 
-    def _apply_measurement(self, event: TaskMeasured) -> None:
-        with self._changed:
-            row = self._rows.get(event.task)
-            if row is None or row.pid is None:
-                return
-            values = {
-                name: value for name in _MEASURED if (value := getattr(event, name)) is not None
-            }
-            if event.bytes_sent is not None:
-                window = self._sent.setdefault(event.task, RateWindow(_RATE_SECONDS))
-                if not window.add(time.monotonic(), event.bytes_sent):
-                    self._working.pop(event.task, None)
-            sent = self._sent.get(event.task)
-            # Computed once per measurement, because rows are read ten times more often.
-            self._rows[event.task] = replace(
-                row,
-                **values,
-                bytes_per_s=None if sent is None else sent.rate,
-                rates=() if sent is None else sent.rates,
-                working=self._mean_share(event.task, event.working),
-            )
-            self._touch()
+    def _update_measurement(self, event: TaskMeasured) -> bool:
+        """Update the row of a running task, and return True if there is one."""
+        row = self._rows.get(event.task)
+        if row is None or row.pid is None:
+            return False
+        values = {name: value for name in _MEASURED if (value := getattr(event, name)) is not None}
+        if event.bytes_sent is not None:
+            window = self._sent.setdefault(event.task, RateWindow(_RATE_SECONDS))
+            if not window.add(time.monotonic(), event.bytes_sent):
+                self._working.pop(event.task, None)
+        sent = self._sent.get(event.task)
+        self._rows[event.task] = replace(
+            row,
+            **values,
+            bytes_per_s=None if sent is None else sent.rate,
+            rates=() if sent is None else sent.rates,
+            working=self._mean_share(event.task, event.working),
+        )
+        return True
 
     def _mean_share(self, task: str, sampled: float | None) -> float | None:
         """Return the mean share of the last measurements, or None if there are too few."""
@@ -430,52 +447,14 @@ class Monitor:
             history.append(sampled)
         return sum(history) / len(history) if len(history) >= _LEAST_SHARES else None
 
-    def _host_disconnected(self, host: str, grace: float) -> None:
-        tasks = self._set_reason(host, "", _DISCONNECTED)
-        self.notice(
-            "warning",
-            f"lost the connection to {host}; reconnecting. Its tasks ({', '.join(tasks)}) keep "
-            f"running for up to {grace:g} s",
-        )
+    def _replace_reason(self, host: str, before: str, reason: str) -> None:
+        """Replace the reason `before` of a host's running tasks."""
+        for name, row in self._rows.items():
+            if row.host == host and row.reason == before and not row.state.ended:
+                self._rows[name] = replace(row, reason=reason)
 
-    def _host_reconnected(self, host: str, seconds: float) -> None:
-        self._reconnects[host] += 1
-        tasks = self._set_reason(host, _DISCONNECTED, "")
-        self.notice("info", f"reconnected to {host} after {seconds:.0f} s ({', '.join(tasks)})")
-
-    def _set_reason(self, host: str, before: str, reason: str) -> list[str]:
-        """Replace the reason `before` of a host's running tasks and return the host's tasks."""
-        with self._changed:
-            tasks = [row for row in self._rows.values() if row.host == host]
-            for row in tasks:
-                if row.reason == before and not row.state.ended:
-                    self._rows[row.task] = replace(row, reason=reason)
-            self._touch()
-        return [row.task for row in tasks]
-
-    def _lost(self, reason: str) -> None:
-        with self._changed:
-            for name, row in self._rows.items():
-                if not row.state.ended:
-                    self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
-            self._state, self._why_lost = "lost", reason
-            self._update_shown_state()
-            self._touch()
-        self.notice("error", reason, fix="start the cluster again")
-
-    def _append(self, event: Event) -> None:
-        with self._changed:
-            self._log(event)
-
-    def _log(self, event: Event) -> None:
-        self._events.append(event)
-        self._update_shown_state()
-        self._touch()
-
-    def _touch(self) -> None:
-        self._version += 1
-        self._changed.notify_all()
-        registry.notify_change()
+    def _tasks_on(self, host: str) -> str:
+        return ", ".join(row.task for row in self.rows() if row.host == host)
 
 
 def _deadline(seconds: float | None) -> Deadline | None:

@@ -9,9 +9,9 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.cluster import data_service
+from tfd_notebook.cluster import data_service, registry
 from tfd_notebook.launchers import Fake
-from tfd_notebook.model.events import TasksLost
+from tfd_notebook.model.events import HostDisconnected, HostReconnected, TasksLost
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
 
@@ -276,6 +276,33 @@ def test_lost_agent_is_reported(cluster, fake):
     fake.task_hosts[0]._on_event(TasksLost("it died"))
     assert cluster.state == "lost"
     assert {task.state for task in cluster.tasks} == {TaskState.LOST}
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "reason"),
+    [
+        (TasksLost("it died"), "lost", "it died"),
+        (HostDisconnected("localhost", 600.0), "ready", "the connection to its host is lost"),
+        (HostReconnected("localhost", 3.0), "ready", ""),
+    ],
+    ids=["lost", "disconnected", "reconnected"],
+)
+def test_snapshots_contain_an_event_with_its_effects(cluster, fake, event, state, reason):
+    def add_state():
+        snapshot = cluster.snapshot()
+        if event in snapshot.events:
+            states.append((snapshot.state, {task.reason for task in snapshot.tasks}))
+
+    if isinstance(event, HostReconnected):
+        fake.task_hosts[0]._on_event(HostDisconnected("localhost", 600.0))
+    states = []
+    registry.on_change(add_state)
+    try:
+        fake.task_hosts[0]._on_event(event)
+    finally:
+        registry.remove_on_change(add_state)
+    assert states
+    assert all(each == (state, {reason}) for each in states)
 
 
 def test_commands_are_performed(cluster):
