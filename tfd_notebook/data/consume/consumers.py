@@ -226,7 +226,7 @@ class Consumers:
 
     def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
         self.task_of = task_of or (lambda address: None)
-        self._sources: dict[str, Consumer] = {}
+        self._consumers: dict[str, Consumer] = {}
         #: The rows of the consumers that were sampled after their end.
         self._final: dict[str, StreamRow] = {}
         self._lock = threading.RLock()
@@ -237,32 +237,34 @@ class Consumers:
         """Send events to the monitor of a cluster, which passes measurements to `apply`."""
         self._publish, self._workers = publish, workers
 
-    def add(self, source: Consumer, name: str) -> str:
-        """Register `source`. Return its name, unique among the consumers that have not ended."""
+    def add(self, consumer: Consumer, name: str) -> str:
+        """Register `consumer`. Return its name, unique among the consumers that have not ended."""
         with self._lock:
-            unique = next((known for known, each in self._sources.items() if each is source), "")
+            unique = next(
+                (known for known, each in self._consumers.items() if each is consumer), ""
+            )
             if not unique:
                 unique, number = name, 1
-                while unique in self._sources and not _has_ended(self._sources[unique].state):
+                while unique in self._consumers and not _has_ended(self._consumers[unique].state):
                     number += 1
                     unique = f"{name}-{number}"
-                self._sources.pop(unique, None)
-                self._sources[unique] = source
+                self._consumers.pop(unique, None)
+                self._consumers[unique] = consumer
                 self._discard_oldest()
             self._final.pop(unique, None)  # of the previous epoch
-        if source.state == "running":
+        if consumer.state == "running":
             self.activate(unique)
         return unique
 
     def activate(self, name: str) -> None:
         """Take the first sample of a consumer that now runs, and start the sampler if needed."""
-        self._measure(name, self._sources[name])
+        self._measure(name, self._consumers[name])
         sampler.watch(self)
 
     @property
     def active(self) -> bool:
         """True if a consumer has started and has not ended."""
-        return any(source.state != "new" for _, source in self._running())
+        return any(consumer.state != "new" for _, consumer in self._running())
 
     def sample(self, process: ProcessSampler | None) -> None:
         """Measure every active consumer and its bottleneck.
@@ -270,21 +272,21 @@ class Consumers:
         Without `process`, measure only the consumers that have ended since the last sample.
         """
         with self._lock:
-            sources = [item for item in self._sources.items() if item[0] not in self._final]
-        for name, source in sources:
-            state = source.state
+            consumers = [item for item in self._consumers.items() if item[0] not in self._final]
+        for name, consumer in consumers:
+            state = consumer.state
             try:
                 if _has_ended(state) or (process is not None and state != "new"):
-                    self._measure(name, source)
-                if process is not None and state == "running" and not source.live.disabled:
-                    iterator = source.meter.iterator() if source.meter is not None else None
-                    reading, workers = source.reading(), self._workers()
-                    source.live.update(iterator, reading, process, workers, source.used)
+                    self._measure(name, consumer)
+                if process is not None and state == "running" and not consumer.live.disabled:
+                    iterator = consumer.meter.iterator() if consumer.meter is not None else None
+                    reading, workers = consumer.reading(), self._workers()
+                    consumer.live.update(iterator, reading, process, workers, consumer.used)
             except Exception as error:  # the thread must continue with the other consumers
                 what = f"measuring {name} failed: {type(error).__name__}: {error}"
-                if source.live.disabled:
+                if consumer.live.disabled:
                     continue  # reported before
-                source.live.disabled = True
+                consumer.live.disabled = True
                 if self._publish is not None:
                     self._publish(Notice("error", what))
                 else:
@@ -293,71 +295,71 @@ class Consumers:
     def apply(self, event: ConsumerMeasured) -> None:
         """Record a sample. Only this changes what the queries return."""
         with self._lock:
-            source = self._sources.get(event.consumer)
-            if source is not None:
-                source.series.add(event)
-                if _has_ended(source.state):
-                    self._final[event.consumer] = self._row(event.consumer, source)
+            consumer = self._consumers.get(event.consumer)
+            if consumer is not None:
+                consumer.series.add(event)
+                if _has_ended(consumer.state):
+                    self._final[event.consumer] = self._row(event.consumer, consumer)
 
     def rows(self) -> tuple[StreamRow, ...]:
         """Return a row for each consumer in the order of their start."""
         with self._lock:
             return tuple(
-                self._final.get(name) or self._row(name, source)
-                for name, source in self._sources.items()
+                self._final.get(name) or self._row(name, consumer)
+                for name, consumer in self._consumers.items()
             )
 
     @property
     def states(self) -> tuple[tuple[str, str], ...]:
         """The name and the state of each consumer."""
         with self._lock:
-            return tuple((name, source.state) for name, source in self._sources.items())
+            return tuple((name, consumer.state) for name, consumer in self._consumers.items())
 
     def latest(self) -> Consumer | None:
         """Return the consumer that received an element last, of those that have not ended."""
         now = time.perf_counter()
         return max(
-            (source for _, source in self._running()),
-            key=lambda source: source.series.moved(source.reading(), now),
+            (consumer for _, consumer in self._running()),
+            key=lambda consumer: consumer.series.moved(consumer.reading(), now),
             default=None,
         )
 
     def named(self, name: str) -> Consumer:
         """Return the consumer with this name, or raise UnknownName."""
         with self._lock:
-            if name in self._sources:
-                return self._sources[name]
-            known = ", ".join(self._sources) or "none, nothing was read yet"
+            if name in self._consumers:
+                return self._consumers[name]
+            known = ", ".join(self._consumers) or "none, nothing was read yet"
         raise UnknownName(f"unknown consumer {name!r}", fix=f"known consumers: {known}")
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration. Blocked consumers, and later calls, raise `error`."""
-        for _, source in self._running():
-            source.cancel(error)
+        for _, consumer in self._running():
+            consumer.cancel(error)
 
     def stuck(self, seconds: float) -> tuple[str, ...]:
         """Return the names of consumers that have waited for one element at least `seconds`."""
         now = time.perf_counter()
         return tuple(
             name
-            for name, source in self._running()
-            if (since := source.waiting_since()) is not None and now - since >= seconds
+            for name, consumer in self._running()
+            if (since := consumer.waiting_since()) is not None and now - since >= seconds
         )
 
     def idle(self) -> bool:
         """Return True if no stream runs and no dataset is being read."""
         now = time.perf_counter()
         return not any(
-            source.kind == "stream"
-            or now - source.series.moved(source.reading(), now) < _IDLE_SECONDS
-            or source.waiting_since() is not None
-            for _, source in self._running()
-            if source.state == "running"
+            consumer.kind == "stream"
+            or now - consumer.series.moved(consumer.reading(), now) < _IDLE_SECONDS
+            or consumer.waiting_since() is not None
+            for _, consumer in self._running()
+            if consumer.state == "running"
         )
 
     def reading(self) -> bool:
         """Return True if a consumer has not finished its data, even if it reads slowly."""
-        return any(source.state == "running" for _, source in self._running())
+        return any(consumer.state == "running" for _, consumer in self._running())
 
     def wait_idle(self, timeout: float | None = None) -> None:
         """Wait until `idle`, or raise TimeLimit after `timeout` seconds. Ctrl-C interrupts it."""
@@ -373,39 +375,39 @@ class Consumers:
 
     def _running(self) -> list[tuple[str, Consumer]]:
         with self._lock:
-            return [item for item in self._sources.items() if not _has_ended(item[1].state)]
+            return [item for item in self._consumers.items() if not _has_ended(item[1].state)]
 
-    def _measure(self, name: str, source: Consumer) -> None:
-        reading = source.sample()
-        seconds = (source.ended or time.perf_counter()) - source.series.start
+    def _measure(self, name: str, consumer: Consumer) -> None:
+        reading = consumer.sample()
+        seconds = (consumer.ended or time.perf_counter()) - consumer.series.start
         (self._publish or self.apply)(ConsumerMeasured(name, seconds, *reading))
 
-    def _row(self, name: str, source: Consumer) -> StreamRow:
-        state, reading = source.state, source.reading()
-        elements, size, waiting = source.series.rates(reading, source.ended)
-        error, meter = source.error, source.meter
+    def _row(self, name: str, consumer: Consumer) -> StreamRow:
+        state, reading = consumer.state, consumer.reading()
+        elements, size, waiting = consumer.series.rates(reading, consumer.ended)
+        error, meter = consumer.error, consumer.meter
         use = meter.use if meter is not None else None
-        bottleneck = source.live.history and not _has_ended(state)
+        bottleneck = consumer.live.history and not _has_ended(state)
         return StreamRow(
             name=name,
-            kind=source.kind,
+            kind=consumer.kind,
             state=state,
             elements=reading.elements,
             bytes=reading.bytes,
             elements_per_s=elements,
             bytes_per_s=size,
             wait_fraction=waiting,
-            history=source.series.recent,
+            history=consumer.series.recent,
             error=str(error) if error is not None else "",
-            limit=source.live.limit.sentence() if bottleneck else "",
+            limit=consumer.live.limit.sentence() if bottleneck else "",
             epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
             job=(use.job_name or "") if use else "",
         )
 
     def _discard_oldest(self) -> None:
-        over = [name for name, source in self._sources.items() if _has_ended(source.state)]
+        over = [name for name, consumer in self._consumers.items() if _has_ended(consumer.state)]
         for name in over[:-_ENDED_LISTED]:
-            del self._sources[name]
+            del self._consumers[name]
             self._final.pop(name, None)
 
 

@@ -147,12 +147,12 @@ class _Watcher(_ErrorTranslator):
     ) -> None:
         super().__init__(consumers, before)
         self._name = name
-        self._source = DatasetConsumer()
+        self._consumer = DatasetConsumer()
 
     def opened(self, meter: IteratorMetrics) -> None:
         super().opened(meter)
-        self._source.add(meter)
-        self._consumers.add(self._source, self._name)
+        self._consumer.add(meter)
+        self._consumers.add(self._consumer, self._name)
 
 
 _MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)
