@@ -312,12 +312,14 @@ class Launcher(ABC):
         raise Unsupported(f"launcher {self.name!r} has no agents on other hosts")
 
 
-def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> Launcher:
+def launcher(
+    name_or_launcher: str | Launcher, options: Mapping[str, Any] | None = None
+) -> Launcher:
     """Return the launcher or profile with this name, or the object itself.
 
     Parameters
     ----------
-    kind : str or Launcher
+    name_or_launcher : str or Launcher
     options : mapping, optional
         Options to create it with, in the form of `Launcher.options`.
 
@@ -330,32 +332,33 @@ def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> 
     """
     if sys.platform == "win32":
         raise Unsupported("tfd_notebook does not run on Windows", fix="use WSL2")
-    if isinstance(kind, Launcher):
-        return kind
-    if not isinstance(kind, str):
-        raise UsageError(f"invalid launcher {kind!r}: expected a name or a Launcher")
+    if isinstance(name_or_launcher, Launcher):
+        return name_or_launcher
+    if not isinstance(name_or_launcher, str):
+        raise UsageError(f"invalid launcher {name_or_launcher!r}: expected a name or a Launcher")
+    name = name_or_launcher
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if kind not in points:
-        profile = profiles.find(kind)
+    if name not in points:
+        profile = profiles.find(name)
         if profile is not None and profile.launcher in points:
             try:
                 return launcher(profile.launcher, {**profile.options, **(options or {})})
             except TypeError as error:
-                raise UsageError(f"the profile {profile.path}: {error}") from None
-        near = difflib.get_close_matches(kind, points, n=1)
+                raise UsageError(f"invalid profile {profile.path}: {error}") from None
+        near = difflib.get_close_matches(name, points, n=1)
         raise UnknownName(
-            f"unknown launcher {kind!r}",
+            f"unknown launcher {name!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "")
             + f"available launchers: {', '.join(sorted(points))}; profiles are files in "
             f"{profiles.user_directory()}"
             + (f", and {profile.path} names {profile.launcher!r}" if profile else ""),
         )
-    loaded = points[kind].load()(**(options or {}))
+    loaded = points[name].load()(**(options or {}))
     assert isinstance(loaded, Launcher)
     return loaded
 
 
-def kinds() -> dict[str, type[Launcher]]:
+def available_launchers() -> dict[str, type[Launcher]]:
     """Return the available launchers by name."""
     return {
         point.name: point.load()

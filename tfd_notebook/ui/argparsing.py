@@ -371,7 +371,10 @@ def launchers_table() -> views.Table:
     return views.Table(
         (views.Column("launcher"), views.Column("where the tasks run", note=True)),
         [
-            *((views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()),
+            *(
+                (views.Cell(name), views.Cell(launcher.summary))
+                for name, launcher in base.available_launchers().items()
+            ),
             *(
                 (views.Cell(name), _profile_cell(profile))
                 for name, profile in profiles.profiles().items()

@@ -43,7 +43,7 @@ const PING_MS = 60_000;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
 /** Commands that the kernel answers at once; others wait in the queue of their cluster. */
-const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'kinds', 'resolvers'];
+const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'launchers', 'resolvers'];
 
 function newId(): string {
   // crypto.randomUUID is not available in pages without TLS.

@@ -16,7 +16,7 @@ export interface IField {
   choices?: string[];
 }
 
-interface IKinds {
+interface IFormContent {
   launchers: { name: string; summary: string }[];
   fields: IField[];
   line: string;
@@ -42,7 +42,7 @@ export class StartForm implements IView {
   private readonly _retry: HTMLButtonElement;
   private readonly _inputs = new Map<string, { field: IField; input: Input }>();
   private readonly _end: () => void;
-  private _kinds: IKinds | null = null;
+  private _content: IFormContent | null = null;
   private _loading = false;
   private _failed = false;
   private _disposed = false;
@@ -89,9 +89,9 @@ export class StartForm implements IView {
       : this._problem();
     setText(this._banner, banner);
     show(this._banner, banner !== '');
-    show(this._form, !banner && this._kinds !== null);
+    show(this._form, !banner && this._content !== null);
     show(this._retry, !banner && this._failed);
-    if (!banner && !this._kinds && !this._loading && !this._failed) {
+    if (!banner && !this._content && !this._loading && !this._failed) {
       void this._load();
     }
   }
@@ -111,10 +111,10 @@ export class StartForm implements IView {
     this._loading = true;
     this._report(this._pendingText('Loading the form …'), 'quiet');
     try {
-      this._kinds = (await this._link.command('kinds')) as IKinds;
+      this._content = (await this._link.command('launchers')) as IFormContent;
       this._report('', 'quiet');
       if (!this._disposed) {
-        this._build(this._kinds);
+        this._build(this._content);
       }
     } catch (error) {
       this._failed = true;
@@ -127,7 +127,7 @@ export class StartForm implements IView {
     }
   }
 
-  private _build({ launchers, fields }: IKinds): void {
+  private _build({ launchers, fields }: IFormContent): void {
     const known = fields.some(field => field.name === 'launcher');
     const all: IField[] =
       known || !launchers.length
@@ -173,7 +173,7 @@ export class StartForm implements IView {
   }
 
   private _preview(): void {
-    setText(this._line, lineOf(this._kinds?.line ?? '', this._inputs));
+    setText(this._line, lineOf(this._content?.line ?? '', this._inputs));
   }
 
   private async _submit(): Promise<void> {

@@ -56,8 +56,8 @@ def numbers(cluster: tfd.Cluster) -> list[int]:
 
 
 def test_launcher_is_listed_and_suggested() -> None:
-    assert base.kinds()["command"].name == "command"
-    assert "docker" in base.kinds()["command"].summary
+    assert base.available_launchers()["command"].name == "command"
+    assert "docker" in base.available_launchers()["command"].summary
     launcher = base.launcher("command", {"commands": ["nice -n 3"], "grace": 9})
     assert base.launcher("command", launcher.options).options == launcher.options
     with pytest.raises(errors.UnknownName, match="did you mean 'command'"):

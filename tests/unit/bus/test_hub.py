@@ -874,7 +874,7 @@ class Shell:
 
 def test_form_starts_the_same_cluster_as_the_magic() -> None:
     shell = Shell()
-    form = start_form.form()
+    form = start_form.commands(shell)["launchers"]({})
     assert {each["name"] for each in form["launchers"]} >= {"local", "inprocess"}
     assert "fake" not in {each["name"] for each in form["launchers"]}
     values = {field["name"]: field["default"] for field in form["fields"]}

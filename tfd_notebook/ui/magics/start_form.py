@@ -79,7 +79,7 @@ def start(shell: Any, options: argparse.Namespace) -> Started:
 
 def commands(shell: Any) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
     """Return the commands of the form, in addition to `tfd_notebook.cluster.commands`."""
-    return {"kinds": lambda request: form(), "start": lambda request: start_by(shell, request)}
+    return {"launchers": lambda request: form(), "start": lambda request: start_by(shell, request)}
 
 
 def form() -> dict[str, Any]:
@@ -87,13 +87,17 @@ def form() -> dict[str, Any]:
     # Import time: panels import this module before they show the form.
     from tfd_notebook.launchers import base
 
-    launchers = {name: kind for name, kind in base.kinds().items() if kind.offered}
+    launchers = {
+        name: launcher for name, launcher in base.available_launchers().items() if launcher.offered
+    }
     fields = []
     for name, kind, label, text, default in _FIELDS:
         field = {"name": name, "kind": kind, "label": label, "help": text, "default": default}
         fields.append({**field, "choices": list(launchers)} if kind == "choice" else field)
     return {
-        "launchers": [{"name": name, "summary": kind.summary} for name, kind in launchers.items()],
+        "launchers": [
+            {"name": name, "summary": launcher.summary} for name, launcher in launchers.items()
+        ],
         "fields": fields,
         "line": PROG,
     }

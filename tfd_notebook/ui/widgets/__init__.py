@@ -36,7 +36,7 @@ __all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
 VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
-_open: weakref.WeakSet[WidgetView] = weakref.WeakSet()
+_open: weakref.WeakSet[_WidgetView] = weakref.WeakSet()
 _known: weakref.WeakKeyDictionary[ClusterView, dict[str, Live]] = weakref.WeakKeyDictionary()
 
 
@@ -68,7 +68,7 @@ def close_all() -> None:
         view.close()
 
 
-class WidgetView:
+class _WidgetView:
     """A widget, if the front end can show one, with a static fallback in HTML and text.
 
     Parameters
@@ -135,7 +135,7 @@ class WidgetView:
         return bundle, {"tfd_notebook": {}}
 
 
-class Live(WidgetView):
+class Live(_WidgetView):
     """A view that follows a cluster until `close`, even after the cluster has ended.
 
     Parameters
@@ -149,7 +149,7 @@ class Live(WidgetView):
         super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 
-class _Form(WidgetView):
+class _Form(_WidgetView):
     """A form with commands. One of them returns a cluster, which the form then follows."""
 
     #: The name of the view, and of the command that returns a cluster.
@@ -175,7 +175,7 @@ class StartForm(_Form):
     Parameters
     ----------
     extra : callable
-        Returns the commands ``kinds`` and ``start``.
+        Returns the commands ``launchers`` and ``start``.
     fallback : mapping of str to str
         The static fallback by MIME type.
     """
