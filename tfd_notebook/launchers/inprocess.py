@@ -42,7 +42,9 @@ class InProcess(Launcher):
     """Servers in the calling process."""
 
     name: ClassVar[str] = "inprocess"
-    summary: ClassVar[str] = "in this kernel: cheapest transfer, but no isolation and no kill"
+    summary: ClassVar[str] = (
+        "in this kernel: cheapest transfer, but tasks are not isolated and cannot be killed"
+    )
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
     in_process: ClassVar[bool] = True
 

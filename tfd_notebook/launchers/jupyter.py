@@ -84,7 +84,8 @@ class Jupyter(RemoteLauncher):
         addresses = [split(server)[0] for server in self._servers]
         if len(set(addresses)) < len(addresses):
             raise UsageError(
-                f"servers={addresses!r} has duplicates", fix="kernels=2 starts two on each server"
+                f"invalid servers {addresses!r}: duplicate entries",
+                fix="list each server once; kernels=2 starts two on each server",
             )
         if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
             raise UsageError(f"invalid kernels {kernels!r}: expected 1 or more")

@@ -81,7 +81,7 @@ def read(path: Path) -> Profile:
     values = read_toml(path, "profile", fix)
     launcher = values.pop("launcher", None)
     if not isinstance(launcher, str):
-        raise UsageError(f"the profile {path} has no launcher", fix=fix)
+        raise UsageError(f"invalid profile {path}: it has no launcher", fix=fix)
     return Profile(path.stem, launcher, values, path)
 
 

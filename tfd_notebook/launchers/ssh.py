@@ -95,7 +95,9 @@ class SSH(RemoteLauncher):
                 'launcher "ssh" needs hosts', fix='tfd.launchers.SSH(["user@one", "user@two"])'
             )
         if len(set(self._hosts)) < len(self._hosts):
-            raise UsageError(f"hosts={list(hosts)!r} has duplicates")
+            raise UsageError(
+                f"invalid hosts {list(self._hosts)!r}: duplicate entries", fix="list each host once"
+            )
         self._python = python
         self._keys = (key,) if isinstance(key, str) else tuple(key)
         self._known_hosts = known_hosts
@@ -135,7 +137,7 @@ class SSH(RemoteLauncher):
             arguments["username"] = user
         if port:
             if not port.isdecimal() or not 0 < int(port) < 65536:
-                raise UsageError(f"{label!r}: invalid port {port!r}")
+                raise UsageError(f"invalid port {port!r} in host {label!r}: expected 1 to 65535")
             arguments["port"] = int(port)
         if self._keys:
             arguments["client_keys"] = list(self._keys)
