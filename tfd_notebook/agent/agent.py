@@ -184,7 +184,7 @@ class Agent(AgentHandlers):
             "owner": None if self.owner is None else runtime_dir.process_identity(self.owner),
             # By the clock of `tfd_notebook.net.clock.now`.
             "clusters": {
-                name: cluster.lease and cluster.lease.moment
+                name: cluster.lease and cluster.lease.expires_at
                 for name, cluster in self.clusters.items()
             },
         }
@@ -258,7 +258,7 @@ class Agent(AgentHandlers):
         # The kernel ends its cluster itself, and earlier, unless it is busy or suspended.
         if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
             await self.end(cluster, f"the time limit of {limit:g} s was reached")
-        elif cluster.lease is not None and cluster.lease.over:
+        elif cluster.lease is not None and cluster.lease.expired:
             await self.end(cluster, "its lease expired")
 
     async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:

@@ -190,7 +190,7 @@ class AgentCluster:
                 {
                     "cluster": self.name,
                     "agent": self._agent.id,
-                    "lease": self.lease and self.lease.moment,
+                    "lease": self.lease and self.lease.expires_at,
                     "tasks": {
                         task.spec.name: [task.address, task.process.pid if task.process else None]
                         for task in self.tasks.values()

@@ -283,7 +283,7 @@ class Monitor:
     @property
     def expired(self) -> bool:
         """True if the time limit has passed."""
-        return self._expires is not None and self._expires.over
+        return self._expires is not None and self._expires.expired
 
     @property
     def end_reason(self) -> str:

@@ -270,7 +270,7 @@ class ParameterServerTraining:
         # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
 
-        with coordinator_connection.new_connection_event() as is_new:
+        with coordinator_connection.consume_new_connection() as is_new:
             if not is_new:
                 return
             self.used = True
@@ -371,7 +371,7 @@ class ParameterServerTraining:
         else:
             self._task_manager.scale(counts)
             connection.resize(coordinator, self._task_manager.cluster_spec()["worker"])
-        with coordinator_connection.new_connection_event():
+        with coordinator_connection.consume_new_connection():
             pass  # mark the connection as handled: it is not for a new strategy
 
     def _restart_servers(self) -> None:

@@ -243,4 +243,4 @@ class _TrainingLoop:
 
     def _has_expired(self) -> bool:
         """Return True if the cluster has reached its time limit."""
-        return self._expires is not None and self._expires.over
+        return self._expires is not None and self._expires.expired

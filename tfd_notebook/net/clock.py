@@ -18,36 +18,35 @@ def now() -> float:
 
 
 class Deadline:
-    """A moment `seconds` from now.
+    """A deadline that expires `seconds` from now.
 
     Parameters
     ----------
     seconds : float
-        Time until the moment.
 
     Attributes
     ----------
-    moment : float
+    expires_at : float
         By the clock of `now`.
     """
 
     def __init__(self, seconds: float) -> None:
-        self.moment = now() + seconds
+        self.expires_at = now() + seconds
         self._wall = time.time() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds until the moment, negative afterwards."""
-        return self.moment - now()
+        """Seconds until it expires, negative afterwards."""
+        return self.expires_at - now()
 
     @property
-    def over(self) -> bool:
-        """True if the moment has passed."""
+    def expired(self) -> bool:
+        """True if the deadline has passed."""
         return self.left < 0
 
     @property
     def wall(self) -> float:
-        """The moment in seconds since the epoch, for display; it follows the wall clock's steps."""
+        """The deadline in seconds since the epoch, for display; it follows clock steps."""
         wall = time.time() + self.left
         if abs(wall - self._wall) > _STEP_SECONDS:
             self._wall = wall

@@ -155,18 +155,18 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
         return f"unknown: {sys.platform} has no socket filters, so other hosts can connect"
     error: OSError | None = None
     for scope, own in _own_networks(host):
-        let_in = merged([*own, *allowed])
+        allowed_networks = merged([*own, *allowed])
         try:
-            _filter(port, let_in)
+            _filter(port, allowed_networks)
         except OSError as failure:
             error = failure
             continue
-        _restrict(port, let_in)
+        _restrict(port, allowed_networks)
         return ", ".join([scope, *map(str, allowed)])
     assert error is not None
     raise FilterFailed(
         f"restricting port {port} failed: the packet filter could not be attached "
-        f"({error.strerror or error}; {len(let_in)} networks, net.core.optmem_max is "
+        f"({error.strerror or error}; {len(allowed_networks)} networks, net.core.optmem_max is "
         f"{_optmem_max()})",
         fix="as root, run sysctl -w net.core.optmem_max=131072, or use fewer networks in allow=",
     )
@@ -208,9 +208,9 @@ def _addresses_of(host: str) -> set[Network]:
     return networks
 
 
-def _filter(port: int, let_in: Iterable[Network]) -> None:
+def _filter(port: int, allowed_networks: Iterable[Network]) -> None:
     """Attach a filter to the listening sockets at `port`; raise OSError or FilterFailed."""
-    program = _program(let_in)
+    program = _program(allowed_networks)
     closed = 0
     for _, sock in _listeners(port):
         _attach(sock, program)
@@ -426,9 +426,9 @@ def _this_host() -> list[Network]:
     return networks
 
 
-def _program(let_in: Iterable[Network]) -> bytes:
-    """Compile a classic BPF program that passes packets with a source in one of `let_in`."""
-    networks = set(let_in)
+def _program(allowed_networks: Iterable[Network]) -> bytes:
+    """Compile a classic BPF program that passes packets from `allowed_networks` only."""
+    networks = set(allowed_networks)
     halves: dict[int, list[bytes]] = {4: [], 6: []}
     for version, code in halves.items():
         for network in sorted((n for n in networks if n.version == version), key=str):
@@ -488,12 +488,12 @@ def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
     time.sleep(0.001)  # accept() takes a connection off the queue before its fd appears
 
 
-def _restrict(port: int, let_in: Iterable[Network]) -> None:
+def _restrict(port: int, allowed_networks: Iterable[Network]) -> None:
     for _, sock in _own_sockets():
         with contextlib.suppress(OSError):
             if _local_port(sock) != port or _listens(sock):
                 continue
             peer = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
             peer = getattr(peer, "ipv4_mapped", None) or peer
-            if not any(peer in network for network in let_in):
+            if not any(peer in network for network in allowed_networks):
                 sock.shutdown(socket.SHUT_RDWR)

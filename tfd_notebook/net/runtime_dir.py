@@ -188,7 +188,7 @@ def is_running(identity: object) -> bool:
     return isinstance(pid, int) and process_identity(pid) == identity
 
 
-def is_over(identity: object) -> bool:
+def has_ended(identity: object) -> bool:
     """Return True if the process with this `process_identity` has ended; False if unknown.
 
     Processes of other hosts, or of other containers on this host, are not visible.

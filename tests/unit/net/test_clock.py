@@ -26,7 +26,7 @@ def test_deadline_is_stable_and_shown_by_the_current_clock(wall: Wall) -> None:
     for step in (3600.0, -3600.0):
         wall.step = step
         assert 0 < deadline.left <= 100
-        assert not deadline.over
+        assert not deadline.expired
         assert deadline.wall == pytest.approx(time.time() + deadline.left, abs=1)
 
 
@@ -41,4 +41,4 @@ def test_displayed_times_do_not_jitter(wall: Wall) -> None:
 def test_clock_counts_from_boot_and_deadlines_pass() -> None:
     before = clock.now()
     assert 0 < before <= clock.now()
-    assert clock.Deadline(-0.001).over
+    assert clock.Deadline(-0.001).expired

@@ -48,14 +48,14 @@ def test_a_process_identity_ignores_the_wall_clock(
     assert created.create_time() > real + 3600, "the step was not seen"
     assert runtime_dir.process_identity(sleeper.pid) == before
     assert runtime_dir.is_running(before)
-    assert not runtime_dir.is_over(before)
+    assert not runtime_dir.has_ended(before)
 
 
 def test_ended_process_or_reused_pid_is_not_running() -> None:
-    assert runtime_dir.is_over(ended())
+    assert runtime_dir.has_ended(ended())
     this = runtime_dir.process_identity(os.getpid())
     assert this is not None
-    assert runtime_dir.is_over({**this, "start": this["start"] - 1})
+    assert runtime_dir.has_ended({**this, "start": this["start"] - 1})
 
 
 def test_a_zombie_process_has_ended() -> None:
@@ -76,7 +76,7 @@ def test_a_zombie_process_has_ended() -> None:
 )
 def test_state_of_invisible_processes_is_unknown(change: dict[str, str], over: bool) -> None:
     identity = {**ended(), **change}
-    assert runtime_dir.is_over(identity) is over
+    assert runtime_dir.has_ended(identity) is over
     assert not runtime_dir.is_running(identity)
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     runtime_dir.write_state(path, {"agent": "0123456789ab", "process": identity, "owner": identity})

@@ -90,9 +90,9 @@ def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
         if state.get("agent") in parts:
             continue
         left = {
-            name: moment - clock.now()
-            for name, moment in leases.items()
-            if isinstance(moment, (int, float))
+            name: expires_at - clock.now()
+            for name, expires_at in leases.items()
+            if isinstance(expires_at, (int, float))
         }
         clusters += [
             Detached(name, time.time() + seconds, str(state["agent"]), pid, directory)
@@ -166,7 +166,7 @@ class DetachedClusterRecord:
 
     def set_lease(self, seconds: float) -> None:
         """Set the end of the lease to `seconds` from now."""
-        boot = {"id": runtime_dir.boot_id(), "moment": clock.now() + seconds}
+        boot = {"id": runtime_dir.boot_id(), "expires_at": clock.now() + seconds}
         self._update(lease=time.time() + seconds, boot=boot)
 
     def describe(self, description: Mapping[str, Any]) -> None:
@@ -264,7 +264,7 @@ def _seconds_left(record: Mapping[str, Any]) -> float:
     """Return the remaining seconds of a lease; by the wall clock if the host has rebooted."""
     boot = record["boot"]
     if boot["id"] == runtime_dir.boot_id():
-        return float(boot["moment"]) - clock.now()
+        return float(boot["expires_at"]) - clock.now()
     return float(record["lease"]) - time.time()
 
 

@@ -100,9 +100,11 @@ def _is_orphan(directory: Path, state: dict[str, Any]) -> bool:
     """
     agent = state.get("process") or state.get("starter")
     if not runtime_dir.is_locked(directory):
-        return runtime_dir.is_over(agent)
+        return runtime_dir.has_ended(agent)
     leases = state.get("clusters")
     has_lease = isinstance(leases, dict) and any(lease is not None for lease in leases.values())
     return (
-        not has_lease and runtime_dir.is_over(state.get("owner")) and runtime_dir.is_running(agent)
+        not has_lease
+        and runtime_dir.has_ended(state.get("owner"))
+        and runtime_dir.is_running(agent)
     )

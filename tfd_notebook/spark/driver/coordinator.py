@@ -137,7 +137,7 @@ class CoordinatedSparkCluster(SparkClusterBase):
         # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
 
-        with connection.new_connection_event() as is_new:
+        with connection.consume_new_connection() as is_new:
             if is_new:
                 addresses = (node.address for node in self.nodes if node.address)
                 connection.close(launch_plan.networks(addresses))

@@ -137,6 +137,6 @@ def remove_leftovers() -> None:
 def _is_used(directory: Path) -> bool:
     state = json.loads((directory / runtime_dir.STATE_FILE).read_text())
     java = directory / _JAVA
-    return not runtime_dir.is_over(state.get("process")) or (
+    return not runtime_dir.has_ended(state.get("process")) or (
         java.exists() and psutil.pid_exists(int(java.read_text()))
     )
