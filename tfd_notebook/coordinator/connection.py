@@ -18,7 +18,7 @@ _MAX_CONNECTIONS = 15
 _STOP_SECONDS = 20.0
 _lock = threading.Lock()
 _count = 0
-#: The last connection that `new_connection_event` handled, and the port of the last counted one.
+#: The last connection that `consume_new_connection` handled, and the port of the last counted one.
 _last_connection: Any = None
 _last_port: int | None = None
 #: Whether `record_connection` has already counted the next connection.
@@ -127,7 +127,7 @@ def record_connection() -> None:
 
 
 @contextlib.contextmanager
-def new_connection_event() -> Iterator[bool]:
+def consume_new_connection() -> Iterator[bool]:
     """Yield True if the connection of this process is new, and count it if not counted yet.
 
     It stays new until a block ends without an error, so that failed work is retried.

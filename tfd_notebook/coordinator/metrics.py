@@ -82,7 +82,7 @@ class CompletionRate:
         )
 
 
-def pace(store: Store, now: float) -> CompletionRate:
+def completion_rate(store: Store, now: float) -> CompletionRate:
     """Return the recent completion rate, over the shortest span with enough data.
 
     Parameters
@@ -202,7 +202,7 @@ class CoordinatorMetrics:
                     "queue_ms": _percentiles(latest, 0, 1),
                     "run_ms": _percentiles(latest, 2, 3),
                 }
-                self._completion_rate = pace(self._store, now)
+                self._completion_rate = completion_rate(self._store, now)
                 self._figures_due = time.monotonic() + _FIGURES_EVERY
             return self._figures
 

@@ -17,7 +17,7 @@ from tfd_notebook.coordinator.limit import judge
 from tfd_notebook.coordinator.metrics import (
     CompletionRate,
     CoordinatorMetrics,
-    pace,
+    completion_rate,
     rate,
     row_version,
     worker_rows,
@@ -72,7 +72,7 @@ def test_remaining_time_follows_from_an_even_rate(clock: Clock) -> None:
     store = Store()
     for _ in range(400):
         run(store, clock, 0.05)
-    known = pace(store, clock.now)
+    known = completion_rate(store, clock.now)
     assert sum(known.ends) == pytest.approx(200, abs=2)
     middle, low, high = known.time_left(100) or (0, 0, 0)
     assert middle == pytest.approx(5.0, rel=0.05)
@@ -91,9 +91,9 @@ def test_uneven_rate_widens_the_range(clock: Clock) -> None:
 
 def test_too_few_closures_give_no_estimate(clock: Clock) -> None:
     store = Store()
-    assert pace(store, clock.now).time_left(10) is None
+    assert completion_rate(store, clock.now).time_left(10) is None
     run(store, clock, 0.1)
-    assert pace(store, clock.now).time_left(10) is None
+    assert completion_rate(store, clock.now).time_left(10) is None
     assert CompletionRate((5, 5, 5)).time_left(0) is None
 
 
@@ -101,7 +101,7 @@ def test_slow_closures_have_a_longer_window(clock: Clock) -> None:
     store = Store()
     for _ in range(30):
         run(store, clock, 5.0)
-    known = pace(store, clock.now)
+    known = completion_rate(store, clock.now)
     assert known.seconds > 1
     assert known.time_left(12)[0] == pytest.approx(60, rel=0.2)  # type: ignore[index]
 
