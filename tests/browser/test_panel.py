@@ -129,14 +129,16 @@ def test_detached_cluster_is_attached_or_stopped_later(lab: Lab) -> None:
     notebook.run(0)
     notebook.run(1)
     part = kernel_of(lab, "detaches")
-    expect(part.locator(".tfd-cluster")).to_contain_text("detached, kept for 2.0 h")
+    expect(part.locator(".tfd-cluster")).to_contain_text("detached, lease ends in 2.0 h")
     section = lab.panel().get_by_role("region", name="detached clusters")
     expect(section).to_be_hidden()
     notebook.restart()
-    expect(section).to_contain_text("2 of 2 tasks ready, local, kept for 2.0 h", timeout=60_000)
+    expect(section).to_contain_text(
+        "2 of 2 tasks ready, local, lease ends in 2.0 h", timeout=60_000
+    )
     lab.picture("panel-detached")
     button(section, "Renew").click()
-    expect(section).to_contain_text("kept for 8.0 h")
+    expect(section).to_contain_text("lease ends in 8.0 h")
     button(section, "Attach").click()
     # The panel shows it at once, because the cell also loads the package.
     expect(part.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=60_000)
@@ -176,7 +178,7 @@ def test_gpus_of_several_hosts_are_in_one_strip(lab: Lab) -> None:
         expect(strip).to_contain_text("6 on 2 hosts, 2 free, 48 % busy, 158.0 of 400 GB used")
         for label in (
             "GPU 1 of ada@one (Imaginary 80GB), seen by worker:0: 35 % busy, 3.0 of 80 GB used",
-            "department.example.org (Imaginary 80GB), seen by no task: use unknown",
+            "department.example.org (Imaginary 80GB), seen by no task: utilization unknown",
         ):
             expect(strip.get_by_role("img", name=label)).to_have_count(1)
     lab.page.evaluate("window.jupyterapp.shell._hsplitPanel.setRelativeSizes([250, 1150])")

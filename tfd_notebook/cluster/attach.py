@@ -139,7 +139,10 @@ def attach(
             (report["description"] for report in reports if report["name"] == name), None
         )
         if not description:
-            raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
+            raise errors.UnknownName(
+                f"cluster {name!r} has just ended",
+                fix="list the running clusters with tfd.clusters()",
+            )
         if isinstance(location, RemoteDetachedCluster):
             # A compromised host must not choose what runs or is opened on this one.
             description = location.description

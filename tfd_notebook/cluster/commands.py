@@ -307,7 +307,7 @@ def _named(known: Mapping[str, _Named], request: Request) -> _Named:
 def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
     value = request.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise errors.UsageError(f"{name}={value!r} is out of range", fix=f"use {least} to {most}")
+        raise errors.UsageError(f"invalid {name}={value!r}: expected {least} to {most}")
     return value
 
 

@@ -28,7 +28,7 @@ def check_hours(hours: object) -> None:
         number = math.inf  # an int too large for float; a negative one is out of range, too
     if not 0 < number <= _MAX_HOURS:
         raise errors.UsageError(
-            f"hours={number:g} is out of range", fix=f"use more than 0 and up to {_MAX_HOURS:g}"
+            f"invalid hours={number:g}: expected more than 0, up to {_MAX_HOURS:g}"
         )
 
 
@@ -51,7 +51,7 @@ class Lease:
     def detach(self, hours: float = 8.0) -> float:
         """Detach the cluster from this kernel for `hours`.
 
-        A detached cluster ends by `stop` from any process of this user (``tfd stop``,
+        A detached cluster ends with `stop` from any process of this user (``tfd stop``,
         `tfd_notebook.attach`), or when its lease expires. It does not end with the kernel or with a
         ``with`` block. A second call sets a new lease.
 
@@ -113,7 +113,7 @@ class Lease:
         if any(cluster.name == self._context.name for cluster in detached.detached()):
             self._monitor.notice(
                 "info",
-                f"another cluster of the name {self._context.name!r} is detached",
+                f"another cluster named {self._context.name!r} is detached",
                 fix="stop this cluster, then connect to that one: "
                 f"tfd.attach({self._context.name!r})",
             )
@@ -121,7 +121,7 @@ class Lease:
     def _require_no_detached_namesake(self) -> None:
         if any(cluster.name == self._context.name for cluster in detached.detached()):
             raise errors.NameTaken(
-                f"another cluster of the name {self._context.name!r} is detached already",
+                f"another cluster named {self._context.name!r} is already detached",
                 fix=f"stop that one (tfd stop {self._context.name}), or start this one with "
                 "another name=",
             )

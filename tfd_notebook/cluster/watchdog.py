@@ -92,7 +92,7 @@ class Watchdog:
         if before <= _JOURNAL_WARN_BYTES < size:
             self._monitor.notice(
                 "warning",
-                f"the dispatcher's journal in {work_dir} has {size / 1e9:.1f} GB",
+                f"the dispatcher's journal in {work_dir} is {size / 1e9:.1f} GB",
                 fix='with "dynamic" each element of the source is one record: make the source '
                 "coarser (files, batches), or use Service(fault_tolerant=False)",
             )

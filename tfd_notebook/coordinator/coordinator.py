@@ -35,9 +35,9 @@ _STOP_SECONDS = 5.0
 class Coordinator(closure_queue.ClusterCoordinator):
     """A ClusterCoordinator that records the state of each closure and can pause and step.
 
-    It keeps the full contract of TensorFlow's class, including its errors. Create it by
+    It keeps the full contract of TensorFlow's class, including its errors. Create it with
     ``cluster.coordinator()``, which also shows it in the tables of the cluster. A strategy has only
-    one coordinator, also for Keras. If TensorFlow has created it, it is converted to this class.
+    one coordinator, even for Keras. If TensorFlow has created it, it is converted to this class.
 
     Parameters
     ----------
@@ -477,7 +477,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     def _require_queue(self, method: str) -> closure_queue.WatchedQueue:
         if self._queue is None:
             raise Unsupported(
-                f"{method} needs hooks into TensorFlow that this version may not have",
+                f"{method} requires TensorFlow internals that this version lacks",
                 fix="use TensorFlow 2.15 to 2.21; scheduling works without them",
             )
         if self._stopped:

@@ -238,7 +238,7 @@ def embedded(path: InspectedDataset) -> Iterator[Finding]:
     # Without a service, the data only takes memory up to the size that no service accepts.
     if size > (graph_inspection.LARGEST if path.use is None else validation.LARGE):
         yield EMBEDDED.finding(
-            f"the dataset's definition has {size / 1e6:.0f} MB",
+            f"the dataset's definition is {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside the pipeline",
             _name(path),
         )

@@ -42,7 +42,7 @@ MEMORY = kind(
 ORPHANS = kind(
     "TFD845",
     "warning",
-    "leftovers of dead kernels",
+    "orphans of ended kernels",
     "they hold memory, ports and files that no kernel uses",
 )
 CULLED = kind(

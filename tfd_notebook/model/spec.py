@@ -13,7 +13,7 @@ from typing import Any
 
 from tfd_notebook.errors import UnknownName, UsageError
 
-#: Larger numbers of tasks per role are rejected as typing errors.
+#: Larger numbers of tasks per role are rejected as typos.
 MAX_TASKS_PER_ROLE = 1024
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
@@ -214,7 +214,7 @@ class Service:
             or not isinstance(self.port, int)
             or not 0 <= self.port <= 65535
         ):
-            raise UsageError(f"port={self.port!r} is out of range", fix="use 0 to 65535")
+            raise UsageError(f"invalid port={self.port!r}: expected 0 to 65535")
         if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
             raise UsageError(f"invalid work_dir={self.work_dir!r}: expected a path")
         for name, kind in (
@@ -371,9 +371,9 @@ def count_name(role: Role) -> str:
 def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int:
     """Return `value` if it is a valid count from 0 to `most`, else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name}={value!r} must be a whole number")
+        raise UsageError(f"invalid {name}={value!r}: expected an integer")
     if not 0 <= value <= most:
-        raise UsageError(f"{name}={value} is out of range", fix=f"use 0 to {most}")
+        raise UsageError(f"invalid {name}={value}: expected 0 to {most}")
     return value
 
 

@@ -88,7 +88,7 @@ def integer(least: int = 0, most: int = _MAX_INTEGER) -> Check:
 
     def check(value: Any, path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise invalid(path, value, f"a whole number from {least} to {most}")
+            raise invalid(path, value, f"an integer from {least} to {most}")
         return value
 
     return check

@@ -86,7 +86,9 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
 def check_seconds(seconds: float) -> None:
     """Raise UsageError unless `seconds` is a valid duration or interval of a watch."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise UsageError(f"{seconds!r} must be more than 0 seconds", fix="such as 60")
+        raise UsageError(
+            f"invalid seconds {seconds!r}: expected more than 0", fix="pass a duration, such as 60"
+        )
 
 
 class Resolution:

@@ -18,7 +18,7 @@ from tfd_notebook.resolvers.validation import AddressesByJob, check_port
 
 #: Timeout for one command that queries Slurm's controller, in seconds.
 _REQUEST_SECONDS = 10.0
-#: Limit of a range of hosts. A longer range is a typing error.
+#: Limit of a range of hosts. A longer range is a typo.
 _MAX_HOSTS = 100_000
 
 

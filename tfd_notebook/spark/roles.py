@@ -91,9 +91,7 @@ def assign(
     """
     for name, value, minimum in (("num_executors", num_executors, 1), ("num_ps", num_ps, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise UsageError(
-                f"invalid {name} {value!r}: expected a whole number of at least {minimum}"
-            )
+            raise UsageError(f"invalid {name}={value!r}: expected an integer, {minimum} or more")
     if master_node is not None and master_node not in LEADERS:
         raise UsageError(f"invalid master_node {master_node!r}: expected {' or '.join(LEADERS)}")
     roles = [PS] * num_ps + ([master_node] if master_node else []) + [EVALUATOR] * bool(eval_node)

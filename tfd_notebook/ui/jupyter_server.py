@@ -254,8 +254,7 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
         raise errors.UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
     if not 0 < hours <= _MAX_HOURS:
         raise errors.UsageError(
-            f"hours={str(hours)[:20]} is out of range",
-            fix=f"use more than 0 and up to {_MAX_HOURS:g}",
+            f"invalid hours={str(hours)[:20]}: expected more than 0, up to {_MAX_HOURS:g}"
         )
     return ("renew", *words, f"--hours={hours:g}"), agent
 

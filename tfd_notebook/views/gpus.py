@@ -101,7 +101,11 @@ def _tile(gpu: GpuRow) -> str:
 
 def _description(gpu: GpuRow) -> str:
     """Return the text alternative of a GPU, for screen readers and tooltips."""
-    use = "use unknown" if gpu.use_percent is None else f"{figures.percent(gpu.use_percent)} busy"
+    use = (
+        "utilization unknown"
+        if gpu.use_percent is None
+        else f"{figures.percent(gpu.use_percent)} busy"
+    )
     memory = f", {_memory([gpu])} used" if _memory([gpu]) else ""
     task = gpu.task or "no task"
     name = f" ({gpu.name})" if gpu.name else ""

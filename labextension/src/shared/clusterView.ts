@@ -112,7 +112,7 @@ export class ClusterView extends View {
       this._expires,
       [
         snapshot.expires && left > 0 ? `stops in ${duration(left)}` : '',
-        snapshot.lease ? `detached, kept for ${duration(kept)}` : ''
+        snapshot.lease ? `detached, lease ends in ${duration(kept)}` : ''
       ]
         .filter(Boolean)
         .join('; ')

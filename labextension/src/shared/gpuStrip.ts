@@ -96,7 +96,8 @@ class Tile {
 
 /** Return the accessible label of a GPU. */
 function labelOf(gpu: IGpu): string {
-  const use = gpu.use_percent === undefined ? 'use unknown' : `${percent(gpu.use_percent)} busy`;
+  const use =
+    gpu.use_percent === undefined ? 'utilization unknown' : `${percent(gpu.use_percent)} busy`;
   const memory = memoryOf([gpu]);
   const name = gpu.name ? ` (${gpu.name})` : '';
   return (

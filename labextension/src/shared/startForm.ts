@@ -183,7 +183,7 @@ export class StartForm implements IView {
       return;
     }
     setBusy(this._start, true);
-    this._report(this._pendingText('Starting … The first cluster takes some seconds.'), 'quiet');
+    this._report(this._pendingText('Starting … The first cluster takes a few seconds.'), 'quiet');
     try {
       const started = (await this._link.command('start', { options: this._options() })) as IStarted;
       const verb = started.reused ? 'is already running' : 'was started';

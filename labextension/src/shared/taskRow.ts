@@ -73,7 +73,11 @@ export class TaskRow {
           `Stop ${task} and start it again`,
           button => void this._perform(button, 'restart')
         ),
-        button('Kill', `Kill ${task}, as in a crash`, button => void this._perform(button, 'kill'))
+        button(
+          'Kill',
+          `Kill ${task} to simulate a crash`,
+          button => void this._perform(button, 'kill')
+        )
       ];
     }
     this._tools.append(...this._buttons, this._logsButton);

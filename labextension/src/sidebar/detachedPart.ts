@@ -137,7 +137,7 @@ class Row {
     setText(
       this._facts,
       `${cluster.observed ?? '?'} of ${plural(cluster.planned, 'task')} ready, ${cluster.launcher}, ` +
-        `kept for ${duration(left)}`
+        `lease ends in ${duration(left)}`
     );
     setAttribute(this._facts, 'title', `Until ${new Date(cluster.lease * 1000).toLocaleString()}`);
     if (cluster.lease !== this._shown?.lease) {

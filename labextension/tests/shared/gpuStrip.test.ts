@@ -36,7 +36,7 @@ test('each GPU shows its host, task and figures', () => {
   ]);
   expect(labels(strip)).toEqual([
     'GPU 0 of one (H), seen by worker:0: 35 % busy, 2.1 of 80 GB used',
-    'GPU 1 of one, seen by no task: use unknown',
+    'GPU 1 of one, seen by no task: utilization unknown',
     'GPU 0 of two, seen by worker:1: 100 % busy, 80.0 of 80 GB used'
   ]);
   expect(strip.node.textContent).toContain('3 on 2 hosts, 1 free, 68 % busy, 82.1 of 160 GB used');

@@ -96,7 +96,7 @@ test('a cluster shows its state, its tasks and its lease', async () => {
   expect(part.node.hidden).toBe(false);
   expect(part.node.textContent).toContain(MARKUP);
   expect(part.node.querySelector('img')).toBeNull();
-  expect(part.node.textContent).toContain('2 of 2 tasks ready, local, kept for 3.0 h');
+  expect(part.node.textContent).toContain('2 of 2 tasks ready, local, lease ends in 3.0 h');
   expect(part.node.textContent).toContain('1 of 2 tasks ready');
   expect(part.node.textContent).toContain('degraded');
   // The suggested value never shortens a lease.

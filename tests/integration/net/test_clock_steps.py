@@ -113,7 +113,7 @@ def test_clock_step_neither_ends_nor_hides_a_cluster(clock: WallClock, owner: Ow
         limit, lease = owner.evaluate("left()")
         assert 0 < limit <= 600
         assert 600 < lease <= HOUR
-        assert cli(clock, "sweep") == "no leftovers\n"
+        assert cli(clock, "sweep") == "no orphans\n"
         (listed,) = json.loads(cli(clock, "list", "--json"))
         assert listed["name"] == "stepped"
         assert 600 < listed["lease"] - (time.time() + step) <= HOUR

@@ -133,5 +133,5 @@ def test_sweep_ends_orphans_of_a_killed_process(
     holder.kill()
     holder.wait(30)
     tfd("sweep")
-    assert tfd("sweep") == "no leftovers\n"
+    assert tfd("sweep") == "no orphans\n"
     assert tfd("list") == "no running cluster\n"

@@ -75,7 +75,10 @@ def test_widget_commands_run_during_a_cell(notebook: Notebook) -> None:
     widget.await_that(
         lambda: widget.cluster["tasks"].get("data_worker:2", {}).get("state") == "ready"
     )
-    assert "out of range" in widget.request("scale", name="live", data_workers=-1)["error"]["what"]
+    assert (
+        "invalid data_workers=-1"
+        in widget.request("scale", name="live", data_workers=-1)["error"]["what"]
+    )
     assert widget.request("scale", name="live", data_workers=2)["value"]["data_worker"] == 2
     notebook.manager.interrupt_kernel()
     assert "KeyboardInterrupt" in notebook.finish(cell)

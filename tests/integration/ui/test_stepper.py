@@ -102,8 +102,8 @@ def test_closures_pause_step_and_resume(notebook: Notebook) -> None:
     output = notebook.run("%tfd_join")
     assert "PausedError: [TFD601]" in output
     assert "Traceback" not in output
-    assert notebook.run("%tfd_step").startswith("1 ended: 3 paused")
-    assert notebook.run("%tfd_step 2 train").startswith("2 ended: 1 paused")
+    assert notebook.run("%tfd_step").startswith("1 closure ended: 3 paused")
+    assert notebook.run("%tfd_step 2 train").startswith("2 closures ended: 1 paused")
     assert "‖ paused (by request)" in notebook.run("%tfd_cluster status")
     assert "resumed" in notebook.run("%tfd_resume")
     assert "all have ended" in notebook.run("%tfd_join --timeout 30 train")
@@ -146,7 +146,7 @@ def test_terminal_controls_a_blocked_join(notebook: Notebook) -> None:
     assert "cluster 'train' is paused" in tfd("pause", "train")
     for key in (first, first + 1):
         assert tfd("cancel", "train", str(key)) == f"closure {key} is cancelled\n"
-    assert tfd("step", "train", "2").startswith("2 ended: 1 paused")
+    assert tfd("step", "train", "2").startswith("2 closures ended: 1 paused")
     # No closure runs, and the join waits for a resume.
     assert (coordinator_row()["state"], coordinator_row()["reason"]) == (
         "paused",

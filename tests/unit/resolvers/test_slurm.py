@@ -168,8 +168,8 @@ class TestSlurm:
 
     def test_invalid_arguments_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for options, message in (
-            ({"jobs": {"worker": -1}}, "out of range"),
-            ({"jobs": {"worker": "2"}}, "whole number"),
+            ({"jobs": {"worker": -1}}, "invalid .*=-1"),
+            ({"jobs": {"worker": "2"}}, "expected an integer"),
             ({"port_base": 0}, "port_base=0"),
             ({"gpus_per_node": -1}, "gpus_per_node"),
             ({"gpus_per_task": 1.5}, "gpus_per_task"),

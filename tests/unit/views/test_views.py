@@ -251,7 +251,7 @@ def test_widget_shows_and_scales_its_cluster(cluster: Cluster, front_end: None) 
     (reply,) = until(lambda: page.received("reply"))
     assert reply["value"]["data_worker"] == 3
     page.deliver("command", request_id="2", command="scale", name="viewed", data_workers=100_001)
-    until(lambda: "out of range" in str(page.received("reply")))
+    until(lambda: "expected 0 to" in str(page.received("reply")))
     page.deliver("command", request_id="3", command="stop", name="viewed")
     until(lambda: any("'state': 'stopped'" in str(message) for message in page.received("state")))
     view.close()
@@ -312,7 +312,7 @@ def test_gpus_are_shown_by_host_with_their_tasks() -> None:
     for words in (
         "GPU 1 of ada@host0 (Imaginary), seen by worker:0: 25 % busy, 10.0 of 80 GB used",
         "GPU 2 of ada@host0 (Imaginary), seen by no task: 50 % busy, 20.0 of 80 GB used",
-        "GPU 0 of ada@two, seen by no task: use unknown",
+        "GPU 0 of ada@two, seen by no task: utilization unknown",
     ):
         assert f'role="img" aria-label="{words}"' in page
     assert "5 on 2 hosts, 3 free, 38 % busy, 60.0 of 320 GB used" in Balance(page).text

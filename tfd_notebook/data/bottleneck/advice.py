@@ -22,18 +22,17 @@ MEMORY = 'pass the data in memory with launcher="inprocess", or use no service'
 SLOW_SOURCE = "read from faster storage or from more files, or cache() the data if it fits"
 GENERATOR = "make the generator faster, or interleave() several of them"
 ALL_PROCESSORS = (
-    "do less in it, call batch() before it so that it processes many elements at once, or cache() "
-    "its output. It uses all cores"
+    "it uses all cores: reduce its work per element, call batch() before it, or cache() its output"
 )
-LESS = "do less in it, or cache() its output"
+LESS = "reduce its work per element, or cache() its output"
 ALL_CORES_BUSY = (
     "do less in the pipeline, or add data workers on other hosts. More data workers on this "
-    "machine would not help, because all cores are busy"
+    "host would not help, because all cores are busy"
 )
 EXTERNAL_WORKERS = (
     "check the CPU use of the data workers, or add some. This process cannot measure external ones"
 )
-STEP = "make the step faster, the data arrives in time"
+STEP = "make the step faster; the data arrives in time"
 SINGLE = "call batch() before the consumer, which now takes single elements"
 
 

@@ -89,7 +89,7 @@ class Stream:
         discard: bool = True,
     ) -> None:
         if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
-            raise UsageError(f"invalid buffer={buffer!r}: expected a whole number of at least 1")
+            raise UsageError(f"invalid buffer={buffer!r}: expected an integer, 1 or more")
         for sink in sinks:
             if not callable(sink):
                 raise UsageError(f"invalid sink {sink!r}: expected a callable")
@@ -205,7 +205,7 @@ class Stream:
             raise TimeLimit(
                 f"the thread of stream {self.name} did not end within {timeout:g} s: a sink, or a "
                 "Python function that the pipeline calls in this process, has not returned",
-                fix="make it return, the stream ends then",
+                fix="make the sink or function return; the stream then ends",
             )
 
     def cancel(self, error: TfdError, quiet: bool = False) -> None:

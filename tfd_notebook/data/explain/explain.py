@@ -74,7 +74,8 @@ def explain(
         raise UsageError(f"invalid seconds={seconds!r}: expected more than 0", fix="use 5 or 10")
     if step is not None and step_time is not None:
         raise UsageError(
-            "step and step_time exclude each other", fix="pass the one that describes your consumer"
+            "step and step_time are mutually exclusive",
+            fix="pass the one that describes your consumer",
         )
     if step_time is not None and (
         not isinstance(step_time, (int, float)) or isinstance(step_time, bool) or step_time < 0

@@ -55,8 +55,8 @@ class ReadOptions:
             _check_integer("consumer_index", self.consumer_index, least=0)
             if self.consumer_index >= self.num_consumers:
                 raise UsageError(
-                    f"consumer_index={self.consumer_index} is out of range",
-                    fix=f"use 0 to {self.num_consumers - 1}",
+                    f"invalid consumer_index={self.consumer_index}: "
+                    f"expected 0 to {self.num_consumers - 1}"
                 )
         for feature, argument in (
             ("a coordinated read (num_consumers)", self.num_consumers),
@@ -172,4 +172,4 @@ def compression_of(compression: Any, on_this_host: bool) -> str | None:
 
 def _check_integer(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"invalid {name}={value!r}: expected a whole number of at least {least}")
+        raise UsageError(f"invalid {name}={value!r}: expected an integer, {least} or more")

@@ -87,7 +87,7 @@ class _Server(ABC):
     def __init__(self, config: Any, start: bool, allow: Iterable[str]) -> None:
         port = config.port or 0
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise UsageError(f"port={port!r} is out of range", fix="use 0 to 65535")
+            raise UsageError(f"invalid port={port!r}: expected 0 to 65535")
         check_protocol(config)
         self._allow = tuple(allow)
         self._running = _Running(reserve_port(port))

@@ -65,7 +65,7 @@ def prepare(
     pipeline = graph_inspection.examine(dataset)
     if pipeline.size > LARGE:
         warnings.warn(
-            f"the dataset's definition has {pipeline.size / 1e6:.0f} MB, because it contains the "
+            f"the dataset's definition is {pipeline.size / 1e6:.0f} MB, because it contains the "
             "data. Every data worker receives all of it. Reading the data from files is faster",
             UserWarning,
             stacklevel=5,

@@ -120,7 +120,7 @@ def command_line() -> CommandLine:
         ),
         Command(
             "sweep",
-            "end leftover processes of dead kernels",
+            "end orphaned processes",
             _sweep,
             _sweep_args,
             example="--dry-run",
@@ -259,7 +259,7 @@ def _logs(options: argparse.Namespace) -> int:
 def _watch_args(parser: Parser) -> None:
     targets.add_arguments(parser)
     _json_args(parser)
-    parser.add_argument("--once", action="store_true", help="show the present state and exit")
+    parser.add_argument("--once", action="store_true", help="show the current state and exit")
     parser.add_argument(
         "--interval",
         type=float,
@@ -271,7 +271,7 @@ def _watch_args(parser: Parser) -> None:
 
 def _watch(options: argparse.Namespace) -> int:
     if not 0.1 <= options.interval <= 3600:
-        raise UsageError(f"--interval {options.interval:g} is out of range", fix="use 0.1 to 3600")
+        raise UsageError(f"invalid --interval {options.interval:g}: expected 0.1 to 3600")
     target = targets.find(options)
     with Screen(redraw=not (options.json or options.once)) as screen:
         while not screen.leaving:
@@ -323,7 +323,8 @@ def _step_args(parser: Parser) -> None:
 def _step(options: argparse.Namespace) -> int:
     count, options.name = number_and_name(options.words, "[NAME] [N]")
     answer = targets.find(options).call("step", count=1 if count is None else count)
-    print(f"{answer['ended']} ended: {views.counted(answer['counts'])}")
+    noun = "closure" if answer["ended"] == 1 else "closures"
+    print(f"{answer['ended']} {noun} ended: {views.counted(answer['counts'])}")
     return 0
 
 
@@ -400,8 +401,8 @@ def _sweep(options: argparse.Namespace) -> int:
             views.Column("what", note=True),
         ),
         rows,
-        label="leftovers",
-        empty="no leftovers",
+        label="orphans",
+        empty="no orphans",
         records=records,
     )
     print(table.text(Screen().width))

@@ -403,7 +403,7 @@ def _stop_args(parser: Parser) -> None:
 
 def _stop(options: argparse.Namespace) -> None:
     if options.all and options.name:
-        raise UsageError("NAME and --all exclude each other", fix="leave out NAME or --all")
+        raise UsageError("NAME and --all are mutually exclusive", fix="omit NAME or --all")
     clusters = (
         list(registry.running_clusters().values()) if options.all else [lookup.pick(options.name)]
     )

@@ -59,8 +59,9 @@ def pick_own(name: str | None) -> Cluster:
     own = registry.clusters()
     if name not in own:
         raise Unsupported(
-            f"cluster {name!r} does not belong to this kernel, which this command requires",
-            fix=f"name one of these clusters: {', '.join(own) or 'none'}",
+            f"this command needs a cluster of this kernel, and {name!r} belongs to another "
+            "process or runs on Spark",
+            fix=f"name one of these clusters: {', '.join(own)}" if own else "%tfd_cluster start",
         )
     return own[name]
 

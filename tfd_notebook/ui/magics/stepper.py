@@ -104,7 +104,8 @@ def _step(options: argparse.Namespace) -> None:
     count, name = number_and_name(options.number, "[N] [NAME]")
     coordinator = lookup.pick_coordinator(name)
     ended = coordinator.step(1 if count is None else count)
-    report(f"{ended} ended: {views.counted(coordinator.values.counts())}")
+    noun = "closure" if ended == 1 else "closures"
+    report(f"{ended} {noun} ended: {views.counted(coordinator.values.counts())}")
 
 
 def _join_args(parser: Parser) -> None:
@@ -125,7 +126,7 @@ def _join(options: argparse.Namespace) -> Any:
         return own.present_coordinator().join_in_background(options.timeout)
     coordinator = lookup.pick_coordinator(options.name)
     coordinator.join(options.timeout)
-    report(f"all have ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
+    report(f"all closures ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
     return None
 
 

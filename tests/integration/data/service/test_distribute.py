@@ -288,7 +288,7 @@ class TestArguments:
             ({"job_name": 3}, "job_name"),
             ({"consumer_index": 0}, "need each other"),
             ({"consumer_index": 0, "num_consumers": 1}, "needs a job"),
-            ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "out of range"),
+            ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "expected 0 to 1"),
             ({"consumer_index": -1, "num_consumers": 2, "job_name": "j"}, "consumer_index=-1"),
             ({"consumer_index": 0, "num_consumers": 0, "job_name": "j"}, "num_consumers=0"),
             ({"cross_trainer_cache": tf_service.CrossTrainerCache("t")}, "needs a job"),
