@@ -14,7 +14,14 @@ import pytest
 from tests._waiting import until
 from tests.integration._tasks import Tasks
 from tfd_notebook.net.ports import reserve_port
-from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many
+from tfd_notebook.net.probe import (
+    Prober,
+    assigned_tasks,
+    complete_tasks,
+    dispatcher_workers,
+    probe,
+    probe_many,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -64,6 +71,34 @@ def test_probe_returns_the_kind_of_server(ports: list[int], pids: list[int]) -> 
 def test_workers_and_their_tasks_are_listed(ports: list[int], pids: list[int]) -> None:
     assert dispatcher_workers(address(ports[0])) == (address(ports[1]),)
     assert probe(address(ports[1])).tasks == ()
+
+
+def test_tasks_of_a_dead_worker_are_listed_and_completed(
+    tasks: Any, ports: list[int], pids: list[int]
+) -> None:
+    import tensorflow as tf
+
+    dispatcher, worker = map(address, ports[:2])
+    # The end of a bare iterator may wait a minute for the autotuning thread.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    distribute = tf.data.experimental.service.distribute("parallel_epochs", f"grpc://{dispatcher}")
+    elements = iter(tf.data.Dataset.range(10**9).apply(distribute).with_options(options))
+    next(elements)
+    assigned = tuple(task.task_id for task in probe(worker).tasks)
+    assert len(assigned) == 1
+    tasks.end(pids[1])
+    assert assigned_tasks(dispatcher, worker) == assigned
+    complete_tasks(dispatcher, worker, assigned)
+    assert assigned_tasks(dispatcher, worker) == ()
+    assert sum(1 for _ in elements) < 10**8
+
+
+def test_request_for_tasks_registers_an_unknown_worker(ports: list[int], pids: list[int]) -> None:
+    """The reason why an error server checks the address first."""
+    dispatcher, worker = map(address, ports[:2])
+    assert assigned_tasks(dispatcher, "localhost:1") == ()
+    assert set(dispatcher_workers(dispatcher)) == {worker, "localhost:1"}
 
 
 def _stopped(pid: int) -> bool:
