@@ -40,8 +40,7 @@ class ErrorServer:
     tasks like a worker without data. In the modes ``"off"`` and ``"dynamic"``, which do not divide
     the source in advance, no data is missing: the consumer gets all elements from the remaining
     workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data.
-    Tasks that the worker left unfinished end at the start, because consumers in the worker's
-    process never call the port. The caller must report this loss.
+    The caller must report this loss.
 
     Parameters
     ----------
@@ -54,6 +53,12 @@ class ErrorServer:
     on_loss : {"raise", "warn"}
         Whether consumers of a lost task get the error, or the end of the data. The latter needs
         `dispatcher`.
+    in_process : bool
+        Whether consumers run in the worker's process, where they never call its port. The tasks
+        that the worker left unfinished then end at the start. Default false.
+    workers_remain : bool
+        Whether coordinated reads continue with other workers, even with ``on_loss="warn"``, in
+        which the end of one task would end the whole read. Default false.
     workers : mapping of int to str, optional
         The address of each port's worker as registered with the dispatcher. Default
         ``"localhost:PORT"``.
@@ -74,6 +79,8 @@ class ErrorServer:
         *,
         dispatcher: str | None = None,
         on_loss: str = "raise",
+        in_process: bool = False,
+        workers_remain: bool = False,
         workers: Mapping[int, str] | None = None,
         allow: Iterable[str] | None = None,
     ) -> None:
@@ -81,6 +88,8 @@ class ErrorServer:
         self._code = grpc.StatusCode[code]
         self._dispatcher = dispatcher
         self._on_loss = on_loss
+        self._in_process = in_process
+        self._workers_remain = workers_remain
         self._workers = dict(workers or {})
         self._allow = None if allow is None else tuple(allow)
         self._servers: list[Any] = []
@@ -94,8 +103,8 @@ class ErrorServer:
         try:
             for port, text in self._ports.items():
                 self._serve(port, text)
-            if self._on_loss == "warn":
-                self._pool.submit(self._complete_assigned)
+            if self._in_process and self._dispatcher is not None:
+                self._pool.submit(self._complete_assigned, self._dispatcher)
         except BaseException:
             self.close()
             raise
@@ -106,7 +115,7 @@ class ErrorServer:
             stopped.wait(5.0)
         self._servers.clear()
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def __enter__(self) -> ErrorServer:
@@ -118,7 +127,8 @@ class ErrorServer:
 
     def _serve(self, port: int, text: str) -> None:
         accept = self._accept(self._worker(port))
-        handler = _ErrorHandler(self._code, text, accept, self._on_loss == "warn")
+        accept_all = self._on_loss == "warn"
+        handler = _ErrorHandler(self._code, text, accept, accept_all, self._workers_remain)
         server = grpc.server(self._pool, handlers=(handler,), options=(("grpc.so_reuseport", 1),))
         bound = 0
         for host in _LOOPBACK if self._allow is None else _ALL_INTERFACES:
@@ -131,15 +141,14 @@ class ErrorServer:
         if self._allow is not None:
             net_ports.restrict_port(port, self._allow)
 
-    def _complete_assigned(self) -> None:
+    def _complete_assigned(self, dispatcher: str) -> None:
         """Report the unfinished tasks of the failed workers to the dispatcher as done."""
-        if self._dispatcher is None:
-            return
-        for port in self._ports:
-            worker = self._worker(port)
-            with contextlib.suppress(TfdError):
-                tasks = probe.assigned_tasks(self._dispatcher, worker, 2.0)
-                probe.complete_tasks(self._dispatcher, worker, tasks, 2.0)
+        with contextlib.suppress(TfdError):  # `close` waits, so stop at the first failure
+            registered = probe.dispatcher_workers(dispatcher, 2.0)
+            for worker in map(self._worker, self._ports):
+                if worker in registered:
+                    tasks = probe.assigned_tasks(dispatcher, worker, 2.0)
+                    probe.complete_tasks(dispatcher, worker, tasks, 2.0)
 
     def _worker(self, port: int) -> str:
         """Return the address of the worker on `port` as registered with the dispatcher."""
@@ -172,11 +181,13 @@ class _ErrorHandler(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore
         text: str,
         accept: Callable[[int], None] | None,
         accept_all: bool,
+        workers_remain: bool,
     ) -> None:
         self._code = code
         self._text = text
         self._accept = accept
         self._accept_all = accept_all
+        self._workers_remain = workers_remain
         self._accepted: set[int] = set()
 
     def service(self, call: Any) -> Any:
@@ -190,14 +201,19 @@ class _ErrorHandler(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore
     def _process_task(self, request: bytes, context: Any) -> bytes:
         task = tf_messages.ProcessTaskRequest.FromString(request).task
         mode = tf_messages.SHARDING_POLICIES[task.processing_mode_def.sharding_policy]
+        removable = bool(task.num_consumers) and self._workers_remain
         nothing_lost = mode in _DYNAMIC_MODES and not task.num_consumers
-        if not self._accept_task(task.task_id, nothing_lost):
+        if removable or not self._accept_task(task.task_id, nothing_lost):
             # Any other status would fail the job here, without the reason for the consumer.
             context.abort(grpc.StatusCode.UNAVAILABLE, self._text)
         return b""
 
     def _get_element(self, request: bytes, context: Any) -> bytes:
-        if not self._accept_task(tf_messages.GetElementRequest.FromString(request).task_id, False):
+        element = tf_messages.GetElementRequest.FromString(request)
+        if element.consumer_index and self._workers_remain:
+            # The consumers of the coordinated read then remove the task.
+            context.abort(grpc.StatusCode.UNAVAILABLE, self._text)
+        if not self._accept_task(element.task_id, False):
             return self._refuse(request, context)
         response: bytes = tf_messages.GetElementResponse(end_of_sequence=True).SerializeToString()
         return response

@@ -235,7 +235,12 @@ class InProcessTaskHost(TaskHost):
         dispatcher = task.settings.get("dispatcher_address")
         workers = {task.port: task.address}
         error_server = ErrorServer(
-            {task.port: text}, dispatcher=dispatcher, on_loss="warn", workers=workers
+            {task.port: text},
+            dispatcher=dispatcher,
+            on_loss="warn",
+            in_process=True,
+            workers_remain=any(other.role is Role.DATA_WORKER for other in self._tasks.values()),
+            workers=workers,
         )
         with contextlib.suppress(TfdError):
             error_server.start()

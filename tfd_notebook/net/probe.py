@@ -248,10 +248,15 @@ def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
 
 
 def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -> tuple[int, ...]:
-    """Return the ids of all unfinished tasks that a dispatcher has assigned to a worker.
+    """Return the ids of the unfinished tasks that a dispatcher has assigned to a dead worker.
 
-    The request is the heartbeat of a worker that processes no task, so do not use it for a worker
-    that still runs.
+    Tasks of coordinated reads are omitted, because the consumers remove those.
+
+    The request is the heartbeat of a worker that processes no task, and changes the dispatcher:
+
+    * It registers a worker that `dispatcher_workers` does not list.
+    * It adds a pending task for each unfinished coordinated read without a task on the worker. Its
+      consumers block for a round, and then call the worker's address.
 
     Raises
     ------
@@ -262,7 +267,7 @@ def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -
     """
     request = tf_messages.WorkerHeartbeatRequest(worker_address=worker_address)
     reply = _request(dispatcher, _HEARTBEAT, request, tf_messages.WorkerHeartbeatResponse, timeout)
-    return tuple(task.task_id for task in reply.new_tasks)
+    return tuple(task.task_id for task in reply.new_tasks if not task.num_consumers)
 
 
 def complete_tasks(

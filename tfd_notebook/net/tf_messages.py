@@ -43,7 +43,8 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
     "WorkerHeartbeatRequest": ("string worker_address = 1",),
     "WorkerHeartbeatResponse": ("*TaskDef new_tasks = 1",),
     "ProcessTaskRequest": ("TaskDef task = 1",),
-    "GetElementRequest": ("int64 task_id = 1",),
+    # Repeated here, because a proto3 field has no presence and 0 is a valid index.
+    "GetElementRequest": ("int64 task_id = 1", "*int64 consumer_index = 2"),
     "GetElementResponse": ("bool end_of_sequence = 2",),
     # tensorflow/core/data/service/journal.proto
     "DataServiceMetadata": ("int64 cardinality = 3",),

@@ -16,6 +16,7 @@ import tfd_notebook as tfd
 from tests._reading import Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
+from tfd_notebook.agent import error_server
 from tfd_notebook.data.service.options import ReadOptions
 from tfd_notebook.errors import (
     Interrupted,
@@ -218,6 +219,49 @@ def test_coordinated_reads_include_an_added_worker(cluster: tfd.Cluster) -> None
         cluster.scale(data_workers=3)
         for reader in readers:
             assert len(reader.more(200)) >= 210
+
+
+@pytest.mark.parametrize("removed", ["before", "during"])
+def test_coordinated_read_continues_without_a_removed_worker(
+    cluster: tfd.Cluster, removed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dispatcher adds a task for the removed worker, with which the read must not end."""
+    called = threading.Semaphore(0)
+    get_element = error_server._ErrorHandler._get_element
+
+    def record(self: Any, request: bytes, context: Any) -> bytes:
+        called.release()
+        return get_element(self, request, context)
+
+    monkeypatch.setattr(error_server._ErrorHandler, "_get_element", record)
+    endless = tf.data.Dataset.range(ENDLESS).repeat()
+    if removed == "before":
+        cluster.scale(data_workers=1)
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(dataset)) for dataset in coordinated(cluster, endless, 2)
+        ]
+        if removed == "during":
+            for reader in readers:
+                reader.first(10)
+            cluster.scale(data_workers=1)
+        for _ in readers:
+            assert called.acquire(timeout=60)
+        for reader in readers:
+            reader.more(200)
+
+
+def test_coordinated_read_ends_with_its_last_worker(cluster: tfd.Cluster) -> None:
+    endless = tf.data.Dataset.range(ENDLESS).repeat()
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(dataset)) for dataset in coordinated(cluster, endless, 2)
+        ]
+        for reader in readers:
+            reader.first(10)
+        cluster.scale(data_workers=0)
+        for reader in readers:
+            assert reader.all()
 
 
 def test_late_consumer_of_a_coordinated_read_gets_an_error(cluster: tfd.Cluster) -> None:

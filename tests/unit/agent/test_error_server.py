@@ -12,6 +12,7 @@ from queue import Queue
 import grpc
 import pytest
 
+from tests._grpc import Server
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import FilterFailed, PortInUse, StateError
 from tfd_notebook.net import tf_messages
@@ -21,6 +22,9 @@ from tfd_notebook.net.probe import probe
 PROCESS_TASK = "/tensorflow.data.WorkerService/ProcessTask"
 GET_ELEMENT = "/tensorflow.data.WorkerService/GetElement"
 HEARTBEAT = "/tensorflow.data.DispatcherService/ClientHeartbeat"
+WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+WORKER_HEARTBEAT = "/tensorflow.data.DispatcherService/WorkerHeartbeat"
+UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
 OFF, DYNAMIC, FILE = range(3)
 
 
@@ -77,8 +81,9 @@ def work(task_id: int, mode: int, consumers: int = 0) -> bytes:
     return request.SerializeToString()
 
 
-def element(task_id: int) -> bytes:
-    return tf_messages.GetElementRequest(task_id=task_id).SerializeToString()
+def element(task_id: int, *consumer: int) -> bytes:
+    request = tf_messages.GetElementRequest(task_id=task_id, consumer_index=consumer)
+    return bytes(request.SerializeToString())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
@@ -183,6 +188,65 @@ def test_warning_ends_all_reads(port: int, dispatcher: tuple[str, FakeDispatcher
         assert received == {(f"localhost:{port}", 7), (f"localhost:{port}", 6)}
         assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
     assert fake.completed.empty()  # each once
+
+
+def test_coordinated_reads_continue_with_the_remaining_workers(
+    port: int, dispatcher: tuple[str, FakeDispatcher]
+) -> None:
+    """Their consumers remove a task after UNAVAILABLE; the end of one task ends the read."""
+    address, fake = dispatcher
+    with ErrorServer({port: "gone"}, dispatcher=address, on_loss="warn", workers_remain=True):
+        request = work(7, OFF, consumers=2)
+        assert code_of(port, PROCESS_TASK, request) is grpc.StatusCode.UNAVAILABLE
+        for consumer in range(2):
+            request = element(7, consumer)
+            assert code_of(port, GET_ELEMENT, request) is grpc.StatusCode.UNAVAILABLE
+    assert fake.completed.empty()
+
+
+def test_unfinished_tasks_end_if_consumers_are_in_process(port: int) -> None:
+    worker = f"localhost:{port}"
+    workers = tf_messages.GetWorkersResponse()
+    workers.workers.add(address=worker)
+    tasks = tf_messages.WorkerHeartbeatResponse()
+    tasks.new_tasks.add(task_id=7)
+    tasks.new_tasks.add(task_id=8, num_consumers=2)
+    completed: Queue[int] = Queue()
+
+    def update(request: bytes, context: grpc.ServicerContext) -> bytes:
+        progress = tf_messages.WorkerUpdateRequest.FromString(request).updates
+        completed.put(progress[0].task_id)
+        return b""
+
+    answers = {
+        WORKERS: workers.SerializeToString(),
+        WORKER_HEARTBEAT: tasks.SerializeToString(),
+        UPDATE: update,
+    }
+    with Server(answers) as server:
+        options = {"dispatcher": server.address, "on_loss": "warn", "in_process": True}
+        with ErrorServer({port: "gone"}, **options):
+            assert completed.get(timeout=10) == 7
+        assert completed.empty()
+
+
+def test_unregistered_worker_stays_unregistered(port: int) -> None:
+    """A heartbeat would register it."""
+    listed, heartbeats = threading.Event(), Queue[bytes]()
+
+    def workers(request: bytes, context: grpc.ServicerContext) -> bytes:
+        listed.set()
+        return b""
+
+    def heartbeat(request: bytes, context: grpc.ServicerContext) -> bytes:
+        heartbeats.put(request)
+        return b""
+
+    with Server({WORKERS: workers, WORKER_HEARTBEAT: heartbeat}) as server:
+        options = {"dispatcher": server.address, "on_loss": "warn", "in_process": True}
+        with ErrorServer({port: "gone"}, **options):
+            assert listed.wait(10)
+    assert heartbeats.empty()
 
 
 def test_missing_dispatcher_is_ignored(port: int) -> None:
