@@ -154,7 +154,7 @@ def judge_service(
     workers: Sequence[WorkerUtilization],
     cores: int,
     alone: float | None,
-    delivery: Delivery | None = None,
+    delivery: Delivery | None,
 ) -> Bottleneck:
     """Return the part of a tf.data service for which the consumer waits.
 
@@ -193,19 +193,22 @@ def is_busy(used: float, cores: int) -> bool:
 
 
 def slow_worker(
-    workers: Sequence[WorkerUtilization], delivery: Delivery | None = None
+    workers: Sequence[WorkerUtilization], delivery: Delivery | None
 ) -> Bottleneck | None:
     """Return a worker that is slower than the others as the bottleneck, or None.
 
     A worker is slow if it always sends less than the others. It is also slow if it sends no more
     than the others and they wait for it. This happens in coordinated reads, in which workers
     serve rounds one after the other.
+
+    Rates are not compared if the source has fewer splits than there are workers. A slow worker that
+    has a split is then not found, because its rate can equal that of a worker without one.
     """
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
             return Bottleneck("workers", 1.0, task=worker.task, state=worker.state)
     if delivery is not None and delivery.can_use(len(workers)) < len(workers):
-        return None  # some have no split of the source, and send little
+        return None
     ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
     for worker in ready:
         # A worker that sends nothing has no share of this data, or has sent all of it.

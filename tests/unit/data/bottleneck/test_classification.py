@@ -328,38 +328,39 @@ class TestService:
         ]
 
     def test_computing_workers_are_the_bottleneck(self) -> None:
-        result = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, alone=0.045)
+        result = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, 0.045, None)
         assert (result.kind, result.saturated) == ("workers", True)
 
     def test_transfer_that_costs_more_than_work_is_found(self) -> None:
-        result = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, alone=0.001)
+        result = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, 0.001, None)
         assert result.kind == "transfer"
 
     def test_transfer_is_estimated_from_bytes_without_a_local_run(self) -> None:
         heavy = measured(cpu=0.8, bytes=4_000_000_000)
-        assert judge_service(heavy, self.workers(1e8, 1e8), 2, None).kind == "transfer"
+        assert judge_service(heavy, self.workers(1e8, 1e8), 2, None, None).kind == "transfer"
         light = measured(cpu=0.1, bytes=4_000)
-        assert judge_service(light, self.workers(1e3, 1e3, cpu=0.9), 2, None).kind == "workers"
+        busy = self.workers(1e3, 1e3, cpu=0.9)
+        assert judge_service(light, busy, 2, None, None).kind == "workers"
 
     def test_inprocess_workers_have_no_transfer(self) -> None:
         workers = [WorkerUtilization(f"data_worker:{n}", "ready", None, None) for n in range(2)]
         result = measured(elements=3_000, bytes=4_500_000_000, cpu=1.9)
-        assert judge_service(result, workers, 2, None).kind == "workers"
+        assert judge_service(result, workers, 2, None, None).kind == "workers"
 
     def test_slow_worker_is_named(self) -> None:
-        result = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, alone=0.01)
+        result = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, 0.01, None)
         assert (result.kind, result.task, result.share) == ("workers", "data_worker:2", 0.9)
 
     def test_missing_worker_is_named(self) -> None:
         gone = WorkerUtilization("data_worker:1", "restarting", None, None)
-        result = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
+        result = judge_service(measured(), [*self.workers(1.0), gone], 2, 0.01, None)
         assert (result.kind, result.name) == ("workers", "data_worker:1 (restarting)")
 
     def test_worker_without_splits_is_not_named(self) -> None:
         idle = WorkerUtilization("data_worker:3", "ready", 0.0, 0.0)
         new = WorkerUtilization("data_worker:4", "starting", None, None)
         workers = [*self.workers(10.0, 10.0, 10.0, cpu=0.6), idle, new]
-        assert judge_service(measured(), workers, 2, alone=0.04).task == ""
+        assert judge_service(measured(), workers, 2, 0.04, None).task == ""
 
 
 class TestWorkerLimit:
@@ -391,7 +392,8 @@ def accused(*workers: tuple[tuple[float, ...], float | None]) -> str:
         [
             WorkerUtilization(f"data_worker:{i}", "ready", 0.1, sum(r) / max(len(r), 1), r, working)
             for i, (r, working) in enumerate(workers)
-        ]
+        ],
+        None,
     )
     return result.task if result is not None else ""
 
@@ -410,7 +412,7 @@ class TestSlowWorker:
             WorkerUtilization(f"data_worker:{i}", "ready", 0.1, each[-1], each)
             for i, each in enumerate(rates)
         ]
-        assert slow_worker(workers) is not None
+        assert slow_worker(workers, None) is not None
         assert slow_worker(workers, delivery) is None
         failed = [replace(workers[0], state="failed"), workers[1]]
         assert slow_worker(failed, delivery) is not None
