@@ -8,27 +8,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage
-from tfd_notebook.data.bottleneck.cost_model import ThreadCost
+from tfd_notebook.data.bottleneck.cost_model import LaneCost
 
 if TYPE_CHECKING:
     from tfd_notebook.data.bottleneck.cost_model import Measurement
     from tfd_notebook.data.bottleneck.usage import Delivery, WorkerUtilization
 
 #: Share of waiting below which the data keeps up with the consumer.
-_WAITS = 0.1
+_MAX_WAIT_FRACTION = 0.1
 #: Share of busy time below which a lane is not a bottleneck.
 _BUSY = 0.5
 #: Share of the cores in use above which the CPU is saturated.
 _SATURATED = 0.85
 #: Share of the time with a contended GIL above which Python is the bottleneck.
-_LOCKED = 0.4
+_GIL_CONTENTION = 0.4
 #: Seconds that passing one element to Python takes.
 _TRANSFER_SECONDS = 100e-6
 #: Share of the time until the first element above which filling a buffer is the bottleneck.
 _FILLING = 0.3
 #: Number of elements below which the time to fill a buffer is negligible.
 _LARGE_BUFFER = 50
-
 
 #: A worker is slow if it sends less than this share of the others' rate.
 _SLOW = 0.5
@@ -37,11 +36,11 @@ _STEADY = 3
 #: Share of that threshold below which it has no share of the data.
 _NO_SHARE = 0.02
 #: Share of the time above which a worker counts as always busy.
-_WORKS = 0.9
+_ALWAYS_BUSY = 0.9
 #: Share of that worker's busy time below which other workers wait for it.
-_WAIT = 0.7
+_MAX_PEER_BUSY_SHARE = 0.7
 #: Factor up to which a worker's rate counts as equal to that of the others.
-_AS_MUCH = 1.4
+_EQUAL_RATE_FACTOR = 1.4
 #: CPU seconds, in workers and consumer together, that a gRPC transfer takes.
 TRANSFER_PER_BYTE = 4e-9
 TRANSFER_PER_ELEMENT = 300e-6
@@ -84,7 +83,7 @@ class Bottleneck:
 def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool) -> Bottleneck:
     """Return the bottleneck of a pipeline that runs in this process."""
     waits = measurement.wait_fraction
-    if has_consumer and waits < _WAITS:
+    if has_consumer and waits < _MAX_WAIT_FRACTION:
         return Bottleneck("consumer", 1.0 - waits)
     shuffle = _filled_shuffle(measurement, last)
     filling = (
@@ -100,7 +99,7 @@ def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool)
             return Bottleneck("workers", waits)
     saturated = measurement.cpu >= _SATURATED * cores
     python = [s for s in last.walk() if s.python]
-    if python and measurement.locked > _LOCKED and not saturated:
+    if python and measurement.locked > _GIL_CONTENTION and not saturated:
         stage = max(python, key=lambda s: _busy_of(measurement.lanes, s))
         if _busy_of(measurement.lanes, stage) >= _BUSY:
             return Bottleneck("python", max(measurement.locked, 0.0), stage)
@@ -246,9 +245,9 @@ def _waiting_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization
     if worker.working is None or len(shares) < len(others) or not _is_steady(worker):
         return 0.0
     usual = statistics.median(each.bytes_per_s or 0.0 for each in others)
-    if (worker.bytes_per_s or 0.0) > _AS_MUCH * usual:  # it is busy because it sends more
+    if (worker.bytes_per_s or 0.0) > _EQUAL_RATE_FACTOR * usual:  # it is busy because it sends more
         return 0.0
-    if worker.working < _WORKS or max(shares) > _WAIT * worker.working:
+    if worker.working < _ALWAYS_BUSY or max(shares) > _MAX_PEER_BUSY_SHARE * worker.working:
         return 0.0
     return 1 - max(shares) / worker.working
 
@@ -266,7 +265,7 @@ def _estimated_cost(measurement: Measurement, used: float) -> float:
     return max(0.0, used / measurement.rate - transfer)
 
 
-def _before_service(lane: ThreadCost) -> bool:
+def _before_service(lane: LaneCost) -> bool:
     """Return True if a lane runs in this process, after the service."""
     return any(
         part.stage is not None and part.stage.kind != "DataService" for part in lane.parts[:1]
@@ -276,11 +275,11 @@ def _before_service(lane: ThreadCost) -> bool:
 _READING = ("TFRecord", "TextLine", "FixedLengthRecord", "FlatMap", "Interleave")
 
 
-def _stage_of(lane: ThreadCost) -> Stage | None:
+def _stage_of(lane: LaneCost) -> Stage | None:
     return next((part.stage for part in lane.parts if part.stage is not None), None)
 
 
-def _busy_of(lanes: tuple[ThreadCost, ...], stage: Stage) -> float:
+def _busy_of(lanes: tuple[LaneCost, ...], stage: Stage) -> float:
     """Return the busy share of the busiest lane in which `stage` works most."""
     return max(
         (lane.busy for lane in lanes for part in lane.parts[:1] if part.stage is stage),

@@ -52,7 +52,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class ThreadCost:
+class LaneCost:
     """The work of a lane: stages that share threads.
 
     Parameters
@@ -122,7 +122,7 @@ class Costs:
         self._inputs = {}
         self._is_new_iterator = True
 
-    def lanes(self) -> list[ThreadCost]:
+    def lanes(self) -> list[LaneCost]:
         """Return the lanes, busiest first."""
         by_lane: dict[int, list[StageCost]] = defaultdict(list)
         for key, seconds in self._seconds.items():
@@ -137,7 +137,7 @@ class Costs:
             if available:
                 parts.sort(key=lambda part: part.seconds, reverse=True)
                 total = sum(part.seconds for part in parts)
-                lanes.append(ThreadCost(total / available, available / self._wall, tuple(parts)))
+                lanes.append(LaneCost(total / available, available / self._wall, tuple(parts)))
         return sorted(lanes, key=lambda lane: lane.busy, reverse=True)
 
     def _nodes_with_stages(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
@@ -245,7 +245,7 @@ class Measurement:
         Average number of cores that this process used.
     locked : float
         Share of the time that the GIL was held by another thread.
-    lanes : tuple of ThreadCost
+    lanes : tuple of LaneCost
     empty : bool
         Whether the dataset has no elements.
     """
@@ -257,7 +257,7 @@ class Measurement:
     first: float
     cpu: float
     locked: float
-    lanes: tuple[ThreadCost, ...]
+    lanes: tuple[LaneCost, ...]
     empty: bool = False
 
     @property
