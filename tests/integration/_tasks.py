@@ -46,7 +46,9 @@ class Tasks:
         return answer["pid"]
 
     def end(self, pid: int) -> None:
-        """Kill a server and wait until its parent has reaped it."""
+        """Kill a server and wait until its parent has reaped it. No-op if it was killed before."""
+        if self.addresses.pop(pid, None) is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             while True:
@@ -62,7 +64,7 @@ class Tasks:
 
 def make_server(
     role: str,
-    port: int = 0,
+    port: int,
     work_dir: str = "",
     dispatcher: str = "",
     spec: dict[str, list[str]] | None = None,
