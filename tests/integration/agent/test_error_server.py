@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration._tasks import Tasks
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.integration
 TEXT = "[TFD302] data_worker:0 is gone\nNext: restart it"
 #: The longest pause of TensorFlow's client between two attempts shortly after a task died.
 SOON = 5.0
-
-
-@pytest.fixture(scope="module")
-def tasks() -> Iterator[Any]:
-    with Tasks() as tasks:
-        yield tasks
 
 
 class Service:

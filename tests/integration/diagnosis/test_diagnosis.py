@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -14,7 +15,6 @@ from tests._doctor import DOCTOR, in_child
 from tests._grpc import Server, status
 from tests._waiting import until
 from tests.integration._service import Service
-from tests.integration._tasks import Tasks
 from tfd_notebook.net import tf_messages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -140,8 +140,8 @@ def test_failed_worker_and_missing_workers_are_found(cluster: tfd.Cluster) -> No
 
 
 @pytest.mark.slow
-def test_external_service_is_diagnosed() -> None:
-    with Tasks() as tasks, Service(tasks, workers=2) as external:
+def test_external_service_is_diagnosed(tasks: Any) -> None:
+    with Service(tasks, workers=2) as external:
         until(lambda: codes(external.target) == set())
         external.kill_workers()
         (finding,) = tfd.doctor(external.target)

@@ -11,7 +11,6 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._service import Service
-from tests.integration._tasks import Tasks
 from tfd_notebook import errors
 from tfd_notebook.launchers import external
 
@@ -19,8 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def service() -> Iterator[Any]:
-    with Tasks() as tasks, Service(tasks) as service:
+def service(tasks: Any) -> Iterator[Any]:
+    with Service(tasks) as service:
         yield service
 
 

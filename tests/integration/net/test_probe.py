@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tests.integration._tasks import Tasks
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import (
     Prober,
@@ -24,12 +23,6 @@ from tfd_notebook.net.probe import (
 )
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def tasks() -> Iterator[Any]:
-    with Tasks() as tasks:
-        yield tasks
 
 
 @pytest.fixture

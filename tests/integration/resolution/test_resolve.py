@@ -15,7 +15,6 @@ import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tests.integration._tasks import Tasks
 
 pytestmark = [
     pytest.mark.integration,
@@ -62,12 +61,6 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         for task in list(self._pids):
             self.end(task)
-
-
-@pytest.fixture(scope="module")
-def tasks() -> Iterator[Any]:
-    with Tasks() as tasks:
-        yield tasks
 
 
 @pytest.fixture(scope="module")

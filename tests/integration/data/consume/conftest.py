@@ -5,13 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.integration._service import Service
-from tests.integration._tasks import Tasks
-
-
-@pytest.fixture(scope="module")
-def tasks():
-    with Tasks() as tasks:
-        yield tasks
 
 
 @pytest.fixture(scope="module")
