@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,6 @@ def _end_detached() -> Iterator[None]:
             os.kill(cluster.pid, signal.SIGTERM)
 
 
-@contextmanager
 def detached_cluster() -> Iterator[tfd.Cluster]:
     """Yield a detached cluster of this process, which ends afterwards in any case."""
     cluster = tfd.Cluster(data_workers=1, name="stays", if_exists="replace")
@@ -96,18 +94,10 @@ def detached_cluster() -> Iterator[tfd.Cluster]:
         cli("stop", "stays")
 
 
-@pytest.fixture
-def stays() -> Iterator[tfd.Cluster]:
-    """Return a detached cluster for one test."""
-    with detached_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[tfd.Cluster]:
-    """Return a detached cluster for the last tests, because it needs a separate agent."""
-    with detached_cluster() as cluster:
-        yield cluster
+#: A detached cluster for one test.
+stays = pytest.fixture(detached_cluster)
+#: A detached cluster for the last tests, because it needs a separate agent.
+shared = pytest.fixture(scope="module")(detached_cluster)
 
 
 @pytest.mark.slow
