@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests._waiting import until
 from tests.integration._kernel import Kernel
 from tfd_notebook.launchers.client import orphans
 from tfd_notebook.net import runtime_dir
@@ -147,19 +146,16 @@ def test_kernel_restart_and_shutdown_end_all_tasks() -> None:
 
 @pytest.mark.parametrize("agent", ["alive", "killed"])
 def test_killed_kernel_leaves_nothing_behind(agent: str) -> None:
-    with Kernel() as kernel:
+    with Kernel() as kernel, contextlib.ExitStack() as stack:
         kernel.run(START)
         pids, owner = pids_of(kernel), kernel.pid
+        ends = [stack.enter_context(runtime_dir.watched(pid)) for pid in (*pids, owner)]
         if agent == "killed":
             os.kill(pids[AGENT], signal.SIGKILL)
         os.kill(owner, signal.SIGKILL)
-        assert left_after(pids, 2) == []
+        # An agent keeps the lock of its directory until its last thread ends.
+        assert all(has_ended(20) for has_ended in ends)
         if agent == "killed":  # no process is left to remove the files
             assert files_of(owner)
-
-            def is_swept() -> bool:
-                orphans.sweep()
-                return not files_of(owner)
-
-            until(is_swept)  # threads of a killed process take time to exit
+            orphans.sweep()
         assert files_of(owner) == []
