@@ -162,7 +162,7 @@ def megabytes(pid):
 def test_repeated_cells_do_not_fill_agent_and_workers():
     with tfd.Cluster(data_workers=1, name="cells") as cluster:
         size, times = 10_000_000, 10
-        # In MB, below the size of all functions. Agents and workers keep some freed memory.
+        # Limit in MB, less than the total size of the functions.
         limit = 0.8 * size * times / 1e6
         kept = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
         kept = kept.apply(cluster.distribute("dynamic"))
