@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -75,18 +77,15 @@ for _ in sockets:
 class Worker:
     """A data worker in a separate process, which ends when its socket is closed."""
 
-    def __init__(self, own: socket.socket) -> None:
-        with own:
-            self._channel = own.makefile("rw")
-        self.address = self._channel.readline().strip()
+    def __init__(self, channel: TextIO) -> None:
+        self._channel = channel
+        self.address = channel.readline().strip()
+        assert self.address, "the worker has ended"
 
     def install(self, blob: bytes) -> str:
         self._channel.write(base64.b64encode(blob).decode() + "\n")
         self._channel.flush()
         return self._channel.readline().strip()
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 @contextlib.contextmanager
@@ -95,16 +94,19 @@ def workers_outside(dispatcher: str, count: int) -> Iterator[list[Worker]]:
     pairs = [socket.socketpair() for _ in range(count)]
     fds = [remote.fileno() for _, remote in pairs]
     command = [sys.executable, "-c", WORKERS, dispatcher, *map(str, fds)]
-    process = subprocess.Popen(command, pass_fds=fds)
-    for _, remote in pairs:
+    process = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
+    channels = []
+    for own, remote in pairs:
         remote.close()
-    workers = [Worker(own) for own, _ in pairs]
+        with own:
+            channels.append(own.makefile("rw"))
     try:
-        yield workers
+        yield [Worker(channel) for channel in channels]
     finally:
-        for worker in workers:
-            worker.close()
-        process.wait(20)
+        for channel in channels:
+            channel.close()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 class Host:
@@ -163,9 +165,11 @@ def dispatcher_in(work_dir: Path) -> tfd.Dispatcher:
 def _outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     work_dir = tmp_path_factory.mktemp("outside")
     dispatcher = dispatcher_in(work_dir)
-    with workers_outside(dispatcher.address, 2) as workers:
-        yield Host(dispatcher, workers, str(work_dir))
-    dispatcher.stop()
+    try:
+        with workers_outside(dispatcher.address, 2) as workers:
+            yield Host(dispatcher, workers, str(work_dir))
+    finally:
+        dispatcher.stop()
 
 
 @pytest.fixture(scope="module")
