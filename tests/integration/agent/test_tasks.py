@@ -55,10 +55,10 @@ def restarted(cluster: tfd.Cluster, before: TaskRow) -> TaskRow:
     return result
 
 
-def run(script: str, *arguments: str, **environment: str) -> Any:
+def run(script: str, **environment: str) -> Any:
     """Run a script in a separate process; return the JSON value of its last line."""
     completed = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-c", script],
         env=dict(os.environ, **environment),
         capture_output=True,
         text=True,
@@ -200,9 +200,9 @@ def test_cluster_with_all_roles_leaves_nothing_behind() -> None:
     assert {row.state for row in cluster.snapshot().tasks} == {"stopped"}
 
 
-#: Trains with the servers of a cluster, from a process that may connect to them.
+#: Trains with the servers of a cluster, in a process that owns it.
 TRAIN = """
-import json, sys
+import json
 import tensorflow as tf
 
 def train(spec):
@@ -224,13 +224,16 @@ def train(spec):
     coordinator.join()
     return total.numpy().item(), total.device
 """
+LOCAL = """
+import tfd_notebook as tfd
+with tfd.Cluster(workers=2, ps=1, name="bare") as cluster:
+    print(json.dumps(train(cluster._task_manager.cluster_spec())))
+"""
 ON_PS = "/job:ps/replica:0/task:0/"
 
 
 def test_tensorflow_trains_with_the_tasks() -> None:
-    with tfd.Cluster(workers=2, ps=1, name="bare") as cluster:
-        spec = json.dumps(cluster._task_manager.cluster_spec())
-        total, device = run(f"{TRAIN}\nprint(json.dumps(train(json.loads(sys.argv[1]))))", spec)
+    total, device = run(TRAIN + LOCAL)
     assert total == 190.0
     assert device.startswith(ON_PS)
 
