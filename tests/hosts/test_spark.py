@@ -81,8 +81,7 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-# Not the scope of a module, because a test may lose an executor.
-@pytest.fixture(scope="class")
+@pytest.fixture
 def ready(session: Any) -> Any:
     """Return the session after each executor has started its process for TensorFlow."""
 
