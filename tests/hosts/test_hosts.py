@@ -384,12 +384,6 @@ def test_jupyter_can_have_an_expired_certificate(hosts: Hosts, jupyter: Jupyters
         server.get("/api")
 
 
-def test_jupyter_culls_a_kernel(hosts: Hosts, jupyter: Jupyters) -> None:
-    with jupyter.started(hosts.west, cull=1) as server:
-        server.open("/api/kernels", method="POST").close()
-        until(lambda: server.get("/api/kernels") == [], 60)
-
-
 def test_jupyter_ends_with_the_host(hosts: Hosts, jupyter: Jupyters) -> None:
     hosts.north.kill()
     with pytest.raises(urllib.error.URLError, match="refused"):
