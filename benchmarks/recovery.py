@@ -143,7 +143,7 @@ class Ours:
 
 
 class Reader:
-    """A thread that reads an endless dataset and records the time of each batch."""
+    """A thread that reads an infinite dataset and records the time of each batch."""
 
     def __init__(self, dataset: Any) -> None:
         self.times: list[float] = []

@@ -233,7 +233,7 @@ NAME_WORDS = _words(
 IMPERATIVE = _words(
     "apply reply supply rely multiply imply comply "
     "pass process access address press guess bypass focus compress express discuss toss bless "
-    "miss dismiss suppress assess cross canonicalis bring ping string embed feed shed need "
+    "miss dismiss suppress assess cross canonicaliz bring ping string embed feed shed need "
     "speed seed exceed proceed succeed spring swing fling alias bias bus "
 )
 
@@ -349,7 +349,7 @@ def python_name_hits(source: str, name: str) -> Iterator[Hit]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             words = NAME_WORDS.intersection(node.name.split("_"))
             if node.name.startswith("test_") and words:
-                hint = f"{', '.join(sorted(words))}: name the behaviour"
+                hint = f"{', '.join(sorted(words))}: name the behavior"
                 yield Hit(name, node.lineno, node.name, hint)
             elif node.name.startswith("test_") and len(node.name) > LONGEST_TEST_NAME:
                 hint = f"{len(node.name)} characters: at most {LONGEST_TEST_NAME}"

@@ -18,15 +18,15 @@ export const options = {
   target: 'es2022'
 };
 
-/** Return the licence file of a package; Lumino packages do not contain one. */
-function licenceOf(name) {
+/** Return the license file of a package; Lumino packages do not contain one. */
+function licenseOf(name) {
   return name.startsWith('@lumino/')
     ? 'scripts/lumino-license.txt'
     : `node_modules/${name}/LICENSE`;
 }
 
-/** Return a comment with the licences of all bundled packages. */
-async function licences(inputs) {
+/** Return a comment with the licenses of all bundled packages. */
+async function licenses(inputs) {
   const names = new Set(
     Object.keys(inputs)
       .map(path => /node_modules\/((?:@[^/]+\/)?[^/]+)\/(?!.*node_modules)/.exec(path)?.[1])
@@ -34,7 +34,7 @@ async function licences(inputs) {
   );
   const texts = new Map();
   for (const name of [...names].sort()) {
-    const text = (await readFile(licenceOf(name), 'utf8')).trim();
+    const text = (await readFile(licenseOf(name), 'utf8')).trim();
     texts.set(text, [...(texts.get(text) ?? []), name]);
   }
   const parts = [...texts].map(([text, packages]) => `${packages.join(', ')}\n\n${text}`);
@@ -48,5 +48,5 @@ if (import.meta.filename === process.argv[1]) {
     write: false
   });
   await mkdir(dirname(WIDGET), { recursive: true });
-  await writeFile(WIDGET, outputFiles[0].text + (await licences(metafile.inputs)));
+  await writeFile(WIDGET, outputFiles[0].text + (await licenses(metafile.inputs)));
 }

@@ -1,4 +1,4 @@
-"""Widgets in JupyterLab, also while the kernel is busy."""
+"""Widgets in JupyterLab, even while the kernel is busy."""
 
 from __future__ import annotations
 

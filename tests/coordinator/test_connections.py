@@ -91,7 +91,7 @@ def test_tensorflows_coordinator_of_a_strategy_is_adopted(
     assert adopted is cluster_coordinator
     assert isinstance(adopted, tfd.Coordinator)
     assert adopted is tf.distribute.coordinator.ClusterCoordinator(strategy)
-    assert cluster.present_coordinator() is adopted
+    assert cluster.current_coordinator() is adopted
     later = [adopted.schedule(following, args=(iterator,)) for _ in range(4)]
     adopted.join(timeout=60)
     assert all(0 <= int(value.fetch()) < 5 for value in later)

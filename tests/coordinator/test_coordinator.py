@@ -602,7 +602,7 @@ class TestOwnStrategy:
             coordinator = own.coordinator(strategy)
             assert isinstance(coordinator, Coordinator)
             assert own.coordinator() is own.coordinator(strategy) is coordinator
-            assert own.present_coordinator() is coordinator
+            assert own.current_coordinator() is coordinator
             assert coordinator.schedule(twice, args=(tf.constant(2),)).fetch() == 12
             with strategy.scope():
                 kept = [tf.Variable(tf.zeros(100)) for _ in range(3)]
@@ -621,7 +621,7 @@ class TestOwnStrategy:
 
     def test_coordinator_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
-            own.coordinator(cluster.present_coordinator().strategy)
+            own.coordinator(cluster.current_coordinator().strategy)
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(tf.distribute.get_strategy())
 

@@ -44,7 +44,7 @@ with tfd.Cluster(workers=1, ps=1, name="keras-2-first") as cluster:
     coordinator = cluster.coordinator(strategy)
     assert coordinator is bare
     assert isinstance(coordinator, tfd.Coordinator)
-    assert coordinator is cluster.present_coordinator()
+    assert coordinator is cluster.current_coordinator()
     (second,) = fit()
     assert second < first
     assert coordinator.values.counts()["ready"] == 5

@@ -137,17 +137,17 @@ class Host(Peer):
 
     def _signal(self, what: signal.Signals) -> None:
         """Send a signal to all processes, including those that start in the meantime."""
-        signalled: set[int] = set()
+        signaled: set[int] = set()
 
-        def all_signalled() -> bool:
-            new = self.pids() - signalled
+        def all_signaled() -> bool:
+            new = self.pids() - signaled
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, what)
-            signalled.update(new)
+            signaled.update(new)
             return not new
 
-        until(all_signalled)
+        until(all_signaled)
 
     def _end(self) -> None:
         """Kill all processes, and wait until their sockets are closed.

@@ -106,7 +106,7 @@ def test_magics_find_remote_tasks(train: tfd.Cluster) -> None:
 
 
 def test_remote_coordinator_can_be_controlled(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
-    coordinator = train.present_coordinator()
+    coordinator = train.current_coordinator()
     coordinator.pause()
     kernel.run("values = [coordinator.schedule(step) for _ in range(10)]")
     assert coordinator.values.counts()["paused"] == 10  # `run` waits for the current state
@@ -127,7 +127,7 @@ def test_remote_coordinator_can_be_controlled(kernel: tfd.RemoteKernel, train: t
 def test_remote_coordinator_can_be_paused_while_code_runs(
     kernel: tfd.RemoteKernel, train: tfd.Cluster
 ) -> None:
-    coordinator = train.present_coordinator()
+    coordinator = train.current_coordinator()
     code = "for _ in range(400):\n    coordinator.schedule(step); time.sleep(0.01)\n"
     running = threading.Thread(target=kernel.run, args=(code + "coordinator.join()",))
     before = coordinator.values.counts()["ready"]
@@ -149,9 +149,9 @@ def test_command_line_and_panels_control_remote_clusters(
     me = os.getpid()
     assert [item["name"] for item in control_socket.call(me, {"command": "list"})] == ["train"]
     control_socket.call(me, {"command": "pause", "name": "train", "source": "a terminal"})
-    until(lambda: "a terminal" in train.present_coordinator().paused)
+    until(lambda: "a terminal" in train.current_coordinator().paused)
     control_socket.call(me, {"command": "resume", "name": "train"})
-    until(lambda: not train.present_coordinator().paused)
+    until(lambda: not train.current_coordinator().paused)
     pid = train.to_frame()["pid"][1]
     assert train.kill("worker:0") == pid
     until(lambda: train.to_frame()["restarts"][1] == 1 and train.state == "ready", 60)

@@ -187,6 +187,6 @@ def cancel_stage(sc: Any, stage: int, reason: str) -> None:
 
 
 def cancel_group(sc: Any, group: str) -> None:
-    """Cancel the present and future jobs of a group."""
+    """Cancel the current and future jobs of a group."""
     with private_name("SparkContext.cancelJobGroupAndFutureJobs"):
         sc._jsc.sc().cancelJobGroupAndFutureJobs(group)

@@ -129,7 +129,7 @@ class TaskSupervisor:
         self.connections.release()
 
     async def restart(self, settings: Mapping[str, Any]) -> None:
-        """Start a new process on the same port, also after the task has failed.
+        """Start a new process on the same port, even after the task has failed.
 
         When this returns, the state of the task is restarting.
         """

@@ -204,7 +204,7 @@ class Session:
         with contextlib.suppress(TfdError):
             if not cluster.has_coordinator:
                 return
-            coordinator = cluster.present_coordinator()
+            coordinator = cluster.current_coordinator()
             feed = self._columns.get(name)
             if feed is None or feed.store is not coordinator.store:
                 feed = ColumnFeed(coordinator.store, lambda: bool(coordinator.paused))
@@ -262,7 +262,7 @@ class ControllerPresence:
         for name in frozenset().union(*viewed) & running.keys():
             with contextlib.suppress(TfdError):
                 if running[name].has_coordinator:
-                    present[name] = running[name].present_coordinator()
+                    present[name] = running[name].current_coordinator()
         for name, (coordinator, control) in list(self._open.items()):
             if present.get(name) is not coordinator:
                 del self._open[name]

@@ -59,7 +59,7 @@ class Cluster:
     The tasks form a tf.data service, a parameter server training, or both.
 
     The same call again returns the running cluster, so a cell can be run repeatedly. A cluster
-    ends by `stop`, at the end of its ``with`` block, at its time limit or when its kernel exits.
+    ends with `stop`, at the end of its ``with`` block, at its time limit or when its kernel exits.
     Rebinding the variable does not end it. After `detach`, it outlives the block and the kernel.
 
     Parameters
@@ -371,9 +371,9 @@ class Cluster:
         """True if the cluster has a coordinator that is not stopped."""
         return self._training.has_coordinator
 
-    @_documented_by(ParameterServerTraining.present_coordinator)
-    def present_coordinator(self) -> Coordinator:
-        return self._training.present_coordinator()
+    @_documented_by(ParameterServerTraining.current_coordinator)
+    def current_coordinator(self) -> Coordinator:
+        return self._training.current_coordinator()
 
     # Reports
 

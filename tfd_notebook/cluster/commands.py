@@ -153,7 +153,7 @@ def _snapshot(request: Request) -> Any:
     hold = _number(request, "hold", 0, least=0, most=3600)
     if hold and cluster.has_coordinator:
         with contextlib.suppress(errors.TfdError):
-            cluster.present_coordinator().control_for(hold)
+            cluster.current_coordinator().control_for(hold)
     snapshot = cluster.snapshot()
     return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
 
@@ -213,7 +213,7 @@ def _interrupt(request: Request) -> Any:
 
 
 def _pause(request: Request) -> Any:
-    coordinator = cluster_of(request).present_coordinator()
+    coordinator = cluster_of(request).current_coordinator()
     # The client that paused can resume, so `join` must not raise PausedError until then.
     coordinator.control_for(float("inf"))
     coordinator.pause(f"from {_name(request, 'source', 'a terminal')}")
@@ -221,13 +221,13 @@ def _pause(request: Request) -> Any:
 
 
 def _resume(request: Request) -> Any:
-    coordinator = cluster_of(request).present_coordinator()
+    coordinator = cluster_of(request).current_coordinator()
     coordinator.resume()
     return coordinator.values.counts()
 
 
 def _step(request: Request) -> Any:
-    coordinator = cluster_of(request).present_coordinator()
+    coordinator = cluster_of(request).current_coordinator()
     count = _number(request, "count", 1, least=1, most=2**31)
     wait = 0.0 if request.get("wait") is False else _STEP_SECONDS
     ended = coordinator.step(count, timeout=wait)
@@ -235,25 +235,25 @@ def _step(request: Request) -> Any:
 
 
 def _cancel(request: Request) -> Any:
-    return cluster_of(request).present_coordinator().cancel(_closure_id(request))
+    return cluster_of(request).current_coordinator().cancel(_closure_id(request))
 
 
 def _break_on(request: Request) -> Any:
     """Set or clear the breakpoint on failures and keep the other breakpoints."""
-    coordinator = cluster_of(request).present_coordinator()
+    coordinator = cluster_of(request).current_coordinator()
     _, workers, functions = coordinator.breakpoints
     coordinator.break_on(_boolean(request, "failure"), workers, functions)
 
 
 def _hold(request: Request) -> Any:
-    coordinator = cluster_of(request).present_coordinator()
+    coordinator = cluster_of(request).current_coordinator()
     worker = _number(request, "worker", -1, least=0, most=100_000)
     (coordinator.pause_worker if _boolean(request, "held") else coordinator.resume_worker)(worker)
     return list(coordinator.paused_workers)
 
 
 def _value(request: Request) -> Any:
-    return cluster_of(request).present_coordinator().values.record(_closure_id(request))
+    return cluster_of(request).current_coordinator().values.record(_closure_id(request))
 
 
 COMMANDS: dict[str, Callable[[Request], Any]] = {

@@ -224,7 +224,7 @@ class ClusterDataService:
     def install_functions(
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
     ) -> None:
-        """Send Python functions to every present and future data worker."""
+        """Send Python functions to every current and future data worker."""
         unused = self._functions.unused(len(blob))
         try:
             self._task_manager.install(functions, blob, unused)

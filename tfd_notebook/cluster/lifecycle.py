@@ -160,7 +160,7 @@ class Lifecycle:
         self._consumers.wait_idle(timeout)
         if self._training.has_coordinator:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._training.present_coordinator().join(left)
+            self._training.current_coordinator().join(left)
         return True
 
     def scale(self, data_workers: int | None, workers: int | None, ps: int | None) -> None:

@@ -273,7 +273,7 @@ class TaskManager:
             self.task_host.serve_errors(lost)
 
     def install(self, tokens: Iterable[str], blob: bytes, removed: Iterable[str]) -> None:
-        """Send functions to present and future data workers. Remove those in `removed`."""
+        """Send functions to current and future data workers. Remove those in `removed`."""
         self.task_host.install(blob, list(tokens), list(removed))
 
     def log(self, task: str, lines: int) -> str:

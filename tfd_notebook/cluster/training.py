@@ -92,7 +92,7 @@ class ParameterServerTraining:
         Returns
         -------
         tf.distribute.ParameterServerStrategy
-            Its coordinator is a `tfd_notebook.Coordinator`, also when Keras uses it.
+            Its coordinator is a `tfd_notebook.Coordinator`, even when Keras uses it.
 
         Raises
         ------
@@ -400,7 +400,7 @@ class ParameterServerTraining:
         coordinator = self._coordinator  # another thread may stop it
         return coordinator is not None and not coordinator.stopped
 
-    def present_coordinator(self) -> Coordinator:
+    def current_coordinator(self) -> Coordinator:
         """Return the existing coordinator. Unlike `coordinator`, never create one.
 
         Raises

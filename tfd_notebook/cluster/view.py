@@ -69,7 +69,7 @@ class ClusterView(Protocol):
     @property
     def has_coordinator(self) -> bool: ...
 
-    def present_coordinator(self) -> CoordinatorView:
+    def current_coordinator(self) -> CoordinatorView:
         """Return the coordinator, or raise StateError if the cluster has none."""
 
     def snapshot(self) -> Snapshot: ...

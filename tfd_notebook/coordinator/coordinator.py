@@ -103,7 +103,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self._bound_cluster: object = None
         self._metrics = CoordinatorMetrics(self._store)
         #: Whether every transition is recorded. Otherwise only those visible in RemoteValues are.
-        self.full = fallback.recognised()
+        self.full = fallback.recognized()
         queue = closure_queue.WatchedQueue(self._store, error_hints.explain) if self.full else None
         self._queue = queue
         self.build: Callable[[Coordinator], Any] | None = None

@@ -43,8 +43,8 @@ _GAP_SECONDS = 0.5
 _LONGER_FACTOR = 1.5
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _NO_FREE_CORES = (
-    "all cores of this machine are in use, so more workers on it would not help: add workers on "
-    "other machines"
+    "all cores of this host are in use, so more workers on it would not help: add workers on "
+    "other hosts"
 )
 #: The latest measurements of the tasks while closures ran.
 _tasks_while_running: weakref.WeakKeyDictionary[Store, Sequence[TaskRow]] = (

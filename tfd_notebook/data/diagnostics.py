@@ -61,7 +61,7 @@ EMBEDDED = kind(
 ENDLESS = kind(
     "TFD823",
     "info",
-    "endless dataset",
+    "infinite dataset",
     "a loop over it does not end, and model.fit needs the length of an epoch",
 )
 PACKED = kind(
@@ -245,11 +245,11 @@ def embedded(path: InspectedDataset) -> Iterator[Finding]:
 
 
 @check("dataset")
-def endless(path: InspectedDataset) -> Iterator[Finding]:
+def infinite(path: InspectedDataset) -> Iterator[Finding]:
     """Detect an infinite dataset."""
     import tensorflow as tf
 
-    if path.use is not None and path.use.delivery.endless:
+    if path.use is not None and path.use.delivery.infinite:
         return
     infinite = tf.data.INFINITE_CARDINALITY
     ends = any(stage.kind in ("Take", "TakeWhile") for stage in path.last.walk())
@@ -271,7 +271,7 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
     import tensorflow as tf
 
     host, use = path.host, path.use
-    if host is None or use is None or path.origin is None or use.delivery.endless:
+    if host is None or use is None or path.origin is None or use.delivery.infinite:
         return
     mode = use.delivery.mode
     hinted = path.examined is not None and path.examined.has_shard_hint

@@ -42,7 +42,7 @@ SHARED_GPU = kind(
 LATE_ENVIRONMENT = kind(
     "TFD832",
     "warning",
-    "environment that came too late for the tasks",
+    "environment variables set too late for the tasks",
     "tasks keep the environment from the start of their cluster",
 )
 STALE_MODULES = kind(
@@ -60,7 +60,7 @@ KERAS_3 = kind(
 OPEN_TASKS = kind(
     "TFD852",
     "warning",
-    "tasks open to others",
+    "tasks open to other hosts",
     "any client that reaches such a port can run graphs, which read and write files",
 )
 FREQUENT_RESTARTS = kind(
@@ -70,7 +70,7 @@ FREQUENT_RESTARTS = kind(
     "each one loses or delays work in progress, and the cause persists",
 )
 FAILED_TASK = kind(
-    "TFD854", "error", "task that does not work", "the work of this task is not done"
+    "TFD854", "error", "failed, lost or hung task", "its share of the work is missing"
 )
 
 

@@ -128,12 +128,12 @@ class TaskHost(ABC):
         *,
         timeout: float = 60.0,
     ) -> None:
-        """Install Python functions in present and future data workers.
+        """Install Python functions in current and future data workers.
 
         Parameters
         ----------
         functions : bytes
-            The functions, as `tfd_notebook.data.service.py_functions` serialises them.
+            The functions, as `tfd_notebook.data.service.py_functions` serializes them.
         tokens : sequence of str
             The tokens of these functions.
         removed : sequence of str

@@ -55,7 +55,7 @@ class Limit:
     advice : str
         Suggested change. Empty if no change is needed.
     expected_gain : float, optional
-        Expected throughput after the change, relative to the present one. None if unknown.
+        Expected throughput after the change, relative to the current one. None if unknown.
     service : str
         Whether a tf.data service would help here. Empty if that was not examined.
 
@@ -201,7 +201,7 @@ def compare(before: Limit, after: Limit) -> Comparison:
     ----------
     before, after : Limit
         From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``. For a stream or a
-        cluster, its present limit is used.
+        cluster, its current limit is used.
     """
     limits = [_limit_of(before), _limit_of(after)]
     rates = [limit.figures.get(_unit(*limits), 0.0) for limit in limits]

@@ -76,7 +76,7 @@ class TaskRow:
     from the task's port since the task's process started. ``bytes_per_s`` is its rate over the last
     seconds, and ``rates`` has one rate per measurement in that time, latest last. ``working`` is
     the share of that time in which a data worker was busy. ``gpu`` lists each GPU that the task
-    can use with its index, utilisation and used memory, summed over all processes.
+    can use with its index, utilization and used memory, summed over all processes.
     """
 
     task: str
@@ -129,7 +129,7 @@ class GpuRow:
 
     @property
     def words(self) -> str:
-        """Index, utilisation and memory, such as ``0: 35 %, 2.1 of 80 GB`` (GB: 10**9 bytes)."""
+        """Index, utilization and memory, such as ``0: 35 %, 2.1 of 80 GB`` (GB: 10**9 bytes)."""
         parts = [] if self.use_percent is None else [f"{self.use_percent:.0f} %"]
         if self.used_mb is not None and self.memory_mb is not None:
             parts.append(f"{self.used_mb / 1e3:.1f} of {self.memory_mb / 1e3:.0f} GB")
@@ -156,7 +156,7 @@ class StreamRow:
     error : str
         The error that ended it. Empty without one.
     limit : str
-        Its present bottleneck, in words. Empty while unknown.
+        Its current bottleneck, in words. Empty while unknown.
     epoch : str
         Deviation of the last complete epoch from the dataset. Empty without one.
     job : str
@@ -235,7 +235,7 @@ class CoordinatorRow:
     ps_bytes : mapping of str to int
         Bytes of the variables on each parameter server.
     limit : str
-        Its present bottleneck, in words.
+        Its current bottleneck, in words.
     held : tuple of int
         Workers that get no closures, whether or not the coordinator is paused.
     break_on_failure : bool

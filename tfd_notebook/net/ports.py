@@ -2,7 +2,7 @@
 
 TensorFlow's servers listen on all interfaces, share a port with any server of the same user that
 requests it, and report errors poorly. This module works on the file descriptors of the process. The
-functions document their behaviour on systems other than Linux.
+functions document their behavior on systems other than Linux.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class RemoteCluster:
             )
         return RemoteCoordinator(self)
 
-    def present_coordinator(self) -> RemoteCoordinator:
+    def current_coordinator(self) -> RemoteCoordinator:
         """Return `coordinator`."""
         return self.coordinator
 

@@ -11,11 +11,11 @@ from typing import Any, cast
 from tfd_notebook.errors import RemoteError
 from tfd_notebook.net import validation
 
-#: Control sequences for colours.
+#: Control sequences for colors.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: MIME types that a page does not execute.
 _PLAIN_TYPES = ("text/plain", "image/png", "image/jpeg")
-#: Control sequences that could change a terminal, except colours, \r, \t and \n.
+#: Control sequences that could change a terminal, except colors, \r, \t and \n.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 

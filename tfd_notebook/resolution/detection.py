@@ -186,8 +186,8 @@ def _ray(options: dict[str, Any]) -> RuleOutcome:
     if ray is None:
         return _no("RAY_ADDRESS is not set, and ray is not imported")
     if not ray.is_initialized():
-        return _partial("ray is imported, but not initialised")
-    return RuleOutcome("fired", "ray is initialised", "", suggestions.RAY)
+        return _partial("ray is imported, but not initialized")
+    return RuleOutcome("fired", "ray is initialized", "", suggestions.RAY)
 
 
 def _jupyter(options: dict[str, Any]) -> RuleOutcome:

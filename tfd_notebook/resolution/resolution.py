@@ -138,7 +138,7 @@ class Resolution:
         return self._snapshot
 
     def cluster_spec(self) -> Any:
-        """Return the present ``tf.train.ClusterSpec``.
+        """Return the current ``tf.train.ClusterSpec``.
 
         Raises
         ------
@@ -225,7 +225,7 @@ class Resolution:
     def watch(
         self, seconds: float | None = None, every: float = 1.0
     ) -> Iterator[ResolutionSnapshot]:
-        """Yield the present snapshot, and then a snapshot after each change.
+        """Yield the current snapshot, and then a snapshot after each change.
 
         If the tasks cannot be listed, ``trouble`` has the error, and ``tasks`` those of the
         previous time.

@@ -43,7 +43,7 @@ UNREADABLE = kind(
 LATE = kind(
     "TFD804",
     "warning",
-    "TF_CONFIG that came too late",
+    "TF_CONFIG set too late",
     "TensorFlow has set up its devices for this process alone, and strategies of several hosts "
     "must be created before that",
 )

@@ -194,7 +194,7 @@ def loadTFRecords(
 def toTFExample(
     dtypes: Iterable[tuple[str, str]],
 ) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
-    """Return a function for ``rdd.mapPartitions`` that serialises rows as ``tf.train.Example``.
+    """Return a function for ``rdd.mapPartitions`` that serializes rows as ``tf.train.Example``.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def toTFExample(
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield a ``pyspark.sql.Row`` for each serialised ``tf.train.Example``, columns sorted by name.
+    """Yield a ``pyspark.sql.Row`` for each serialized ``tf.train.Example``, columns sorted by name.
 
     Parameters
     ----------
@@ -235,10 +235,10 @@ def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> I
     from pyspark.sql import Row
 
     for number, item in enumerate(iter):
-        serialised = bytes(item[0] if isinstance(item, (tuple, list)) else item)
-        summaries = tfrecords.summarize_features(tf.train.Example.FromString(serialised))
+        serialized = bytes(item[0] if isinstance(item, (tuple, list)) else item)
+        summaries = tfrecords.summarize_features(tf.train.Example.FromString(serialized))
         columns = tfrecords.inferred_columns(summaries, binary_features)
-        values = tfrecords.decoder(columns)(serialised, f"record {number}")
+        values = tfrecords.decoder(columns)(serialized, f"record {number}")
         yield Row(**dict(zip((column.name for column in columns), values, strict=True)))
 
 
@@ -297,9 +297,9 @@ def _summarize_files(
 
     summaries: dict[str, tfrecords.FeatureSummary] = {}
     for file in files:
-        for number, serialised in _records(file):
+        for number, serialized in _records(file):
             try:
-                example = tf.train.Example.FromString(serialised)
+                example = tf.train.Example.FromString(serialized)
             except Exception as error:  # see `tfrecords._parse`
                 raise DataError(
                     f"record {number} of {file} is not a valid tf.train.Example: {error}"
@@ -327,8 +327,8 @@ def _read(
     rows: list[list[Any]] = []
     for files in batches:
         for file in files.column(0).to_pylist():
-            for number, serialised in _records(file):
-                rows.append(decode(serialised, f"record {number} of {file}"))
+            for number, serialized in _records(file):
+                rows.append(decode(serialized, f"record {number} of {file}"))
                 if len(rows) == _BATCH_ROWS:
                     yield batch(rows)
                     rows = []
@@ -342,8 +342,8 @@ def _records(file: str) -> Iterator[tuple[int, bytes]]:
     kind = "GZIP" if file.endswith(".gz") else None
     number = 0
     try:
-        for serialised in tf.data.TFRecordDataset(file, kind).as_numpy_iterator():
-            yield number, serialised
+        for serialized in tf.data.TFRecordDataset(file, kind).as_numpy_iterator():
+            yield number, serialized
             number += 1
     except tf.errors.DataLossError as error:
         raise DataError(

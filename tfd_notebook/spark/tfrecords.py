@@ -98,7 +98,7 @@ def columns_of(dtypes: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
 
 
 def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
-    """Return a function that serialises a row as ``tf.train.Example``.
+    """Return a function that serializes a row as ``tf.train.Example``.
 
     A null is left out; an empty array becomes a feature with an empty list.
     """
@@ -129,14 +129,14 @@ def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
                     f"{column.type_name} that a feature can hold: {error}",
                     fix="an array's elements cannot be null; filter or fill them",
                 ) from None
-        serialised: bytes = record.SerializeToString()
-        return serialised
+        serialized: bytes = record.SerializeToString()
+        return serialized
 
     return encode
 
 
 def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
-    """Return a function that converts a serialised ``tf.train.Example`` to a row.
+    """Return a function that converts a serialized ``tf.train.Example`` to a row.
 
     Its arguments are the bytes and a description of the record's location, for errors.
     """
@@ -144,8 +144,8 @@ def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
 
     parse = tf.train.Example.FromString
 
-    def decode(serialised: bytes, where: str) -> list[Any]:
-        features = _parse(parse, serialised, where).features.feature
+    def decode(serialized: bytes, where: str) -> list[Any]:
+        features = _parse(parse, serialized, where).features.feature
         return [
             _value(features[column.name], column, where) if column.name in features else None
             for column in columns
@@ -154,9 +154,9 @@ def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
     return decode
 
 
-def _parse(parse: Callable[[bytes], Any], serialised: bytes, where: str) -> Any:
+def _parse(parse: Callable[[bytes], Any], serialized: bytes, where: str) -> Any:
     try:
-        return parse(bytes(serialised))
+        return parse(bytes(serialized))
     except Exception as error:  # the public name of protobuf's error depends on its version
         raise DataError(f"{where} is not a valid tf.train.Example: {error}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-#: One sign per state, so that colour is never the only difference. None has an emoji form.
+#: One sign per state, so that color is never the only difference. None has an emoji form.
 _SIGNS = {
     "new": "○",
     "planned": "○",

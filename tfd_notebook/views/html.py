@@ -17,7 +17,7 @@ from tfd_notebook.views.table import html_table
 def html(snapshot: Snapshot) -> str:
     """Return `snapshot` as one HTML element with its style sheet.
 
-    All text is escaped. Colours come from the theme of the page.
+    All text is escaped. Colors come from the theme of the page.
     """
     tasks, more_tasks = parts.task_rows(snapshot)
     streams, more_streams = parts.stream_rows(snapshot)

@@ -49,7 +49,7 @@ class Cell:
     ----------
     text : str
     tone : str
-        Colour of the cell in HTML: ``"good"``, ``"warn"``, ``"bad"`` or ``"quiet"``.
+        Color of the cell in HTML: ``"good"``, ``"warn"``, ``"bad"`` or ``"quiet"``.
     history : tuple of float
         Values of a sparkline that replaces the text.
     """
@@ -63,7 +63,7 @@ Row = Sequence[Cell]
 
 
 def state_cell(state: str) -> Cell:
-    """Return the cell of a state, with its sign, name and colour."""
+    """Return the cell of a state, with its sign, name and color."""
     return Cell(figures.signed(state), tone=figures.tone(state))
 
 

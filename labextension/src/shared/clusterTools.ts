@@ -1,7 +1,7 @@
 // The buttons that act on a whole cluster.
 
 import { CommandStatus } from './statusLine';
-import { button, enable, h, labelled, show } from './dom';
+import { button, enable, h, labeled, show } from './dom';
 import { findingCount, Findings, type IFinding } from './findings';
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
@@ -135,7 +135,7 @@ export class ClusterTools {
 
   private _count(role: string, field: string, label: string): ICount {
     const input = h('input', { type: 'number', min: 0, max: 1024, step: 1, required: true });
-    return { role, field, input, label: labelled(label, input), shown: -1 };
+    return { role, field, input, label: labeled(label, input), shown: -1 };
   }
 
   private async _doScale(): Promise<void> {

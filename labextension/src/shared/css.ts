@@ -85,7 +85,7 @@ body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
 }
 .tfd-live select option { color: initial; background: initial; }
 .tfd-live input[type='number'] { width: 5.5em; }
-.tfd-labelled { display: inline-flex; align-items: center; gap: 4px; min-width: 0; }
+.tfd-labeled { display: inline-flex; align-items: center; gap: 4px; min-width: 0; }
 .tfd-status-line { margin: 4px 0; overflow-wrap: anywhere; white-space: pre-line; }
 .tfd-confirm {
   display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; margin: 4px 0; padding: 4px 8px;

@@ -102,8 +102,8 @@ export function button(
 }
 
 /** Create a label for an input. */
-export function labelled(label: string, input: HTMLElement, title = ''): HTMLLabelElement {
-  return h('label', { class: 'tfd-labelled', title: title || null }, h('span', {}, label), input);
+export function labeled(label: string, input: HTMLElement, title = ''): HTMLLabelElement {
+  return h('label', { class: 'tfd-labeled', title: title || null }, h('span', {}, label), input);
 }
 
 /** A list with one element per key; elements of unchanged keys are reused. */

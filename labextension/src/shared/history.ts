@@ -94,7 +94,7 @@ export class History {
   }
 }
 
-/** Set a value, also for preceding seconds that a delayed timer skipped. */
+/** Set a value, including preceding seconds that a delayed timer skipped. */
 function setValue(series: Series, index: number, value: number | null): void {
   series[index] = value;
   let known = index - 1;

@@ -1,7 +1,7 @@
 // The log of one task, polled while the view is visible.
 
 import { problemText } from './statusLine';
-import { button, h, labelled, setText } from './dom';
+import { button, h, labeled, setText } from './dom';
 import type { Link } from './link';
 import { type ILogLine, LogLines } from './logLines';
 import { type IActions, View } from './view';
@@ -41,7 +41,7 @@ export class LogsView extends View {
       h(
         'div',
         { class: 'tfd-row' },
-        labelled('Find', this._search, 'Show only lines that contain this text'),
+        labeled('Find', this._search, 'Show only lines that contain this text'),
         button('Copy', 'Copy the loaded lines', () => void this._copy()),
         this._status
       ),

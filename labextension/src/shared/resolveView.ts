@@ -3,7 +3,7 @@
 import { announce } from './announce';
 import { problemText, StatusLine } from './statusLine';
 import { ensureStyle } from './css';
-import { button, enable, h, labelled, setBusy, setText, show } from './dom';
+import { button, enable, h, labeled, setBusy, setText, show } from './dom';
 import { brief, clean, plural, signed, formatInteger } from './figures';
 import { ResolvedTasks, type ITaskStatus, nameOf } from './resolvedTasks';
 import type { Link } from './link';
@@ -124,7 +124,7 @@ export class ResolveView implements IView {
       this._choice,
       this._options,
       this._resolve,
-      labelled('Watch', this._watch, 'Update every second')
+      labeled('Watch', this._watch, 'Update every second')
     );
     this._form.addEventListener('submit', event => {
       event.preventDefault();

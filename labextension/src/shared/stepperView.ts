@@ -2,7 +2,7 @@
 
 import { announce } from './announce';
 import { CommandStatus } from './statusLine';
-import { button, enable, h, KeyedList, labelled, setAttribute, setText, show } from './dom';
+import { button, enable, h, KeyedList, labeled, setAttribute, setText, show } from './dom';
 import { counted, plural, signed, tone } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster, type ICoordinator } from './protocol';
@@ -10,7 +10,7 @@ import { colors, type IColors, onTheme } from './theme';
 import { type IActions, linkProblem, View } from './view';
 
 const MAX_WORKERS = 64;
-/** Colour of each state in the bar. */
+/** Color of each state in the bar. */
 const STATE_COLORS: Record<string, (theme: IColors) => string> = {
   queued: theme => theme.quiet,
   dispatched: theme => theme.series[5],
@@ -69,11 +69,11 @@ export class StepperView extends View {
         this._pause,
         this._resume,
         this._step,
-        labelled('n', this._count),
+        labeled('n', this._count),
         this._steps,
         h(
           'label',
-          { class: 'tfd-labelled', title: 'Pause when a closure fails' },
+          { class: 'tfd-labeled', title: 'Pause when a closure fails' },
           this._break,
           h('span', {}, 'Break on failure')
         )

@@ -1,4 +1,4 @@
-// Theme colours for canvases, and notification of theme changes.
+// Theme colors for canvases, and notification of theme changes.
 
 export interface IColors {
   dark: boolean;
@@ -11,7 +11,7 @@ export interface IColors {
   good: string;
   warn: string;
   bad: string;
-  /** Distinguishable colours with contrast to the background. */
+  /** Distinguishable colors with contrast to the background. */
   series: readonly string[];
   font: string;
 }
@@ -44,7 +44,7 @@ const THEME_ATTRIBUTES = [
   'data-vscode-theme-kind'
 ];
 
-/** Return the colours at `node`, which must be within an element of class `tfd-live`. */
+/** Return the colors at `node`, which must be within an element of class `tfd-live`. */
 export function colors(node: Element): IColors {
   const style = getComputedStyle(node);
   const read = (name: string, fallback: string) =>
@@ -66,7 +66,7 @@ export function colors(node: Element): IColors {
   };
 }
 
-/** Return true if a computed colour, `rgb(…)` or `color(srgb …)`, is light. */
+/** Return true if a computed color, `rgb(…)` or `color(srgb …)`, is light. */
 function isLight(color: string): boolean {
   const parts = (color.match(/[\d.]+/g) ?? ['0', '0', '0']).slice(0, 3).map(Number);
   const scale = color.startsWith('rgb') ? 255 : 1;

@@ -1,4 +1,4 @@
-// The grid of closures: a data model over the index, and a DataGrid in the colours of the theme.
+// The grid of closures: a data model over the index, and a DataGrid in the colors of the theme.
 
 import {
   BasicKeyHandler,

@@ -1,7 +1,7 @@
 // The closures of a coordinator in a sortable, filterable grid with details.
 
 import { ClosureIndex, type IFilter, type SortColumn } from './closureIndex';
-import { button, h, labelled, setText, show } from './dom';
+import { button, h, labeled, setText, show } from './dom';
 import { counted, formatInteger } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster } from './protocol';
@@ -65,10 +65,10 @@ export class ValuesView extends View {
       h(
         'div',
         { class: 'tfd-row' },
-        labelled('State', this._state),
-        labelled('Worker', this._worker),
-        labelled('Function', this._function),
-        labelled('Sort by', this._sort),
+        labeled('State', this._state),
+        labeled('Worker', this._worker),
+        labeled('Function', this._function),
+        labeled('Sort by', this._sort),
         this._direction,
         this._summary
       ),

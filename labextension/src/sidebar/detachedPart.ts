@@ -5,7 +5,7 @@ import {
   button,
   h,
   KeyedList,
-  labelled,
+  labeled,
   setAttribute,
   setTruncatedText,
   setText,
@@ -113,7 +113,7 @@ class Row {
       { class: 'tfd-row tfd-tools' },
       this._attach,
       stop,
-      h('span', { class: 'tfd-row' }, labelled('hours', this._hours), renew)
+      h('span', { class: 'tfd-row' }, labeled('hours', this._hours), renew)
     );
     this.node = h(
       'div',

@@ -282,7 +282,7 @@ export class KernelClient implements IDisposable, ITransport {
   }
 
   /**
-   * Send a request on the control channel, which replies also while a cell runs.
+   * Send a request on the control channel, which replies even while a cell runs.
    *
    * Return null if the request was superseded.
    */

@@ -128,7 +128,7 @@ test('a cluster can be attached, renewed and stopped', async () => {
   expect(part.node.hidden).toBe(true);
 });
 
-test('clusters of one name are labelled with their agents', async () => {
+test('clusters of one name are labeled with their agents', async () => {
   clusters = [clusterOf('same', 3, 11), clusterOf('same', 4, 12), clusterOf('left', 5, 12)];
   detached.watch(true);
   await settle();

@@ -105,7 +105,7 @@ def enough_after(number: int, action: Callable[[], object], recovered: Callable[
     """Return an `on_batch` that calls `action` after batch `number`.
 
     The read ends 30 batches after `recovered` returns True. Until then it is slow, because an
-    endless read uses a core.
+    infinite read uses a core.
     """
     last: list[int] = []
 

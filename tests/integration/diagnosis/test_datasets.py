@@ -98,10 +98,10 @@ def test_proxy_set_after_the_start_is_found(
     assert read(Range(3).apply(cluster.distribute("off"))) == [0, 1, 2]
 
 
-def test_too_large_data_is_found_without_serialising_it(
+def test_too_large_data_is_found_without_serializing_it(
     cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sizes of the tensors are added, as TensorFlow serialises gigabytes for minutes."""
+    """The sizes of the tensors are added, as TensorFlow serializes gigabytes for minutes."""
     serialized: list[Any] = []
     serialize = graph.serialized
 

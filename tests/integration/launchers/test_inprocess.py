@@ -115,7 +115,7 @@ def test_worker_restarts_during_a_read(cluster: tfd.Cluster) -> None:
 
 @pytest.mark.parametrize("again", ["restart", "scale"])
 def test_next_epoch_is_complete_after_a_worker_was_replaced(again: str) -> None:
-    """TensorFlow's finaliser of the old server would unregister the new one."""
+    """TensorFlow's finalizer of the old server would unregister the new one."""
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="back") as cluster:
         dataset = batches().apply(cluster.distribute("off"))
         expected = [list(range(start, start + 5)) for start in range(0, 60, 5)]

@@ -246,7 +246,7 @@ def test_ports_of_a_data_service_refuse_other_hosts(other_host: OtherHost, kind:
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         cluster.restart("data_worker:0")
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
-        if kind == "local":  # also after a restart
+        if kind == "local":  # even after a restart
             before = cluster.kill("data_worker:0")
             deadline = time.monotonic() + 20
             while (row := cluster.snapshot().task("data_worker:0")).pid in (None, before) or (

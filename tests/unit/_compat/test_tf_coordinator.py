@@ -254,7 +254,7 @@ def test_executor_can_be_replaced_by_a_silent_one() -> None:
 
 
 def test_installed_coordinator_is_supported() -> None:
-    assert fallback.recognised(), (VERSION, fallback.fingerprint())
+    assert fallback.recognized(), (VERSION, fallback.fingerprint())
 
 
 def test_python_functions_have_a_registry_of_tokens() -> None:

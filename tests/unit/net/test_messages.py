@@ -365,7 +365,7 @@ def test_agent_must_not_report_other_tasks(change: dict[str, Any]) -> None:
     assert [type(event) for event in events] == [TasksLost]
 
 
-def test_resynchronised_agent_must_not_report_other_tasks() -> None:
+def test_resynchronized_agent_must_not_report_other_tasks() -> None:
     client, events, _ = client_with_tasks(packed("worker:0"))
     client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**EVENTS[6], "full": False}))

@@ -44,7 +44,7 @@ def test_plain_output_has_text_and_images_only(kind: str) -> None:
     assert captured.outputs[0].data == RICH
 
 
-def test_plain_text_keeps_colours_and_drops_control_codes(
+def test_plain_text_keeps_colors_and_drops_control_codes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = "\x1b[31mred\x1b[0m\r\n\x1b]0;title\x07\x1b[2J"

@@ -179,7 +179,7 @@ def test_tasks_with_problems_come_first() -> None:
     assert lines[first + 2].startswith("data_worker:998")
 
 
-def test_html_uses_the_colours_of_the_theme() -> None:
+def test_html_uses_the_colors_of_the_theme() -> None:
     page = views.html(BUSY)
     assert "background" not in page.replace("{background:none}", "")
     for rule in re.findall(r"[^-]color:([^;}]+)", page):

@@ -28,7 +28,7 @@ _stopping: list[threading.Thread] = []
 
 
 def connection() -> Any:
-    """Return an object that identifies the present connection. Each connection has its own."""
+    """Return an object that identifies the current connection. Each connection has its own."""
     return context.get_server_def()
 
 
@@ -209,7 +209,7 @@ def await_stopped(seconds: float) -> bool:
 def resize(coordinator: Any, workers: Sequence[str]) -> None:
     """Replace the workers of a coordinator's cluster by the workers at these addresses.
 
-    New workers get closures at once. Threads of removed workers end after their present closure.
+    New workers get closures at once. Threads of removed workers end after their current closure.
     Existing per-worker values have no part for the new workers.
     """
     cluster = cluster_of(coordinator)
@@ -244,7 +244,7 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
 
 
 def _retire(cluster: Any, workers: Sequence[Any]) -> None:
-    """Remove the last `workers` of a cluster. They end after their present closure."""
+    """Remove the last `workers` of a cluster. They end after their current closure."""
     for worker in workers:
         if hasattr(cluster.closure_queue, "retire"):
             cluster.closure_queue.retire(worker.worker_index)

@@ -6,7 +6,7 @@ import sys
 
 
 def runs_alone() -> bool:
-    """Return True if TensorFlow initialised its devices without any other task.
+    """Return True if TensorFlow initialized its devices without any other task.
 
     The result stays true until a strategy connects. TensorFlow can reject that connection.
     """

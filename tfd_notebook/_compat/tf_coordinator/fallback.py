@@ -96,6 +96,6 @@ def fingerprint() -> str:
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()
 
 
-def recognised() -> bool:
+def recognized() -> bool:
     """Return True if this TensorFlow's coordinator is supported and has all private names."""
     return not closures.missing and fingerprint() in KNOWN

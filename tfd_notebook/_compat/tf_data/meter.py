@@ -100,7 +100,7 @@ class IteratorMetrics:
         self._progress = (0, time.perf_counter())
 
     def read(self) -> MetricTotals:
-        """Return the totals up to now, including the present wait."""
+        """Return the totals up to now, including the current wait."""
         reading = MetricTotals(self.elements, self.bytes, self.waited)
         if (clock := self.clock) is not None:
             reading = reading.plus(clock.read())
@@ -119,7 +119,7 @@ class IteratorMetrics:
         return reading
 
     def waiting_since(self) -> float | None:
-        """Return the start of the consumer's present wait (`time.perf_counter`), or None."""
+        """Return the start of the consumer's current wait (`time.perf_counter`), or None."""
         clock = self.clock
         return self._waiting_since(self.elements + (clock.read().elements if clock else 0))
 

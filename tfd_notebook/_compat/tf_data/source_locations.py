@@ -1,4 +1,4 @@
-"""Records the line of the user's code that creates each dataset, also for eager datasets."""
+"""Records the line of the user's code that creates each dataset, even for eager datasets."""
 
 from __future__ import annotations
 

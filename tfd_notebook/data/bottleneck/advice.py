@@ -91,7 +91,7 @@ def more_workers(
     Parameters
     ----------
     workers : int
-        The present number of data workers.
+        The current number of data workers.
     delivery : Delivery, optional
         Parameters of the dataset.
     saturated : bool

@@ -59,7 +59,7 @@ def forecast(
     ----------
     counts : iterable of int
     workers : int
-        Present number of data workers, at least 1.
+        Current number of data workers, at least 1.
     rates : sequence of float
         Elements per second in the last seconds, one value each.
     wait_fraction : float
@@ -69,7 +69,7 @@ def forecast(
     cores : int, optional
         Cores shared by workers and consumer. None if new workers run on additional hosts.
     behind : bool
-        Whether the present bottleneck is after the workers. Default false.
+        Whether the current bottleneck is after the workers. Default false.
     useful : callable
         Returns how many of a number of workers can work at the same time. Default: all.
     """

@@ -89,7 +89,7 @@ class Delivery:
     mode : str
         One of `tfd_notebook.net.tf_messages.SHARDING_POLICIES`.
     job_name : str, optional
-    endless : bool
+    infinite : bool
         Whether the read mode needs an infinite dataset.
     splits : Splits, optional
         Splits that the dispatcher assigns under dynamic sharding. None if unknown.
@@ -99,7 +99,7 @@ class Delivery:
     cardinality: int
     mode: str
     job_name: str | None
-    endless: bool = False
+    infinite: bool = False
     splits: Splits | None = None
 
     def can_use(self, workers: int) -> int:

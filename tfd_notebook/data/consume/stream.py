@@ -149,7 +149,7 @@ class Stream:
 
     @property
     def limit(self) -> Limit:
-        """The present bottleneck, over the last seconds. ``none`` while unknown."""
+        """The current bottleneck, over the last seconds. ``none`` while unknown."""
         return self.live.limit
 
     @property

@@ -302,7 +302,7 @@ class _Explanation:
         smaller = max(1, size // 10)
         text = (
             f"shuffle file names or indices instead of finished examples, or use a buffer of "
-            f"{smaller:,}: the present one reads {size:,} elements before it returns the first"
+            f"{smaller:,}: the current one reads {size:,} elements before it returns the first"
         )
         try:
             changed = experiments.smaller_buffer(self._dataset, stage, smaller)
@@ -324,8 +324,8 @@ class _Explanation:
         gain = min(
             float(cores), cores / max(self._measurement.cpu, self._busy, 1.0), self._max_gain
         )
-        if gain < _MIN_GAIN:  # other processes use the cores, or the machine has only one
-            return f"{advice.PYTHON}. This machine has no free core for data workers", None
+        if gain < _MIN_GAIN:  # other processes use the cores, or the host has only one
+            return f"{advice.PYTHON}. This host has no free core for data workers", None
         return f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})", gain
 
     def _advise_device_copy(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
@@ -413,18 +413,18 @@ class _Explanation:
             if faster >= _MIN_GAIN:
                 return f"not worth it here. Without it, this pipeline runs {faster:.1f}x faster"
             if faster > 1 / _MIN_GAIN:
-                return "no gain with the present number of data workers"
+                return "no gain with the current number of data workers"
             return f"it makes the pipeline {1 / faster:.1f}x faster"
         if kind == "python":
             return (
-                "it would help, also on this machine"
+                "it would help, even on this host"
                 if self._cores > 1
                 else "it would help, with data workers on other hosts"
             )
         if kind in ("consumer", "none", "device_copy"):
             return "it would only add overhead"
         if kind == "source":
-            return "on this machine, it would not help"
+            return "on this host, it would not help"
         if kind == "stage":
             return (
                 "it would only help with data workers on other hosts"

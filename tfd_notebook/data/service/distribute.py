@@ -137,7 +137,7 @@ def distribute(
 
         pipeline = validation.prepare(host, dataset, reading.mode, permanent=permanent)
         cardinality = int(dataset.cardinality())
-        validation.check_endless(reading, cardinality)
+        validation.check_infinite(reading, cardinality)
         read = through_service(dataset)
         key = graph.service_id(read)
         if (
@@ -154,9 +154,9 @@ def distribute(
         compressed = compression_of(compression, host.service_on_this_host) is not None
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
-        endless = reading.needs_infinite is not None
+        infinite = reading.needs_infinite is not None
         splits = splits_of(dataset)
-        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless, splits)
+        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, infinite, splits)
         read._tfd_service = ServiceReadOptions(
             delivery, dataset, compressed, distribute_again, lambda: before.joined
         )

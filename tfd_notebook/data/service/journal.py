@@ -169,7 +169,7 @@ class Journal:
         self._state = JournalState()
 
     def read(self) -> JournalState:
-        """Return the present state.
+        """Return the current state.
 
         An incomplete record at the end is left for the next call.
 

@@ -55,7 +55,7 @@ class TaskEnvironment:
 
     @classmethod
     def now(cls) -> TaskEnvironment:
-        """Return the present values of this process."""
+        """Return the current values of this process."""
         return cls(os.getcwd(), dict(os.environ))
 
 
@@ -105,7 +105,7 @@ class DataServiceProtocol(Protocol):
 
     @property
     def limit(self) -> Limit:
-        """The present bottleneck of the consumer that reads now."""
+        """The current bottleneck of the consumer that reads now."""
 
     def data_workers(self) -> tuple[TaskRow, ...]:
         """Return the data workers that have not ended, by index."""
@@ -116,9 +116,9 @@ class DataServiceProtocol(Protocol):
     def install_functions(
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
     ) -> None:
-        """Send the Python functions in `blob` to every present and future data worker.
+        """Send the Python functions in `blob` to every current and future data worker.
 
-        Returns when all present workers have loaded them.
+        Returns when all current workers have loaded them.
 
         Parameters
         ----------

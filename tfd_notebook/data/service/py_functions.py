@@ -1,4 +1,4 @@
-"""Serialisation of the Python functions of a pipeline for the data workers.
+"""Serialization of the Python functions of a pipeline for the data workers.
 
 A dataset's graph identifies its Python functions by tokens. `pack` pickles the functions in the
 process that defines the dataset, and `install` registers them in a data worker.

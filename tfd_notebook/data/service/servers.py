@@ -37,7 +37,7 @@ _PROBE_SECONDS = 5.0
 
 
 class _Running:
-    """Resources of a server. Separate from the server, so that its finaliser can release them."""
+    """Resources of a server. Separate from the server, so that its finalizer can release them."""
 
     def __init__(self, holder: socket.socket) -> None:
         self.holder = holder
@@ -65,7 +65,7 @@ class _Running:
         server, self.server = self.server, None
         if server is not None:
             servers.stop(server)
-        # TensorFlow's finaliser of a worker unregisters its address. It must run before another
+        # TensorFlow's finalizer of a worker unregisters its address. It must run before another
         # server can use the port.
         del server
         self.holder.close()

@@ -192,7 +192,7 @@ def require_workers(host: DataServiceProtocol) -> int:
     return count
 
 
-def check_endless(reading: ReadOptions, cardinality: int) -> None:
+def check_infinite(reading: ReadOptions, cardinality: int) -> None:
     """Raise UsageError for a finite dataset if TensorFlow needs an infinite one."""
     if reading.needs_infinite and cardinality >= 0:
         raise UsageError(

@@ -78,7 +78,7 @@ def adapters() -> Mapping[str, SparkClusterAdapter]:
 
 
 def adapter_of(cluster: TFCluster) -> SparkClusterAdapter:
-    """Return the adapter of `cluster`, also after its end."""
+    """Return the adapter of `cluster`, even after its end."""
     adapter = adapters().get(cluster.name)
     if adapter is not None and adapter.cluster is cluster:
         return adapter
@@ -147,7 +147,7 @@ class SparkClusterAdapter:
     def interrupt(self) -> None:
         self.perform("interrupt")
 
-    def present_coordinator(self) -> NoReturn:
+    def current_coordinator(self) -> NoReturn:
         """Raise StateError: a coordinator of a cluster on Spark is not shown."""
         raise StateError(f"cluster {self.name!r} on Spark has no coordinator to control")
 

@@ -112,7 +112,7 @@ class ServiceFeed:
         num_epochs : int
             Number of passes over the rows. Default 1.
         feed_timeout : float
-            Seconds without progress until the feed fails, also before the first data worker
+            Seconds without progress until the feed fails, even before the first data worker
             begins. Default 600.
         wait : bool
             If true (default), wait; otherwise return a future.

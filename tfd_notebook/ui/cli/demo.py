@@ -63,7 +63,7 @@ def main(batches: int = 24) -> int:
 
 
 def crops(photographs: tuple[str, ...]) -> Any:
-    """Return an endless dataset of random crops and the index of the photograph they come from.
+    """Return an infinite dataset of random crops and the index of the photograph they come from.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def _train(cluster: Cluster, dataset: Any, batches: int) -> None:
 
 
 def _stream(cluster: Cluster, dataset: Any) -> None:
-    # With mode "off" each worker produces its own endless random crops.
+    # With mode "off" each worker produces its own infinite random crops.
     dataset = dataset.apply(cluster.distribute(processing_mode="off"))
     with cluster.stream(dataset, name="background").start() as stream:
         with _progress(cluster, "background"):

@@ -1,4 +1,4 @@
-"""Tab completion of the magics: subcommands, options, and names of present objects."""
+"""Tab completion of the magics: subcommands, options, and names of existing objects."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _unfinished() -> list[str]:
         str(record["id"])
         for cluster in lookup.coordinated().values()
         for state in ("running", "queued", "paused")
-        for record in cluster.present_coordinator().values.records(10, state)
+        for record in cluster.current_coordinator().values.records(10, state)
     ]
 
 

@@ -97,7 +97,7 @@ def pick_coordinator(name: str | None) -> CoordinatorView:
     StateError, UsageError, UnknownName
         As for `pick`. StateError also if the cluster has no coordinator.
     """
-    return pick_coordinated(name).present_coordinator()
+    return pick_coordinated(name).current_coordinator()
 
 
 def pick_task(words: Sequence[str], need_task: bool) -> tuple[ClusterView, str | None]:

@@ -123,7 +123,7 @@ def _join_args(parser: Parser) -> None:
 def _join(options: argparse.Namespace) -> Any:
     if options.background:
         own = lookup.pick_own(lookup.pick_coordinated(options.name).name)
-        return own.present_coordinator().join_in_background(options.timeout)
+        return own.current_coordinator().join_in_background(options.timeout)
     coordinator = lookup.pick_coordinator(options.name)
     coordinator.join(options.timeout)
     report(f"all closures ended: {views.counted(coordinator.values.counts()) or 'no closures'}")

@@ -76,7 +76,7 @@ class _WidgetView:
     view : str
         The name of the view.
     fallback : callable
-        Returns the present static fallback by MIME type.
+        Returns the current static fallback by MIME type.
     cluster : ClusterView, optional
     extra : callable, optional
         More commands for the `Session`.

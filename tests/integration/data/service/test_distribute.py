@@ -630,7 +630,7 @@ class TestFunctions:
         dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(gradient)
         assert values(through(outside, dataset, "dynamic")) == [2, 4]
 
-    def test_function_that_cannot_be_serialised_is_named(self, outside: Host, inside: Host) -> None:
+    def test_function_that_cannot_be_serialized_is_named(self, outside: Host, inside: Host) -> None:
         stack = contextlib.ExitStack()
         stack.push(sys.stdout)
 
@@ -643,7 +643,7 @@ class TestFunctions:
         assert values(through(inside, dataset, "dynamic")) == [0, 1, 2, 3]
 
     def test_kernels_run_their_own_functions_only(self, outside: Host) -> None:
-        """TensorFlow counts the functions of each kernel from zero, also after a restart."""
+        """TensorFlow counts the functions of each kernel from zero, even after a restart."""
         kernels = [
             subprocess.Popen(
                 [sys.executable, "-c", KERNEL, factor, outside.service_target],

@@ -233,7 +233,7 @@ class TestTraced:
 
         assert int(total()) == 6 * 12 + 15
 
-    def test_function_that_cannot_be_serialised_is_refused(self, cluster: tfd.Cluster) -> None:
+    def test_function_that_cannot_be_serialized_is_refused(self, cluster: tfd.Cluster) -> None:
         lock = threading.Lock()
 
         def locked(v: Any) -> Any:

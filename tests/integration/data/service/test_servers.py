@@ -161,7 +161,7 @@ def test_requested_port_can_be_reused_after_stop() -> None:
 def test_replaced_worker_on_the_same_port_is_read_in_memory(
     dispatcher: tfd.Dispatcher,
 ) -> None:
-    """TensorFlow's finaliser of the old server would unregister the new one."""
+    """TensorFlow's finalizer of the old server would unregister the new one."""
     dataset = tf.data.Dataset.range(10).apply(
         service.distribute(
             service.ShardingPolicy.OFF, dispatcher.target, data_transfer_protocol="local"
@@ -197,7 +197,7 @@ def test_invalid_configs_are_refused() -> None:
 
 @pytest.mark.slow
 def test_unknown_protocol_does_not_crash_the_process() -> None:
-    """TensorFlow also raises an error, and crashes when it finalises the incomplete server."""
+    """TensorFlow also raises an error, and crashes when it finalizes the incomplete server."""
     code = (
         "import gc, tensorflow as tf, tfd_notebook as tfd\n"
         "from tensorflow.data.experimental import service\n"
