@@ -178,23 +178,36 @@ for reader in readers:
     reader.join(60)
 stream.stop()
 
-# The only reader runs operations between its elements.
-ended = threading.Event()
+# The only reader is rarely at its iterator: it computes between its elements.
+def run_operations():
+    element = tf.constant(0)
+    for _ in range(20):
+        element = element + 1
 
 
-def compute():
-    for element in numbers():
-        for _ in range(20):
-            element = element + 1
+@tf.function(autograph=False)
+def run_long_operation():
+    end = tf.timestamp() + 1.0
+    return tf.while_loop(lambda i: tf.timestamp() < end, lambda i: [i + 1], [tf.constant(0)])
+
+
+def read_slowly(compute, started, ended):
+    for _ in tf.data.Dataset.range(10**9):  # it delivers in less than 0.1 ms
+        started.set()
+        compute()
         if ended.is_set():
             return
 
 
-computing = threading.Thread(target=compute, daemon=True)
-computing.start()
-check_refusal()
-ended.set()
-computing.join(60)
+for compute in (run_operations, lambda: time.sleep(1.0), run_long_operation):
+    started, ended = threading.Event(), threading.Event()
+    reader = threading.Thread(target=read_slowly, args=(compute, started, ended), daemon=True)
+    reader.start()
+    assert started.wait(60)
+    check_refusal()
+    ended.set()
+    reader.join(60)
+    assert not reader.is_alive()
 cluster.stop()
 data.stop()
 assert not errors, errors

@@ -86,8 +86,7 @@ def _connect(self: Any, coordinator_name: str) -> None:
     TensorFlow connects as ``chief``. This replaces the devices of a process with another job name,
     and all its variables, datasets, iterators and traced functions are lost.
     """
-    present = context.get_server_def()
-    job = thread_parking.LOCAL_JOB if present is None else present.job_name
+    job = thread_parking.own_job()
     resolver = self._cluster_resolver
     self._cluster_resolver = _Renamed(resolver, {coordinator_name: job})
     try:

@@ -37,14 +37,22 @@ SECONDS = 30.0
 #: Seconds of one attempt. Parked threads continue between attempts, because an operation may need
 #: them.
 _ATTEMPT = 1.0
-#: Seconds within which a reader that computes between two elements returns to its iterator.
+#: Seconds of the search for readers. A reader that computes for longer between two elements is not
+#: found.
 _READER_SECONDS = 2.0
 _PAUSE = 0.05
 _POLL = 0.002
 
+#: The job name of a process's devices before it connects to a cluster.
+_LOCAL_JOB = "localhost"
+
 _lock = threading.RLock()
-_open = threading.Event()
-_open.set()
+#: Set while reads of iterators may run.
+_reads_open = threading.Event()
+#: Set while other operations may run.
+_others_open = threading.Event()
+_reads_open.set()
+_others_open.set()
 _owner: int | None = None
 
 
@@ -60,31 +68,38 @@ def parked() -> Iterator[None]:
     StateError
         An operation runs for longer than `SECONDS`. The error names its thread.
     """
-    global _owner
     deadline = time.monotonic() + SECONDS
+    with _exclusive():
+        if _others_open.is_set():
+            _close(deadline)
+        yield
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    """Prevent other threads from closing the gates. At the end, the gates are open.
+
+    The gates do not block the calling thread.
+    """
+    global _owner
     if not _lock.acquire(timeout=SECONDS):
         raise StateError(
             "another thread of this process is connecting to a cluster",
             fix="wait until it has connected, then try again",
         )
-    outer = _owner
+    outer, _owner = _owner, threading.get_ident()
     try:
-        if outer is None:
-            _owner = threading.get_ident()
-            _close(deadline)
         yield
     finally:
         if outer is None:
             _release()
-            _owner = None
+        _owner = outer
         _lock.release()
 
 
 def _close(deadline: float) -> None:
     while True:
-        _open.clear()
-        for name in _ENTRY_POINTS:
-            setattr(pywrap_tfe, name, _gates[name])
+        _close_gates(_reads_open, _others_open)
         attempt = min(deadline, time.monotonic() + _ATTEMPT)
         while busy := _busy():
             if time.monotonic() >= attempt:
@@ -102,17 +117,29 @@ def _close(deadline: float) -> None:
         time.sleep(_PAUSE)
 
 
+def _close_gates(*events: threading.Event) -> None:
+    for event in events:
+        event.clear()
+    for name in _ENTRY_POINTS:
+        setattr(pywrap_tfe, name, _gates[name])
+
+
 def _release() -> None:
     for name, original in _originals.items():
         setattr(pywrap_tfe, name, original)
-    _open.set()
+    _reads_open.set()
+    _others_open.set()
 
 
 def _gate(original: Any) -> Any:
     def gated(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != _owner and not _is_callback():
-            while not _open.wait(1.0):
-                pass
+        if threading.get_ident() != _owner:
+            codes = [frame.f_code for frame in _frames(sys._getframe())]
+            if not any(code.co_filename == _CALLBACKS for code in codes):
+                reads = any(code.co_name == _READ for code in codes)
+                is_open = _reads_open if reads else _others_open
+                while not is_open.wait(1.0):
+                    pass
         return original(*args, **kwargs)
 
     return gated
@@ -120,11 +147,6 @@ def _gate(original: Any) -> Any:
 
 _gates = {name: _gate(original) for name, original in _originals.items()}
 _GATED = next(iter(_gates.values())).__code__
-
-
-def _is_callback() -> bool:
-    """Return True if this thread runs a function of ``tf.py_function`` or ``numpy_function``."""
-    return any(frame.f_code.co_filename == _CALLBACKS for frame in _frames(sys._getframe()))
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -185,16 +207,17 @@ def _set_server_def_parked(self: Any, server_def: Any, *args: Any, **kwargs: Any
     """Replace the definition of the cluster while no operation runs."""
     if not self._context_handle or not server_def:
         return _set_server_def(self, server_def, *args, **kwargs)
-    present = self.get_server_def()
-    job = server_def.job_name
-    replaces_devices = job != (LOCAL_JOB if present is None else present.job_name)
-    if replaces_devices:
-        # Before the threads are parked: between two elements, a reader may run an operation.
-        _refuse_readers(job, _READER_SECONDS)
-    with parked():
+    with _exclusive():
+        job = server_def.job_name
+        replaces_devices = job != own_job()
         if replaces_devices:
-            _refuse_readers(job, 0.0)
-        return _set_server_def(self, server_def, *args, **kwargs)
+            # A reader stops at its next element. Until then it may run other operations.
+            _close_gates(_reads_open)
+            _refuse_readers(job, _READER_SECONDS)
+        with parked():
+            if replaces_devices:
+                _refuse_readers(job, 0.0)
+            return _set_server_def(self, server_def, *args, **kwargs)
 
 
 def _refuse_readers(job: str, seconds: float) -> None:
@@ -207,6 +230,10 @@ def _refuse_readers(job: str, seconds: float) -> None:
         )
 
 
-#: The job name of a process's devices before it connects to a cluster.
-LOCAL_JOB = "localhost"
+def own_job() -> str:
+    """Return the job name of this process's devices."""
+    definition = context.get_server_def()
+    return _LOCAL_JOB if definition is None else str(definition.job_name)
+
+
 context.Context.set_server_def = _set_server_def_parked
