@@ -58,7 +58,7 @@ for name, value in config.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 sc = spark.sparkContext
-check.needed(sc, 2)
+check.require_slots(sc, 2)
 findings = tfd.spark.check(spark, 2)
 
 def start():

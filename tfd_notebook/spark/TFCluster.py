@@ -440,7 +440,7 @@ def run(
     def start() -> TFCluster:
         with _start_lock:
             on_executors = sum(not each.on_driver for each in assignments)
-            check.needed(sc, on_executors, is_fed=mode is InputMode.SPARK)
+            check.require_slots(sc, on_executors, is_fed=mode is InputMode.SPARK)
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
             cluster = TFCluster(spark_application, plan_of, assignments, mode, name, limit)

@@ -93,7 +93,7 @@ def _run(
         raise UsageError(f"invalid num_executors {num_executors}: expected 1 or more")
     sc = application.context_of(sc, "TFParallel.run")
     if use_barrier:
-        check.needed(sc, num_executors)
+        check.require_slots(sc, num_executors)
     secret = secure_channel.Secret.new()
     spark_application = application.of(sc)
     host, listen_at = spark_application.addresses()

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def spark_facts(spark: Any) -> SparkFacts:
-    """Return the facts of a Spark without problems."""
+    """Return the facts of a Spark application without problems."""
     return check.inspect_spark(spark, 2)[0]
 
 
@@ -54,10 +54,10 @@ def test_a_good_spark_has_no_findings(spark: Any, capsys: pytest.CaptureFixture[
     assert list(tfd.spark.check(spark, 2)) == []
     printed = capsys.readouterr().out
     assert "2 slots, 2 nodes requested" in printed
-    assert "No problem found." in printed
+    assert "No problems found." in printed
     assert tfd.__version__ in printed
-    check.needed(spark, 2)
-    check.needed(spark.sparkContext, 1)
+    check.require_slots(spark, 2)
+    check.require_slots(spark.sparkContext, 1)
 
 
 def test_check_can_return_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_missing_slots_are_an_error_with_settings_that_fix_it(
     assert "2 tasks at once" in finding.what
     assert "--conf spark.master=local-cluster[3,1,1024]" in capsys.readouterr().out
     with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes must run.*2 tasks at once"):
-        check.needed(spark.sparkContext, 3)
+        check.require_slots(spark.sparkContext, 3)
 
 
 def test_slots_are_counted_for_other_masters(spark_facts: SparkFacts) -> None:
@@ -117,9 +117,9 @@ def test_findings_for_spark_connect(
     assert code in [finding.code for finding in tfd.spark.check(session)]
     if conf:
         with pytest.raises(errors.Unsupported, match="dynamic"):
-            check.needed(session, 1)
+            check.require_slots(session, 1)
     else:
-        check.needed(session, 1)
+        check.require_slots(session, 1)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_speculation_is_refused_if_spark_feeds(sc: Any) -> None:
     try:
         with pytest.raises(errors.Unsupported, match=r"(?s)speculat.*spark.speculation=false"):
             TFCluster.run(sc, print, None, 2, input_mode=TFCluster.InputMode.SPARK)
-        check.needed(sc, 2)  # a cluster whose nodes read their own data
+        check.require_slots(sc, 2)  # a cluster whose nodes read their own data
     finally:
         sc._conf.set("spark.speculation", "false")
     assert not registry.running()
@@ -340,8 +340,8 @@ def test_the_doctor_includes_the_findings_of_spark(spark: Any) -> None:
 
 def test_invalid_arguments_of_check(spark: Any) -> None:
     with pytest.raises(errors.UsageError, match="invalid num_executors 0"):
-        check.needed(spark, 0)
-    with pytest.raises(errors.UsageError, match="invalid Spark 3"):
+        check.require_slots(spark, 0)
+    with pytest.raises(errors.UsageError, match="invalid spark=3: "):
         tfd.spark.check(3)
 
 

@@ -1,4 +1,4 @@
-"""Check of a Spark before a cluster starts on it."""
+"""Check of a Spark application before a cluster starts on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfd_notebook.views.diagnostics import Findings
 def check(
     spark: Any, num_executors: int | None = None, *, timeout: float = 60.0, wait: bool = True
 ) -> Any:
-    """Check if a Spark can run TensorFlow's nodes, and print the findings with their fixes.
+    """Check if a Spark application can run nodes, and print the findings with their fixes.
 
     A task in every free slot reports the versions of Python, TensorFlow and tfd-notebook of its
     executor, its free disk space, and whether it can connect to this process. Nothing is changed.
@@ -56,16 +56,15 @@ def check(
 def inspect_spark(
     spark: Any, num_executors: int | None = None, timeout: float = 60.0
 ) -> tuple[SparkFacts, Findings]:
-    """Return the facts and the findings about a Spark; see `check`."""
+    """Return the facts and the findings about a Spark application; see `check`."""
     _require_running(spark)
     spark_facts = facts.of(spark, num_executors)
     if not spark_facts.connect and not spark_facts.dynamic and spark_facts.free:
         executors, silent = facts.executors(spark, spark_facts.free, timeout)
         spark_facts = dataclasses.replace(spark_facts, executors=executors, silent=silent)
-    name = spark_facts.master or "Spark Connect"
-    return spark_facts, Findings(
-        diagnostics.run_checks("spark", spark_facts), [f"the Spark at {name}"]
-    )
+    master = spark_facts.master
+    checked = f"the Spark application at {master}" if master else "the Spark Connect session"
+    return spark_facts, Findings(diagnostics.run_checks("spark", spark_facts), [checked])
 
 
 def report_lines(spark_facts: SparkFacts, findings: Findings) -> Iterator[str]:
@@ -97,10 +96,10 @@ def report_lines(spark_facts: SparkFacts, findings: Findings) -> Iterator[str]:
         yield "Start Spark with:"
         yield from (f"  --conf {name}={value}" for name, value in lines.items())
     if not findings:
-        yield "No problem found."
+        yield "No problems found."
 
 
-def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
+def require_slots(sc: Any, num: int, *, is_fed: bool = False) -> None:
     """Raise an error if `num` nodes cannot run at the same time.
 
     Executors that Spark has requested are waited for, up to a minute. Slots that nodes of running
@@ -144,7 +143,7 @@ def _require_running(spark: Any) -> None:
     if application.is_connect(spark):
         return
     if not hasattr(spark, "parallelize") and not hasattr(spark, "sparkContext"):
-        raise UsageError(f"invalid Spark {spark!r}: expected a SparkSession or a SparkContext")
+        raise UsageError(f"invalid spark={spark!r}: expected a SparkSession or a SparkContext")
     if compat_pyspark.is_stopped(application.context_of(spark)):
         raise StateError(
             "the SparkContext was stopped", fix="create another one with tfd.spark.session()"

@@ -1,4 +1,4 @@
-"""Findings about a Spark that runs TensorFlow's nodes."""
+"""Findings about a Spark application that runs TensorFlow's nodes."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def python(spark: SparkFacts) -> Iterator[Finding]:
 def package(spark: SparkFacts) -> Iterator[Finding]:
     """Find executors without this package, or with a different version."""
 
-    def wrong(executor: Executor) -> str:
+    def mismatch(executor: Executor) -> str:
         if executor.package == VERSION:
             return ""
         installed = executor.package or "none"
@@ -169,7 +169,7 @@ def package(spark: SparkFacts) -> Iterator[Finding]:
             f"has tfd-notebook {installed} in {executor.executable}, but this process has {VERSION}"
         )
 
-    yield from _each(spark, PACKAGE, wrong, fixes.environment(spark))
+    yield from _each(spark, PACKAGE, mismatch, fixes.environment(spark))
 
 
 @check("spark")
@@ -177,7 +177,7 @@ def tensorflow(spark: SparkFacts) -> Iterator[Finding]:
     """Find executors without TensorFlow, or with a different minor version."""
     expected = tensorflow_version()
 
-    def wrong(executor: Executor) -> str:
+    def mismatch(executor: Executor) -> str:
         if executor.tensorflow is None:
             return f"has no TensorFlow in {executor.executable}"
         known = expected is not None and "unknown" not in (expected, executor.tensorflow)
@@ -185,7 +185,7 @@ def tensorflow(spark: SparkFacts) -> Iterator[Finding]:
             return f"has TensorFlow {executor.tensorflow}, but this process has {expected}"
         return ""
 
-    yield from _each(spark, TENSORFLOW, wrong, fixes.environment(spark))
+    yield from _each(spark, TENSORFLOW, mismatch, fixes.environment(spark))
 
 
 @check("spark")
@@ -220,7 +220,7 @@ def room(spark: SparkFacts) -> Iterator[Finding]:
 
 @check("spark")
 def readable(spark: SparkFacts) -> Iterator[Finding]:
-    """Find a Spark on several hosts without authentication or encryption."""
+    """Find a Spark application on several hosts without authentication or encryption."""
     if spark.connect or fixes.is_local(spark):
         return
     names = ("spark.authenticate", "spark.network.crypto.enabled")
@@ -276,12 +276,12 @@ def gpus(spark: SparkFacts) -> Iterator[Finding]:
     """Find GPUs that Spark or the hosts have, but that Spark does not assign to tasks."""
     if spark.connect or fixes.amount(spark, "spark.task.resource.gpu.amount"):
         return
-    have = spark.setting("spark.executor.resource.gpu.amount")
+    per_executor = spark.setting("spark.executor.resource.gpu.amount")
     hosts = sorted(
         {f"{executor.host} has {executor.gpus}" for executor in spark.executors if executor.gpus}
     )
-    if have or hosts:
-        known = f"executors have {have}" if have else ", ".join(hosts)
+    if per_executor or hosts:
+        known = f"executors have {per_executor}" if per_executor else ", ".join(hosts)
         yield GPUS.finding(
             f"spark.task.resource.gpu.amount is not set, but there are GPUs: {known}",
             f"start Spark with {fixes.gpu_settings_text(spark)} and a script that prints their "
@@ -292,7 +292,7 @@ def gpus(spark: SparkFacts) -> Iterator[Finding]:
 
 @check("process")
 def in_this_process(_: None) -> Iterator[Finding]:
-    """Check the Spark of this process without running a job."""
+    """Check the Spark application of this process without running a job."""
     context = compat_pyspark.active_context()
     if context is None or compat_pyspark.is_stopped(context):
         return
@@ -302,12 +302,12 @@ def in_this_process(_: None) -> Iterator[Finding]:
 
 
 def _each(
-    spark: SparkFacts, code: Kind, wrong: Callable[[Executor], str], fix: str
+    spark: SparkFacts, code: Kind, problem_of: Callable[[Executor], str], fix: str
 ) -> Iterator[Finding]:
     """Yield one finding per problem, with the hosts of all executors that have it."""
     hosts: dict[str, set[str]] = {}
     for executor in spark.executors:
-        if problem := wrong(executor):
+        if problem := problem_of(executor):
             hosts.setdefault(problem, set()).add(executor.host)
     for problem, names in hosts.items():
         yield code.finding(f"{listed(sorted(names))} {problem}", fix)

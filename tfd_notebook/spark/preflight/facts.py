@@ -1,4 +1,4 @@
-"""Facts about a Spark, the input of its checks."""
+"""Facts about a Spark application, the input of its checks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Executor:
 
 @dataclass(frozen=True)
 class SparkFacts:
-    """Facts about a Spark.
+    """Facts about a Spark application.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Settings, variables and commands that fix the findings about a Spark."""
+"""Settings, variables and commands that fix the findings about a Spark application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GPU, _TASK_GPU = "spark.executor.resource.gpu.amount", "spark.task.resource.gpu
 
 
 def settings(spark: SparkFacts, codes: Collection[str]) -> dict[str, str]:
-    """Return the missing settings of a Spark with these findings."""
+    """Return the missing settings of a Spark application with these findings."""
     if spark.connect:
         return {}
     lines: dict[str, str] = {}
@@ -93,21 +93,25 @@ def slot_settings_text(spark: SparkFacts) -> str:
 def slots_per_executor(spark: SparkFacts) -> int:
     """Return the number of slots of an executor, which its cores and its GPUs limit."""
     slots = spark.cores // int(spark.setting("spark.task.cpus") or 1)
-    have, take = amount(spark, _GPU), amount(spark, _TASK_GPU)
-    if have and take:
-        # With a fraction, floor(1 / fraction) tasks share a GPU.
-        slots = min(slots, int(have * math.floor(1 / take) if take < 1 else have // take))
+    gpus_per_executor, gpus_per_task = amount(spark, _GPU), amount(spark, _TASK_GPU)
+    if gpus_per_executor and gpus_per_task:
+        if gpus_per_task < 1:  # floor(1 / gpus_per_task) tasks share a GPU
+            by_gpus = gpus_per_executor * math.floor(1 / gpus_per_task)
+        else:
+            by_gpus = gpus_per_executor // gpus_per_task
+        slots = min(slots, int(by_gpus))
     return max(slots, 1)
 
 
 def gpus(spark: SparkFacts) -> dict[str, str]:
     """Return settings that assign each task its share of an executor's GPUs."""
-    have = int(amount(spark, _GPU)) or max((each.gpus for each in spark.executors), default=0) or 1
+    reported = max((executor.gpus for executor in spark.executors), default=0)
+    gpus_per_executor = int(amount(spark, _GPU)) or reported or 1
     slots = max(spark.cores // int(spark.setting("spark.task.cpus") or 1), 1)
-    share = str(have // slots)
-    if have < slots:
-        share = f"{math.floor(100 / math.ceil(slots / have)) / 100:g}"
-    return {_GPU: str(have), _TASK_GPU: share}
+    gpus_per_task = str(gpus_per_executor // slots)
+    if gpus_per_executor < slots:
+        gpus_per_task = f"{math.floor(100 / math.ceil(slots / gpus_per_executor)) / 100:g}"
+    return {_GPU: str(gpus_per_executor), _TASK_GPU: gpus_per_task}
 
 
 def gpu_settings_text(spark: SparkFacts) -> str:
@@ -130,7 +134,7 @@ def reachable(spark: SparkFacts) -> str:
 
 
 def is_local(spark: SparkFacts) -> bool:
-    """Return True if all processes of a Spark run on this host."""
+    """Return True if all processes of a Spark application run on this host."""
     if spark.manager in ("local", "local-cluster"):
         return True
     host = spark.setting("spark.driver.host")

@@ -66,7 +66,7 @@ def command_line(shell: Any) -> CommandLine:
         Command("logs", "show the output of the nodes", _logs, _logs_args, example="worker:1"),
         Command(
             "check",
-            "check that this Spark can run a cluster",
+            "check that this session can run a cluster",
             _Check(shell),
             _check_args,
             example="--executors 3",
