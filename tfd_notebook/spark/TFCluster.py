@@ -203,8 +203,8 @@ class TFCluster(CoordinatedSparkCluster):
         self._require_feeding()
         if self.sc is None:
             raise errors.Unsupported(
-                "this process does not receive micro-batches with Spark Connect",
-                fix="use a SparkSession of this process",
+                "train_stream does not support Spark Connect",
+                fix="use a classic session, such as tfd.spark.session()",
             )
         if not getattr(stream, "isStreaming", False):
             raise errors.UsageError(
@@ -297,7 +297,7 @@ class TFCluster(CoordinatedSparkCluster):
         Unsupported
             `stop_spark` with Spark Connect.
         SparkError
-            A batch of `ssc` failed. The nodes have finished all the same.
+            A batch of `ssc` failed. The nodes have finished anyway.
 
         See Also
         --------
@@ -389,9 +389,9 @@ def run(
     name : str, optional
         Name in views. Default ``"spark"``, with a number if that name is taken.
     heartbeat_limit : float
-        Seconds without a heartbeat, 3 or more. A node without a message from the driver then
-        stops. A node without a message to the driver then counts as lost. Until then, broken
-        connections are opened again. Default 30.
+        Seconds without a heartbeat, 3 or more. A node that receives no message from the driver for
+        this time stops. A node that sends none counts as lost. Until then, broken connections are
+        opened again. Default 30.
 
     Returns
     -------
