@@ -338,17 +338,17 @@ class SparkClusterBase:
 
     def _detect_feeds(self) -> None:
         """Enter the feeding phase for rows without a `train` call: an action on an inference."""
-        # Nodes count once a second, so that a count may include a `train` that has just ended.
-        others = not self._jobs and time.monotonic() - self._trained > _STALE_COUNT_SECONDS
+        # Counts arrive once a second, so a count may include a `train` that has just ended.
+        no_recent_train = not self._jobs and time.monotonic() - self._trained > _STALE_COUNT_SECONDS
         with self.server.lock:
-            counted = any(
+            has_feeders = any(
                 node.numbers.get("feeders") and not node.function_ended for node in self.fed
             )
-            fed = others and counted
-            if fed is self._fed_by_action:
+            is_fed = no_recent_train and has_feeders
+            if is_fed is self._fed_by_action:
                 return
-            self._fed_by_action = fed
-        if fed:
+            self._fed_by_action = is_fed
+        if is_fed:
             self._phases.feed_began()
         else:
             self._phases.feed_ended()

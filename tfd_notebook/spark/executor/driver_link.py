@@ -59,7 +59,7 @@ class DriverConnection:
         self._next_number = 0
         #: The first message as it was sent, until the driver acknowledges it.
         self._unacknowledged: Mapping[str, Any] | None = None
-        #: The channel that it was last sent on, and the time.
+        #: Channel and time of its last transmission.
         self._sent_on: secure_channel.AuthenticatedChannel | None = None
         self._sent_at = 0.0
         self._log: collections.deque[str] = collections.deque()
