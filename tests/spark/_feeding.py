@@ -152,7 +152,7 @@ class Node:
         )
         address = self._line()
         self.pid = self._process.pid
-        self.place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, address, SECRET)
+        self.address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, address, SECRET)
 
     def end(self) -> Any:
         """Signal the end of the feed, and return the result of the function."""
@@ -223,7 +223,7 @@ def run_node(directory: str, name: str) -> None:
 
 
 def run_feeder(path: str) -> None:
-    place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, path, SECRET)
+    address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, path, SECRET)
 
     def rows() -> Iterator[int]:
         for number in range(1 << 40):
@@ -232,7 +232,7 @@ def run_feeder(path: str) -> None:
                 print("fed", flush=True)
                 time.sleep(600)
 
-    feed_partition(rows(), place)
+    feed_partition(rows(), address)
 
 
 if __name__ == "__main__":

@@ -40,14 +40,16 @@ def rows(count: int) -> list[tuple[Any, ...]]:
 def test_partitions_of_different_sizes_are_fed(sc: Any, tmp_path: Path) -> None:
     data = sc.parallelize([range(0), range(5), range(5, 2000), range(2000, 2001)], 4)
     with node(tmp_path, "collect") as running:
-        data.flatMap(list).foreachPartition(functools.partial(feed_partition, places=running.place))
+        data.flatMap(list).foreachPartition(
+            functools.partial(feed_partition, inboxes=running.address)
+        )
         rows_read = [row for batch in running.end() for row in batch]
     assert sorted(map(int, rows_read)) == list(range(2001))
 
 
 def test_results_of_an_rdd_are_in_order(sc: Any, tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
-        infer = functools.partial(infer_partition, places=running.place)
+        infer = functools.partial(infer_partition, inboxes=running.address)
         data = sc.parallelize(range(1000), 7).mapPartitions(infer)
         assert data.collect() == list(range(0, 2000, 2))
         assert data.take(3) == [0, 2, 4]  # the second action computes it again, and only in part
@@ -59,7 +61,7 @@ def test_a_dataframe_feeds_the_same_rows_as_its_rdd(spark: Any, sc: Any, tmp_pat
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
     assert not arrow.unsupported_columns(frame)
     with node(tmp_path, "collect") as running:
-        assert feeding.training(frame, 2, running.place, 60, "input", lambda: None)() is None
+        assert feeding.training(frame, 2, running.address, 60, "input", lambda: None)() is None
         rows_read = [row for batch in running.end() for row in batch]
     assert sorted(rows_read) == sorted(map(repr, frame.rdd.collect() * 2))
 
@@ -69,7 +71,7 @@ def test_feeding_a_dataframe_returns_the_error_of_a_node(
 ) -> None:
     with node(tmp_path, "fail") as running:
         error = feeding.training(
-            spark.range(100_000), 1, running.place, 60, "input", lambda: None
+            spark.range(100_000), 1, running.address, 60, "input", lambda: None
         )()
     assert isinstance(error, NodeFailed)
     assert "that row is wrong" in str(error)

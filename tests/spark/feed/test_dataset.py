@@ -27,11 +27,11 @@ pytestmark = pytest.mark.integration
 def fed_inbox(directory: Path, *partitions: Any) -> Iterator[Inbox]:
     """Yield an inbox to which partitions are fed one after another, then the end of the feed."""
     with Inbox(directory, SECRET) as inbox:
-        place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
 
         def feed() -> None:
             for rows in partitions:
-                feed_partition(rows, place)
+                feed_partition(rows, address)
             inbox.end_of_feed()
 
         thread = threading.Thread(target=feed)
@@ -185,13 +185,15 @@ def test_terminate_stops_a_dataset(tmp_path: Path) -> None:
 
 def test_results_for_batches_of_a_dataset(tmp_path: Path) -> None:
     with Inbox(tmp_path, SECRET) as inbox:
-        place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
         results: list[Any] = []
         sizes: list[int] = []
 
         def infer() -> None:
             for begin in (0, 100):
-                results.extend(infer_partition([float(n) for n in range(begin, begin + 5)], place))
+                results.extend(
+                    infer_partition([float(n) for n in range(begin, begin + 5)], address)
+                )
             inbox.end_of_feed()
 
         thread = threading.Thread(target=infer)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 def test_rows_arrive_unchanged_and_in_order(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
-        fed = feed_partition(iter(range(25)), running.place)
+        fed = feed_partition(iter(range(25)), running.address)
         batches = running.end()
     assert [len(batch) for batch in batches] == [10, 10, 5]
     assert list(itertools.chain(*batches)) == [repr(row) for row in range(25)]
@@ -40,22 +40,22 @@ def test_rows_arrive_unchanged_and_in_order(tmp_path: Path) -> None:
 
 def test_empty_partitions_and_an_empty_feed(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
-        assert feed_partition(iter([]), running.place).rows == 0
-        assert list(infer_partition(iter([]), running.place)) == []
+        assert feed_partition(iter([]), running.address).rows == 0
+        assert list(infer_partition(iter([]), running.address)) == []
         assert running.end() == [[]]
 
 
 def test_an_input_mapping_maps_columns_to_tensors(tmp_path: Path) -> None:
     with node(tmp_path, "map_columns") as running:
-        feed_partition([(1, "a"), (2, "b"), (3, "c")], running.place)
+        feed_partition([(1, "a"), (2, "b"), (3, "c")], running.address)
         batches = running.end()
     assert batches == [{"x": [1, 2], "y": ["a", "b"]}, {"x": [3], "y": ["c"]}]
 
 
 def test_results_are_in_order_and_a_partition_ends_a_batch(tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
-        assert list(infer_partition(range(10), running.place)) == list(range(0, 20, 2))
-        assert list(infer_partition("ab", running.place)) == ["aa", "bb"]
+        assert list(infer_partition(range(10), running.address)) == list(range(0, 20, 2))
+        assert list(infer_partition("ab", running.address)) == ["aa", "bb"]
         assert running.end() == [7, 3, 2]
 
 
@@ -63,7 +63,7 @@ def test_many_rows_and_results_at_the_same_time(tmp_path: Path) -> None:
     """Send more than the socket buffers hold, in both directions."""
     rows = [bytes([number % 256]) * 300_000 for number in range(100)]
     with node(tmp_path, "echo") as running:
-        assert list(infer_partition(iter(rows), running.place)) == rows
+        assert list(infer_partition(iter(rows), running.address)) == rows
         running.end()
 
 
@@ -71,7 +71,7 @@ def test_results_of_concurrent_partitions_are_not_mixed(tmp_path: Path) -> None:
     results: dict[int, list[int]] = {}
 
     def infer(begin: int) -> None:
-        results[begin] = list(infer_partition(range(begin, begin + 50), running.place))
+        results[begin] = list(infer_partition(range(begin, begin + 50), running.address))
 
     with node(tmp_path, "double") as running:
         threads = [threading.Thread(target=infer, args=(n * 1000,)) for n in range(8)]
@@ -88,17 +88,17 @@ def test_results_of_concurrent_partitions_are_not_mixed(tmp_path: Path) -> None:
 
 def test_a_consumer_that_stops_early_does_not_block_others(tmp_path: Path) -> None:
     with node(tmp_path, "double") as running:
-        results = infer_partition(iter(range(10_000_000)), running.place)
+        results = infer_partition(iter(range(10_000_000)), running.address)
         assert [next(results) for _ in range(3)] == [0, 2, 4]
         results.close()
-        assert list(infer_partition(range(3), running.place)) == [0, 2, 4]
+        assert list(infer_partition(range(3), running.address)) == [0, 2, 4]
         running.end()
 
 
 def test_many_feeders_use_one_inbox(tmp_path: Path) -> None:
     with node(tmp_path, "count") as running:
         threads = [
-            threading.Thread(target=feed_partition, args=(range(n * 1000), running.place))
+            threading.Thread(target=feed_partition, args=(range(n * 1000), running.address))
             for n in range(12)
         ]
         for thread in threads:
@@ -111,11 +111,11 @@ def test_many_feeders_use_one_inbox(tmp_path: Path) -> None:
 
 def test_rows_go_to_the_named_queue(tmp_path: Path) -> None:
     with node(tmp_path, "two_queues") as running:
-        feeder = threading.Thread(target=feed_partition, args=([1, 2, 3], running.place))
+        feeder = threading.Thread(target=feed_partition, args=([1, 2, 3], running.address))
         feeder.start()
-        feed_partition("abc", running.place, qname="other")
+        feed_partition("abc", running.address, qname="other")
         with pytest.raises(UnknownName, match="no queue 'nonsense'") as caught:
-            feed_partition([1], running.place, qname="nonsense")
+            feed_partition([1], running.address, qname="nonsense")
         assert caught.value.task == "worker:0"
         until(lambda: running.numbers()["queues"]["other"]["rows"] == 3)
         assert running.end() == [["a", "b", "c"], [1, 2, 3]]
@@ -125,18 +125,18 @@ def test_rows_go_to_the_named_queue(tmp_path: Path) -> None:
 def test_an_error_of_the_function_is_raised_in_the_feeder(tmp_path: Path) -> None:
     with node(tmp_path, "fail") as running:
         with pytest.raises(NodeFailed, match="that row is wrong") as caught:
-            feed_partition(iter(range(10_000_000)), running.place)
+            feed_partition(iter(range(10_000_000)), running.address)
         assert "in fail\n" in str(caught.value)
         assert caught.value.task == "worker:0"
         # A later feeder gets the same error at once.
         with pytest.raises(NodeFailed, match="ArithmeticError"):
-            list(infer_partition([1], running.place))
+            list(infer_partition([1], running.address))
 
 
 def test_time_without_progress_is_limited(tmp_path: Path) -> None:
     with node(tmp_path, "stop_reading") as running:
         with pytest.raises(FeedTimeout) as caught:
-            feed_partition(range(10), running.place, feed_timeout=3)
+            feed_partition(range(10), running.address, feed_timeout=3)
         message = str(caught.value)
         assert "worker:0" in message
         assert "the last batch was" in message
@@ -147,7 +147,7 @@ def test_time_without_progress_is_limited(tmp_path: Path) -> None:
 def test_feeding_a_node_that_reads_nothing_times_out(tmp_path: Path) -> None:
     with node(tmp_path, "idle") as running:
         with pytest.raises(FeedTimeout, match=r"8 in its queue wait, no batch was taken"):
-            feed_partition([bytes(1 << 20)] * 50, running.place, feed_timeout=3)
+            feed_partition([bytes(1 << 20)] * 50, running.address, feed_timeout=3)
         # The rows of a disconnected feeder are removed.
         until(lambda: running.numbers()["queue_depth"] == 0)
         running.kill()
@@ -156,24 +156,24 @@ def test_feeding_a_node_that_reads_nothing_times_out(tmp_path: Path) -> None:
 def test_slow_progress_does_not_time_out(tmp_path: Path) -> None:
     """One chunk takes longer than the timeout, but rows are read from it all the time."""
     with node(tmp_path, "read_slowly") as running:
-        assert feed_partition(range(8), running.place, feed_timeout=3).rows == 8
+        assert feed_partition(range(8), running.address, feed_timeout=3).rows == 8
         assert running.end() == 8
 
 
 def test_terminate_ends_all_feeders(tmp_path: Path) -> None:
     with node(tmp_path, "terminate_early") as running:
-        fed = feed_partition(iter(range(10_000_000)), running.place)
+        fed = feed_partition(iter(range(10_000_000)), running.address)
         assert fed.stopped == "the function called terminate()"
         assert fed.rows < 10_000_000
-        assert feed_partition(range(10), running.place).stopped
+        assert feed_partition(range(10), running.address).stopped
         with pytest.raises(SparkError, match="results of a partition"):
-            list(infer_partition(range(10), running.place))
+            list(infer_partition(range(10), running.address))
         assert running.result() == [5, True, []]
 
 
 def test_feeding_ends_if_the_function_returns(tmp_path: Path) -> None:
     with node(tmp_path, "return_early") as running:
-        fed = feed_partition(iter(range(10_000_000)), running.place)
+        fed = feed_partition(iter(range(10_000_000)), running.address)
         assert fed.stopped == "the function returned"
         assert running.result() == 2
 
@@ -183,7 +183,7 @@ def test_missing_results_are_an_error(tmp_path: Path) -> None:
         node(tmp_path, "short_of_results") as running,
         pytest.raises(SparkError, match="the function returned, but 9 results"),
     ):
-        list(infer_partition(range(10), running.place))
+        list(infer_partition(range(10), running.address))
 
 
 def test_feeding_a_killed_node_raises_node_lost(tmp_path: Path) -> None:
@@ -191,16 +191,16 @@ def test_feeding_a_killed_node_raises_node_lost(tmp_path: Path) -> None:
         killer = threading.Timer(1, running.kill)
         killer.start()
         with pytest.raises(NodeLost, match="worker:0"):
-            feed_partition(iter([bytes(1 << 20)] * 100), running.place)
+            feed_partition(iter([bytes(1 << 20)] * 100), running.address)
         killer.join()
         with pytest.raises(NodeLost, match="does not answer"):
-            feed_partition([1], running.place)
+            feed_partition([1], running.address)
 
 
 def test_only_unread_rows_of_a_killed_feeder_are_lost(tmp_path: Path) -> None:
     with node(tmp_path, "idle") as running:
         feeder = subprocess.Popen(
-            [sys.executable, _feeding.__file__, "feed", running.place.path],
+            [sys.executable, _feeding.__file__, "feed", running.address.path],
             stdout=subprocess.PIPE,
             env=dict(os.environ, PYTHONPATH=str(_feeding.ROOT)),
         )
@@ -229,44 +229,44 @@ def test_rows_that_cannot_be_pickled_are_refused(tmp_path: Path) -> None:
         node(tmp_path, "collect") as running,
         pytest.raises(UsageError, match="rows of Condition cannot be sent"),
     ):
-        feed_partition([threading.Condition()], running.place)
+        feed_partition([threading.Condition()], running.address)
 
 
 def test_only_clients_with_the_secret_can_feed(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
         address = InboxAddress(
-            "c", "worker", 0, running.place.host, "0", 0, running.place.path, b"x" * 32
+            "c", "worker", 0, running.address.host, "0", 0, running.address.path, b"x" * 32
         )
         with pytest.raises(NodeLost, match="secret"):
             feed_partition([1], address)
-        assert repr(_feeding.SECRET) not in repr(running.place)
+        assert repr(_feeding.SECRET) not in repr(running.address)
         assert running.end() == [[]]
 
 
 def test_a_task_feeds_the_node_of_its_executor(tmp_path: Path) -> None:
     host = os.uname().nodename
 
-    def place(index: int, jvm: int, path: Path, node_host: str = host) -> InboxAddress:
+    def address(index: int, jvm: int, path: Path, node_host: str = host) -> InboxAddress:
         return InboxAddress(
             "c", "worker", index, node_host, str(index), jvm, str(path), _feeding.SECRET
         )
 
     with Inbox(tmp_path, _feeding.SECRET) as inbox:
         path = Path(inbox.address)
-        local, sibling = place(0, os.getppid(), path), place(1, 1, path)
+        local, sibling = address(0, os.getppid(), path), address(1, 1, path)
         assert choose([sibling, local]) == local
         assert choose([sibling]) == sibling
-        assert choose([sibling, place(2, 2, path)]) == sibling
+        assert choose([sibling, address(2, 2, path)]) == sibling
         with pytest.raises(SparkError, match=r"worker:1 on remote"):
-            choose([place(1, 1, path, "remote")])
+            choose([address(1, 1, path, "remote")])
         with pytest.raises(SparkError, match="no node"):
-            choose([place(1, 1, tmp_path / "missing")])
+            choose([address(1, 1, tmp_path / "missing")])
 
 
 def test_the_idle_node_of_an_executor_is_fed(tmp_path: Path) -> None:
     host = os.uname().nodename
 
-    def place(index: int, inbox: Inbox) -> InboxAddress:
+    def address(index: int, inbox: Inbox) -> InboxAddress:
         path, jvm = str(inbox.address), os.getppid()
         return InboxAddress("c", "worker", index, host, str(index), jvm, path, _feeding.SECRET)
 
@@ -274,12 +274,12 @@ def test_the_idle_node_of_an_executor_is_fed(tmp_path: Path) -> None:
         Inbox(tmp_path / "a", _feeding.SECRET) as busy,
         Inbox(tmp_path / "b", _feeding.SECRET) as idle,
     ):
-        places = [place(0, busy), place(1, idle)]
-        feeder = threading.Thread(target=feed_partition, args=([1, 2], places[0]))
+        inboxes = [address(0, busy), address(1, idle)]
+        feeder = threading.Thread(target=feed_partition, args=([1, 2], inboxes[0]))
         feeder.start()
         until(lambda: busy.numbers()["queue_depth"])
-        assert choose(places) == places[1]
-        assert choose(places[::-1]) == places[1]
+        assert choose(inboxes) == inboxes[1]
+        assert choose(inboxes[::-1]) == inboxes[1]
         busy.terminate()
         feeder.join(60)
         assert not feeder.is_alive()

@@ -15,7 +15,12 @@ from tfd_notebook.errors import StateError, TfdError, Unsupported, UsageError
 from tfd_notebook.net import agent_protocol, secure_channel
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.driver.phases import SHUT_DOWN
-from tfd_notebook.spark.feed.sender import InboxAddress, Where, feed_partition, infer_partition
+from tfd_notebook.spark.feed.sender import (
+    InboxAddress,
+    InboxAddresses,
+    feed_partition,
+    infer_partition,
+)
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
@@ -41,7 +46,7 @@ def inbox_addresses(cluster: TFCluster) -> tuple[InboxAddress, ...]:
 def training(
     data: Any,
     epochs: int,
-    where: Where,
+    inboxes: InboxAddresses,
     feed_timeout: float,
     qname: str,
     report_retry: Callable[[], None],
@@ -50,7 +55,7 @@ def training(
 
     Each task calls `report_retry` before it feeds its rows.
     """
-    options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
+    options: dict[str, Any] = {"inboxes": inboxes, "qname": qname, "feed_timeout": feed_timeout}
     if _is_frame(data):
         # Imports pyarrow, which only DataFrames need.
         from tfd_notebook.spark.feed import arrow
@@ -107,14 +112,14 @@ def _request(driver: str, secret: bytes, **message: Any) -> dict[str, Any]:
 def _feed(
     report_retry: Callable[[], None],
     rows: Iterable[Any],
-    where: Where,
+    inboxes: InboxAddresses,
     qname: str,
     feed_timeout: float,
 ) -> Iterator[TfdError | None]:
     """Feed a partition. An error of the node is a result, so that Spark does not retry."""
     report_retry()
     try:
-        feed_partition(rows, where, qname, feed_timeout)
+        feed_partition(rows, inboxes, qname, feed_timeout)
     except TfdError as error:
         yield error
     else:
@@ -143,7 +148,7 @@ def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdEr
 def _feed_by_arrow(
     report_retry: Callable[[], None],
     batches: Iterable[Any],
-    where: Where,
+    inboxes: InboxAddresses,
     qname: str,
     feed_timeout: float,
 ) -> Iterator[Any]:
@@ -153,7 +158,7 @@ def _feed_by_arrow(
 
     report_retry()
     try:
-        arrow.feed_batches(batches, where, qname, feed_timeout)
+        arrow.feed_batches(batches, inboxes, qname, feed_timeout)
     except TfdError as error:
         yield arrow.one_value("error", pickle.dumps(error))
 
@@ -161,13 +166,13 @@ def _feed_by_arrow(
 def inference(
     data: Any,
     cluster: TFCluster,
-    where: Where,
+    inboxes: InboxAddresses,
     feed_timeout: float,
     qname: str,
     schema: Any = None,
 ) -> Any:
     """Return the results for the rows of `data`, an RDD, or with `schema` a DataFrame."""
-    options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
+    options: dict[str, Any] = {"inboxes": inboxes, "qname": qname, "feed_timeout": feed_timeout}
     report_errors = functools.partial(_report_errors, cluster.server.address, cluster.server.secret)
     if schema is None:
         return _rdd(data).mapPartitions(functools.partial(_infer, report_errors, **options))
@@ -193,17 +198,21 @@ def inference(
 
 
 def _infer(
-    report_errors: Any, rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
+    report_errors: Any,
+    rows: Iterable[Any],
+    inboxes: InboxAddresses,
+    qname: str,
+    feed_timeout: float,
 ) -> Iterator[Any]:
     """Yield a partition's results."""
     with report_errors():
-        yield from infer_partition(rows, where, qname, feed_timeout)
+        yield from infer_partition(rows, inboxes, qname, feed_timeout)
 
 
 def _infer_by_arrow(
     report_errors: Any,
     batches: Iterable[Any],
-    where: Where,
+    inboxes: InboxAddresses,
     qname: str,
     feed_timeout: float,
     schema: Any,
@@ -213,7 +222,7 @@ def _infer_by_arrow(
     from tfd_notebook.spark.feed import arrow
 
     with report_errors():
-        yield from arrow.infer_batches(batches, where, schema, qname, feed_timeout)
+        yield from arrow.infer_batches(batches, inboxes, schema, qname, feed_timeout)
 
 
 @contextlib.contextmanager

@@ -124,9 +124,9 @@ class ServiceFeed:
         SparkError
             Spark could not compute the rows.
         """
-        where = functools.partial(_local_workers, self._address, self._secret, feed_timeout)
+        inboxes = functools.partial(_local_workers, self._address, self._secret, feed_timeout)
         report_retry = feeding.retry_reporter(self._address, self._secret)
-        work = feeding.training(data, num_epochs, where, feed_timeout, "input", report_retry)
+        work = feeding.training(data, num_epochs, inboxes, feed_timeout, "input", report_retry)
         job = jobs.Job(self._application, "feeding a tf.data service", work)
 
         def follow() -> None:

@@ -20,7 +20,7 @@ from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
 from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns, size_of
-from tfd_notebook.spark.feed.sender import FeedResult, Where, feed_chunks, infer_chunks
+from tfd_notebook.spark.feed.sender import FeedResult, InboxAddresses, feed_chunks, infer_chunks
 
 #: Spark's setting for the number of rows per record batch. A batch is about four chunks.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 def feed_batches(
     batches: Iterable[pa.RecordBatch],
-    places: Where,
+    inboxes: InboxAddresses,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> FeedResult:
@@ -41,15 +41,15 @@ def feed_batches(
     Parameters
     ----------
     batches : iterable of pyarrow.RecordBatch
-    places, qname, feed_timeout
+    inboxes, qname, feed_timeout
         As for `feed_partition`.
     """
-    return feed_chunks(_chunks(batches), places, qname, feed_timeout)
+    return feed_chunks(_chunks(batches), inboxes, qname, feed_timeout)
 
 
 def infer_batches(
     batches: Iterable[pa.RecordBatch],
-    places: Where,
+    inboxes: InboxAddresses,
     schema: pa.Schema,
     qname: str = "input",
     feed_timeout: float = 600.0,
@@ -59,13 +59,13 @@ def infer_batches(
     Parameters
     ----------
     batches : iterable of pyarrow.RecordBatch
-    places, qname, feed_timeout
+    inboxes, qname, feed_timeout
         As for `feed_partition`.
     schema : pyarrow.Schema
         Schema of the results. For one field a result is its value. For several it is a tuple or
         list in their order, a dict or a Row.
     """
-    for chunk in infer_chunks(_chunks(batches), places, qname, feed_timeout):
+    for chunk in infer_chunks(_chunks(batches), inboxes, qname, feed_timeout):
         yield _record_batch(chunk, schema)
 
 

@@ -54,7 +54,7 @@ class FeedResult:
 
 def feed_partition(
     rows: Iterable[Any],
-    places: Where,
+    inboxes: InboxAddresses,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> FeedResult:
@@ -66,7 +66,7 @@ def feed_partition(
     ----------
     rows : iterable
         The rows of the partition.
-    places : InboxAddress, sequence of InboxAddress or callable
+    inboxes : InboxAddress, sequence of InboxAddress or callable
         A node, nodes from which `choose` selects one, or a function that returns such nodes.
     qname : str
         Name of the queue. Default ``"input"``.
@@ -83,17 +83,17 @@ def feed_partition(
     UsageError
         A row cannot be sent, or the queue does not exist.
     """
-    return feed_chunks(packed(rows), places, qname, feed_timeout)
+    return feed_chunks(packed(rows), inboxes, qname, feed_timeout)
 
 
 def feed_chunks(
-    chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
+    chunks: Iterator[Packed], inboxes: InboxAddresses, qname: str, feed_timeout: float
 ) -> FeedResult:
     """Feed packed rows; see `feed_partition`."""
     first = next(chunks, None)
     if first is None:
         return FeedResult()
-    with _Feeder(places, qname, feed_timeout, infer=False) as feeder:
+    with _Feeder(inboxes, qname, feed_timeout, infer=False) as feeder:
         for chunk in chain([first], chunks):
             if not feeder.send(chunk):
                 break
@@ -105,7 +105,7 @@ def feed_chunks(
 
 def infer_partition(
     rows: Iterable[Any],
-    places: Where,
+    inboxes: InboxAddresses,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Iterator[Any]:
@@ -113,7 +113,7 @@ def infer_partition(
 
     Parameters
     ----------
-    rows, places, qname, feed_timeout
+    rows, inboxes, qname, feed_timeout
         As for `feed_partition`.
 
     Raises
@@ -123,18 +123,18 @@ def infer_partition(
     SparkError
         The node's function ended without returning all results.
     """
-    for chunk in infer_chunks(packed(rows), places, qname, feed_timeout):
+    for chunk in infer_chunks(packed(rows), inboxes, qname, feed_timeout):
         yield from chunk.rows(0, chunk.count)
 
 
 def infer_chunks(
-    chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
+    chunks: Iterator[Packed], inboxes: InboxAddresses, qname: str, feed_timeout: float
 ) -> Iterator[Chunk]:
     """Feed packed rows, and yield the results in chunks; see `infer_partition`."""
     first = next(chunks, None)
     if first is None:
         return
-    with _Feeder(places, qname, feed_timeout, infer=True) as feeder:
+    with _Feeder(inboxes, qname, feed_timeout, infer=True) as feeder:
         for chunk in chain([first], chunks):
             if not feeder.send(chunk):
                 break
@@ -147,11 +147,13 @@ def infer_chunks(
 class _Feeder:
     """A connection to an inbox: the task's thread sends, and a second thread receives."""
 
-    def __init__(self, places: Where, qname: str, feed_timeout: float, *, infer: bool) -> None:
+    def __init__(
+        self, inboxes: InboxAddresses, qname: str, feed_timeout: float, *, infer: bool
+    ) -> None:
         decode.reuse_large_buffers()
-        if callable(places):
-            places = places()
-        self._address = address = places if isinstance(places, InboxAddress) else choose(places)
+        if callable(inboxes):
+            inboxes = inboxes()
+        self._address = address = inboxes if isinstance(inboxes, InboxAddress) else choose(inboxes)
         self._qname, self._timeout_s = qname, feed_timeout
         self._changed = threading.Condition()
         self._rows = self._chunks = self._bytes = 0
@@ -392,10 +394,12 @@ class InboxAddress:
 
 #: Destination of rows: a node, nodes from which `choose` selects one, or a function that returns
 #: such nodes.
-Where: TypeAlias = "InboxAddress | Sequence[InboxAddress] | Callable[[], Sequence[InboxAddress]]"
+InboxAddresses: TypeAlias = (
+    "InboxAddress | Sequence[InboxAddress] | Callable[[], Sequence[InboxAddress]]"
+)
 
 
-def choose(places: Sequence[InboxAddress]) -> InboxAddress:
+def choose(inboxes: Sequence[InboxAddress]) -> InboxAddress:
     """Return the address of the node that a task in this process feeds.
 
     A node of the task's executor is preferred to other nodes of this host. Of several, the one with
@@ -404,7 +408,7 @@ def choose(places: Sequence[InboxAddress]) -> InboxAddress:
 
     Parameters
     ----------
-    places : sequence of InboxAddress
+    inboxes : sequence of InboxAddress
 
     Raises
     ------
@@ -412,15 +416,17 @@ def choose(places: Sequence[InboxAddress]) -> InboxAddress:
         No node of the cluster is on this host.
     """
     host = socket.gethostname()
-    local = [address for address in places if address.host == host and os.path.exists(address.path)]
-    above = {os.getpid(), *_ancestors()}
-    local = [address for address in local if address.jvm in above] or local
+    local = [
+        address for address in inboxes if address.host == host and os.path.exists(address.path)
+    ]
+    ancestor_pids = {os.getpid(), *_ancestors()}
+    local = [address for address in local if address.jvm in ancestor_pids] or local
     if len(local) > 1:
         first = _partition() % len(local)
         return min([*local[first:], *local[:first]], key=_load)
     if local:
         return local[0]
-    nodes = ", ".join(f"{address.node} on {address.host}" for address in places) or "none"
+    nodes = ", ".join(f"{address.node} on {address.host}" for address in inboxes) or "none"
     raise SparkError(
         f"no node of this cluster that receives rows is on host {host}; the nodes are: {nodes}",
         fix="use one node per executor, or remove the other executors",
