@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests._waiting import until
+from tests.spark._processes import await_end
+from tfd_notebook.net.runtime_dir import process_start
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -35,13 +34,13 @@ def send(*values):
     print(json.dumps(values), flush=True)
 
 def run():
-    cluster = TFCluster.run(spark, function, None, 1, 0, heartbeat_limit=10)
+    cluster = TFCluster.run(spark, function, None, 2, 0, heartbeat_limit=10)
     send(*([n.pid, n.jvm, int(n.address.rpartition(":")[2])] for n in cluster.nodes))
     cluster.wait(200)
     send(cluster.phase, type(cluster.error).__name__, str(cluster.error))
 
 if __name__ == "__main__":
-    spark = session(executors=1, cores=1, memory="1g", name="kernel")
+    spark = session(executors=2, cores=1, memory="1g", name="kernel")
     run()
     run()
 """
@@ -64,7 +63,8 @@ class Kernel:
                 "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
             },
         )
-        self.descendants: set[psutil.Process] = set()
+        #: Pids and start times.
+        self.descendants: set[tuple[int, float | None]] = set()
         self.ports: set[int] = set()
 
     def receive(self) -> list[Any]:
@@ -74,35 +74,23 @@ class Kernel:
         values: list[Any] = json.loads(line)
         return values
 
-    def nodes(self) -> list[psutil.Process]:
-        """Return the nodes' processes and their supervisors of a running cluster."""
+    def nodes(self) -> list[tuple[int, float | None]]:
+        """Return pids and start times of a running cluster's nodes and their supervisors."""
         rows = self.receive()
-        nodes = [psutil.Process(pid) for pid, *_ in rows]
-        self.descendants.update(psutil.Process(self.process.pid).children(recursive=True))
-        self.descendants.update(psutil.Process(jvm) for _, jvm, _ in rows)
+        assert len({jvm for _, jvm, _ in rows}) == 2
+        descendants = psutil.Process(self.process.pid).children(recursive=True)
+        pids = {*(process.pid for process in descendants), *(jvm for _, jvm, _ in rows)}
+        self.descendants.update((pid, process_start(pid)) for pid in pids)
         self.ports.update(port for *_, port in rows)
-        nodes += [node.parent() for node in nodes]
-        return nodes
+        nodes = [pid for pid, *_ in rows]
+        nodes += [psutil.Process(pid).ppid() for pid in nodes]
+        return [(pid, process_start(pid)) for pid in nodes]
 
     @property
     def java(self) -> psutil.Process:
         """Return the kernel's Java process. The Java processes of executors are below it."""
         descendants = psutil.Process(self.process.pid).children(recursive=True)
         return next(process for process in descendants if process.name() == "java")
-
-    def await_exit(self) -> None:
-        """Wait for the end of all started processes."""
-        until(lambda: not any(map(is_running, self.descendants)), LONG)
-        for port in self.ports:
-            with socket.socket() as free:
-                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                free.bind(("127.0.0.1", port))
-
-
-def is_running(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 @pytest.fixture
@@ -111,15 +99,15 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     yield new_kernel
     new_kernel.process.kill()
     new_kernel.process.communicate()
-    new_kernel.await_exit()
+    await_end(new_kernel.descendants, LONG, new_kernel.ports)
 
 
 def test_nodes_end_with_a_stopped_kernel_and_a_killed_java(kernel: Kernel) -> None:
     nodes = kernel.nodes()
     # SIGSTOP closes no connection, and no message is answered.
     kernel.process.send_signal(signal.SIGSTOP)
-    until(lambda: not any(map(is_running, nodes)), LONG)
-    assert is_running(kernel.java)
+    await_end(nodes, LONG)
+    assert process_start(kernel.java.pid)
     kernel.process.send_signal(signal.SIGCONT)
     phase, error, _ = kernel.receive()
     assert (phase, error) == ("failed", "NodeLost")
@@ -129,5 +117,5 @@ def test_nodes_end_with_a_stopped_kernel_and_a_killed_java(kernel: Kernel) -> No
     phase, error, text = kernel.receive()
     assert (phase, error) == ("failed", "NodeLost")
     assert "its executor has ended" in text
-    until(lambda: not any(map(is_running, nodes)), LONG)
+    await_end(nodes, LONG)
     kernel.process.wait(LONG)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._kernel import Kernel
+from tests.spark._processes import await_end
+from tfd_notebook._compat import pyspark as private
 from tfd_notebook.spark.local_session import spark_home
 from tfd_notebook.spark.local_session.session import session
 
@@ -48,6 +48,7 @@ def test_nothing_is_written_into_the_package(spark: Any, sc: Any) -> None:
     home = Path(sc._jvm.java.lang.System.getenv("SPARK_HOME"))
     assert home.parent == Path(os.environ["TMPDIR"])
     assert home.stat().st_mode & 0o077 == 0
+    assert (home / "java.pid").read_text() == str(private.java_process().pid)
     assert not (Path(pyspark.__file__).parent / "work").exists()
     for info in sc.parallelize(range(2), 2).map(process_info).collect():
         assert Path(info["directory"]).is_relative_to(home)
@@ -117,8 +118,10 @@ def test_invalid_arguments_are_errors_before_the_start() -> None:
         session(executors=0, wait=False)
 
 
-def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that prints a report as its last line."""
+def run(
+    code: str, *arguments: str, returncode: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that ends with `returncode`, and prints a report as its last line."""
     completed = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, **environment},
@@ -126,7 +129,7 @@ def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedP
         text=True,
         timeout=280,
     )
-    assert completed.stdout, completed.stderr
+    assert completed.returncode == returncode, completed.stderr
     return completed
 
 
@@ -141,6 +144,7 @@ RESTART = """
 import json, os, psutil, sys
 import tfd_notebook as tfd
 from tfd_notebook import errors
+from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.local_session import session as sessions
 
@@ -175,7 +179,7 @@ cluster = TFCluster.run(second, wait, None, 1, heartbeat_limit=10)
 report["port"] = int(node.address.rpartition(":")[2])
 of_node = psutil.Process(node.pid), psutil.Process(node.pid).parent(), psutil.Process(node.jvm)
 processes = {*of_node, *psutil.Process().children(recursive=True)}
-report["processes"] = [[process.pid, process.create_time()] for process in processes]
+report["processes"] = [[each.pid, runtime_dir.process_start(each.pid)] for each in processes]
 print(json.dumps(report), flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -183,13 +187,13 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture(scope="module")
 def restart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the report of `RESTART`, with its output of errors before the first cluster."""
+    """Return the report of `RESTART`, with its stderr before the first cluster."""
     tools = tmp_path_factory.mktemp("tools")
     for tool in ("bash", "sh", "dirname", "env", "uname", "readlink", "ps"):
         directory = next(p for p in (Path("/usr/bin"), Path("/bin")) if (p / tool).exists())
         (tools / tool).symlink_to(directory / tool)
     java = os.environ["PATH"], os.environ.get("JAVA_HOME", "")
-    completed = run(RESTART, *java, PATH=str(tools), JAVA_HOME="")
+    completed = run(RESTART, *java, returncode=-signal.SIGKILL, PATH=str(tools), JAVA_HOME="")
     errors, separator, _ = completed.stderr.partition("the first session works\n")
     assert separator, completed.stderr
     return {**report_of(completed.stdout), "errors": errors}
@@ -213,17 +217,8 @@ def test_a_session_restarts_and_leaves_no_files(restart: dict[str, Any]) -> None
     assert not list(Path(os.environ["TMPDIR"]).glob(f"*{Path(restart['home']).name}"))
 
 
-def test_all_processes_end_with_a_killed_process(restart: dict[str, Any]) -> None:
-    def is_running(pid: int, created: float) -> bool:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            return process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    until(lambda: not any(is_running(*process) for process in restart["processes"]), LONG)
-    with socket.socket() as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", restart["port"]))
+def test_killing_the_driver_ends_all_processes(restart: dict[str, Any]) -> None:
+    await_end(restart["processes"], LONG, [restart["port"]])
 
 
 def test_files_of_a_killed_process_are_removed(restart: dict[str, Any]) -> None:
@@ -231,11 +226,47 @@ def test_files_of_a_killed_process_are_removed(restart: dict[str, Any]) -> None:
     until(lambda: not Path(restart["second"]).exists(), LONG)
 
 
+#: Creates the directory of a session for a Java process. Its guard and the process are both killed.
+UNGUARDED = """
+import os, psutil, sys
+from pathlib import Path
+from tfd_notebook._compat import pyspark as private
+from tfd_notebook.spark.local_session.spark_home import WritableSparkHome
+
+home = WritableSparkHome(Path(private.spark_home()))
+home.note_java(int(sys.argv[1]))
+guards = [
+    process
+    for process in psutil.process_iter(["cmdline"])
+    if (process.info["cmdline"] or [])[-2:] == ["tfd-spark-guard", str(home.path)]
+]
+assert guards
+for guard in guards:
+    guard.kill()
+print(home.path, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_next_session_removes_files_of_a_killed_guard() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as java:
+        try:
+            pid = str(java.pid)
+            home = Path(run(UNGUARDED, pid, returncode=-signal.SIGKILL).stdout.strip())
+            spark_home.remove_leftovers()
+            assert home.exists()
+        finally:
+            java.kill()
+    spark_home.remove_leftovers()
+    assert not home.exists()
+
+
 #: Reports the fork servers of the executors before and after a cluster.
 CLUSTER = """
 import json, os, psutil
 import tfd_notebook as tfd
 from tfd_notebook._compat import pyspark as private
+from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.executor import fork_server
 
@@ -260,10 +291,12 @@ def run(spark):
     TFCluster.run(spark, nothing, [], 1, 0).shutdown()
     report["after"] = list(fork_servers())
     report["home"] = spark.sparkContext._jvm.java.lang.System.getenv("SPARK_HOME")
+    pids = [private.java_process().pid, *report["after"]]
+    report["processes"] = [[pid, runtime_dir.process_start(pid)] for pid in pids]
     print(json.dumps(report), flush=True)
 """
 
-#: A cold session. The guard that removes its directory and the process are both killed.
+#: A cold session, which still runs when the program ends.
 IN_THE_BACKGROUND = (
     CLUSTER
     + """
@@ -276,47 +309,36 @@ tfd.load_ipython_extension(shell)
 shell.run_line_magic("tfd_spark", "check --executors 1")
 assert tfd.spark.session(executors=1) is spark
 run(spark)
-home = spark.sparkContext._jvm.java.lang.System.getenv("SPARK_HOME")
-for process in psutil.process_iter():
-    try:
-        if process.cmdline()[-2:] == ["tfd-spark-guard", home]:
-            process.kill()
-    except psutil.Error:
-        pass
-os.kill(os.getpid(), 9)
 """
 )
 
 
 @pytest.fixture(scope="module")
-def background() -> Iterator[str]:
-    """Yield the output of `IN_THE_BACKGROUND`."""
-    output = run(IN_THE_BACKGROUND).stdout
-    yield output
-    until(lambda: is_removed(Path(report_of(output)["home"])), LONG)
+def background() -> subprocess.CompletedProcess[str]:
+    return run(IN_THE_BACKGROUND)
 
 
-def is_removed(home: Path) -> bool:
-    """Remove the directories of processes that have ended, as the next session does."""
-    spark_home.remove_leftovers()
-    return not home.exists()
+def test_a_session_starts_in_the_background(
+    background: subprocess.CompletedProcess[str],
+) -> None:
+    assert "1 slots, 1 nodes requested" in background.stdout
 
 
-def test_a_session_starts_in_the_background(background: str) -> None:
-    assert "1 slots, 1 nodes requested" in background
-
-
-def test_a_cold_session_imports_tensorflow_for_a_cluster(background: str) -> None:
-    report = report_of(background)
+def test_a_cold_session_imports_tensorflow_for_a_cluster(
+    background: subprocess.CompletedProcess[str],
+) -> None:
+    report = report_of(background.stdout)
     assert not report["before"]
     assert report["after"]
 
 
-def test_files_of_a_killed_host_are_removed_by_the_next_session(background: str) -> None:
-    """The process and the guard that removes its directory are both killed."""
-    home = Path(report_of(background)["home"])
-    assert home.exists()
-    until(lambda: is_removed(home), LONG)  # once its Java has ended
+def test_an_exit_ends_a_running_session(
+    background: subprocess.CompletedProcess[str],
+) -> None:
+    report = report_of(background.stdout)
+    await_end(report["processes"], LONG)
+    assert not Path(report["home"]).exists()
+    assert "Exception" not in background.stderr
 
 
 IN_A_KERNEL = (
