@@ -20,6 +20,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.driver import startup
 from tfd_notebook.spark.driver.registry import running
 from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.TFCluster import InputMode
@@ -202,15 +203,17 @@ def test_child_processes_of_a_function_end_with_it(sc: Any, tmp_path: Path) -> N
     until(lambda: all_ended([int((tmp_path / "pid").read_text())]), LONG)
 
 
-def test_too_few_slots_are_refused_before_the_start(sc: Any, tmp_path: Path) -> None:
-    def function(args: Any, ctx: Any) -> None:
-        (tmp_path / str(ctx.task_index)).touch()
+def test_too_few_slots_are_refused_before_the_start(
+    sc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(_: Any, description: str, __: Any) -> None:
+        raise AssertionError(f"the Spark job {description!r} was submitted")
 
+    monkeypatch.setattr(startup, "Job", job)
     with pytest.raises(errors.TfdError, match="3") as caught:
-        TFCluster.run(sc, function, None, 3, 0)
+        TFCluster.run(sc, waiting_function(), None, 3, 0)
     assert isinstance(caught.value, errors.NotEnoughSlots)
     assert "2" in str(caught.value)
-    assert not list(tmp_path.iterdir())
     assert not running()
 
 
@@ -290,8 +293,8 @@ def test_shutdown_does_not_sleep_for_the_grace_period(sc: Any) -> None:
             time.sleep(1.0)
 
     with running_cluster(sc, function, eval_node=True) as cluster:
-        # After the grace period, the timeout would already have expired.
-        cluster.shutdown(grace_secs=4 * LONG, timeout=4 * LONG)
+        # A shutdown that waits for the whole grace period returns without an error, but too late.
+        cluster.shutdown(grace_secs=4 * LONG, wait=False).result(LONG)
         states = {row.node: row.state for row in cluster.snapshot().spark.nodes}
     assert states == {"evaluator:0": "finished", "worker:0": "finished"}
 

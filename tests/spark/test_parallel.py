@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests._waiting import until
 from tfd_notebook.errors import NodeFailed, NotEnoughSlots, SparkError, UsageError
 from tfd_notebook.spark import TFParallel
 
@@ -84,12 +87,12 @@ def test_an_error_ends_all_tasks_and_has_the_traceback(
 ) -> None:
     def fail(args: Any, ctx: Any) -> None:
         with open(Path(args) / f"{ctx.worker_num}", "a") as runs:
-            runs.write("run\n")
+            runs.write(f"{os.getpid()}\n")
         if ctx.worker_num == 1:
+            while not (Path(args) / "0").exists():
+                time.sleep(0.05)
             raise ValueError("no such column: lable")
         time.sleep(10 * SOON)
-        with open(Path(args) / "ended", "w"):
-            pass
 
     with pytest.raises(NodeFailed) as caught:
         TFParallel.run(sc, fail, str(tmp_path), 2, use_barrier=use_barrier)
@@ -97,8 +100,9 @@ def test_an_error_ends_all_tasks_and_has_the_traceback(
     assert "ValueError: no such column: lable" in str(caught.value)
     assert 'raise ValueError("no such column: lable")' in str(caught.value)
     # Spark does not retry the task, and the SparkContext keeps running.
-    assert (tmp_path / "1").read_text() == "run\n"
-    assert not (tmp_path / "ended").exists()
+    assert len((tmp_path / "1").read_text().split()) == 1
+    other_task = int(until((tmp_path / "0").read_text))
+    until(lambda: not psutil.pid_exists(other_task), SOON)
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
