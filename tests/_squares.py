@@ -6,7 +6,7 @@ from typing import Any
 
 
 def squares_function() -> Any:
-    """Return a function that answers rows with their squares. A parameter server waits."""
+    """Return a function that returns the square of each row. On a parameter server, it waits."""
 
     def squares(args: Any, ctx: Any) -> None:
         import threading

@@ -26,7 +26,6 @@ from tfd_notebook.spark.TFCluster import InputMode
 #: Timeout in seconds of steps that take 1 s on an idle machine.
 LONG = 120.0
 
-
 #: Reports two GPUs.
 GPUS = """\
 #!/bin/sh
