@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 #: Timeout in seconds of the end of processes whose driver was killed.
 _END_SECONDS = 120.0
 
-#: Uses two clusters when it may continue, reports, and starts them again.
+#: After a line on stdin, uses both clusters, stops Spark, starts all again, and prints a report.
 PROGRAM = """
-import json, sys
+import json, os, sys
 from tfd_notebook.net import secure_channel
 
 secrets = []
@@ -56,17 +56,20 @@ config, directory = json.loads(sys.argv[1]), sys.argv[2]
 builder = SparkSession.builder.appName("standalone")
 for name, value in config.items():
     builder = builder.config(name, value)
+
+def start(spark, name):
+    results = os.path.join(directory, name)
+    os.mkdir(results)
+    sc = spark.sparkContext
+    cluster = TFCluster.run(sc, train, results, 2, 0, input_mode=TFCluster.InputMode.SPARK)
+    data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
+    return cluster, data
+
 spark = builder.getOrCreate()
 sc = spark.sparkContext
 check.require_slots(sc, 2)
 findings = tfd.spark.check(spark, 2)
-
-def start():
-    cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
-    data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
-    return cluster, data
-
-cluster, data = start()
+cluster, data = start(spark, "results")
 print("ready", flush=True)
 sys.stdin.readline()
 cluster.train(sc.parallelize([[number] for number in range(1000)], 4), 1)
@@ -75,7 +78,8 @@ dataset = tf.data.Dataset.range(100).apply(data.distribute("dynamic"))
 numbers = sorted(int(x) for x in dataset)
 data.stop()
 total = sc.parallelize(range(10)).sum()
-running = start()
+spark.stop()
+running = start(builder.getOrCreate(), "unused")
 print(json.dumps({
     "codes": list(findings.codes), "numbers": numbers, "total": total,
     "secrets": [bytes(secret).hex() for secret in secrets],
@@ -99,12 +103,13 @@ class Run:
     errors: Path
     bomb: Path
     results: Path
-    #: Processes that the program has started.
+    #: Processes of this run before the program, and those that it had started at its report.
+    before: set[psutil.Process]
     started: set[psutil.Process]
 
     def ended(self) -> bool:
         """Return True if all processes of the program have ended."""
-        return not self.started.intersection(members())
+        return self.before.issuperset(members())
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +117,10 @@ def run(standalone: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Yield a run of the program with invalid messages to each port."""
     directory = tmp_path_factory.mktemp("run")
     bomb, results, errors = (directory / name for name in ("bomb", "results", "errors"))
-    results.mkdir()
     before = set(members())
     with errors.open("wb") as file:
         program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(results)],
+            [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(directory)],
             env={**os.environ, **standalone.environment("driver")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -144,7 +148,7 @@ def run(standalone: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Ite
     finally:
         program.kill()
         program.communicate()
-    run = Run(lines, json.loads(output), errors, bomb, results, started)
+    run = Run(lines, json.loads(output), errors, bomb, results, before, started)
     yield run
     until(run.ended, _END_SECONDS)
     orphans.sweep()  # remove the runtime files of the killed process
