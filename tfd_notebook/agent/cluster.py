@@ -128,11 +128,9 @@ class AgentCluster:
         with self.reported("writing the agent's state"):
             self._agent.write_state()
 
-    def task_events(self) -> list[dict[str, Any]]:
+    def task_events(self) -> list[TaskChanged]:
         """Return an event with the current state of each task."""
-        return [
-            {"cluster": self.name, **self._event(task).to_json()} for task in self.tasks.values()
-        ]
+        return [self._event(task) for task in self.tasks.values()]
 
     def _event(self, task: TaskSupervisor, log: tuple[str, ...] = ()) -> TaskChanged:
         runs = task.state is not TaskState.RESTARTING  # else its process is ending

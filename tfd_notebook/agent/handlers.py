@@ -113,7 +113,9 @@ class AgentHandlers(ABC):
             "description": agent_cluster.description,
             "directory": str(agent_cluster.directory),
             "lease": agent_cluster.lease and agent_cluster.lease.left,
-            "tasks": agent_cluster.task_events(),
+            "tasks": [
+                {"cluster": cluster, **event.to_json()} for event in agent_cluster.task_events()
+            ],
             "time_limit_left": None
             if limit is None or start is None
             else start + limit - clock.now(),
@@ -128,7 +130,7 @@ class AgentHandlers(ABC):
                 "name": cluster.name,
                 "lease": cluster.lease and cluster.lease.left,
                 "description": cluster.description,
-                "tasks": [task["state"] for task in cluster.task_events()],
+                "tasks": [event.state for event in cluster.task_events()],
                 "has_listeners": self.has_listeners(cluster.name),
             }
             for cluster in self.clusters.values()

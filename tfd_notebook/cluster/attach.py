@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -153,11 +154,11 @@ def attach(
                 )
         config = spec.unpack(description["config"])
 
-        def adopt(cluster: Cluster) -> tuple[base.TaskHost, Mapping[str, Any]]:
-            task_host, report = agents.adopt(config, cluster._monitor.apply)
+        def adopt(cluster: Cluster) -> tuple[base.TaskHost, base.AdoptedCluster]:
+            task_host, adopted = agents.adopt(config, cluster._monitor.apply)
             if isinstance(location, RemoteDetachedCluster):
-                report = {**report, "description": description}
-            return task_host, report
+                adopted = dataclasses.replace(adopted, description=description)
+            return task_host, adopted
 
         cluster = _from_running_tasks(config, base.launcher(config.launcher, config.options), adopt)
     except BaseException:
@@ -184,7 +185,7 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )
 
-    def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, dict[str, Any]]:
+    def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, base.AdoptedCluster]:
         task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply)
         roles = [event.task.partition(":")[0] for event in task_host.first]
         task_manager: dict[str, Any] = {
@@ -194,12 +195,8 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
             "removed_addresses": [],
             "work_dir": None,
         }
-        return task_host, {
-            "description": {"task_manager": task_manager, "used": True},
-            "lease": None,
-            "time_limit_left": None,
-            "tasks": [task.to_json() for task in task_host.first],
-        }
+        description = {"task_manager": task_manager, "used": True}
+        return task_host, base.AdoptedCluster(description, task_host.first)
 
     existing = registry.clusters().get(name)
     if existing is not None and existing.config == config:
@@ -213,7 +210,7 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
 def _from_running_tasks(
     config: spec.ClusterConfig,
     launcher: base.Launcher,
-    adopt: Callable[[Cluster], tuple[base.TaskHost, Mapping[str, Any]]],
+    adopt: Callable[[Cluster], tuple[base.TaskHost, base.AdoptedCluster]],
 ) -> Cluster:
     """Return a cluster of tasks that are running already.
 

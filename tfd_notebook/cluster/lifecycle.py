@@ -6,8 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket, registry
@@ -266,7 +266,7 @@ class Lifecycle:
         """True if the cluster has ended, or if this process has left it."""
         return self._monitor.state in ("stopped", "failed", "lost", "left")
 
-    def adopt(self, connect: Callable[[], tuple[base.TaskHost, Mapping[str, Any]]]) -> None:
+    def adopt(self, connect: Callable[[], tuple[base.TaskHost, base.AdoptedCluster]]) -> None:
         """Manage tasks that are running already, which `connect` connects to."""
         with self._context.lock:
             self._start_monitoring()
@@ -277,15 +277,14 @@ class Lifecycle:
                 raise
             self._monitor.apply(StateChanged("ready"))
 
-    def _adopt_tasks(self, task_host: base.TaskHost, report: Mapping[str, Any]) -> None:
-        """Set the state of the cluster from an agent's report; see `agent_host.adopt`."""
-        description = report["description"]
-        self._task_manager.adopt(task_host, description["task_manager"], report["tasks"])
+    def _adopt_tasks(self, task_host: base.TaskHost, adopted: base.AdoptedCluster) -> None:
+        description = adopted.description
+        self._task_manager.adopt(task_host, description["task_manager"], adopted.tasks)
         # The servers may still hold variables of an earlier coordinator.
         self._training.used = bool(description["used"])
-        self._monitor.apply(LeaseChanged(report["lease"]))
-        if report["time_limit_left"] is not None:
-            self._monitor.apply(ExpiryChanged(report["time_limit_left"]))
+        self._monitor.apply(LeaseChanged(adopted.lease))
+        if adopted.time_limit_left is not None:
+            self._monitor.apply(ExpiryChanged(adopted.time_limit_left))
 
     def _end(self, state: str) -> None:
         with registry.locked():

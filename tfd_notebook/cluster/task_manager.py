@@ -17,7 +17,7 @@ from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
 from tfd_notebook.launchers import base
-from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskRemoved, from_json
+from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskChanged, TaskRemoved
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, proxies
@@ -172,7 +172,7 @@ class TaskManager:
         }
 
     def adopt(
-        self, task_host: base.TaskHost, description: Mapping[str, Any], tasks: list[dict[str, Any]]
+        self, task_host: base.TaskHost, description: Mapping[str, Any], tasks: Iterable[TaskChanged]
     ) -> None:
         """Connect to tasks that are running already.
 
@@ -181,8 +181,8 @@ class TaskManager:
         task_host : TaskHost
         description : mapping
             The result of `description` in the process that started them.
-        tasks : list of dict
-            An event for each task, with its current state.
+        tasks : iterable of TaskChanged
+            The current state of each task.
         """
         self._task_host = task_host
         self._copy_journal()
@@ -193,7 +193,7 @@ class TaskManager:
         for role, count in description["counts"].items():
             self._monitor.apply(PlanChanged(Role(role), planned=count, requested=count))
         for event in tasks:
-            self._monitor.apply(from_json(event))
+            self._monitor.apply(event)
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""

@@ -6,12 +6,13 @@ import difflib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypedDict
 
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
-from tfd_notebook.model.events import Event
+from tfd_notebook.model.events import Event, TaskChanged
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, TaskSpec
 
 ENTRY_POINTS = "tfd_notebook.launchers"
@@ -32,6 +33,29 @@ class GpuReport(TypedDict):
     #: Why the list is empty.
     reason: str
     hidden: bool
+
+
+@dataclass(frozen=True)
+class AdoptedCluster:
+    """A running cluster at the time when a process attaches to it.
+
+    Parameters
+    ----------
+    description : mapping
+        The description that `TaskHost.describe` stored.
+    tasks : sequence of TaskChanged
+        The current state of each task.
+    directory : str
+        The cluster's directory on the agent's host.
+    lease, time_limit_left : float, optional
+        Seconds that remain; None without a lease or a limit.
+    """
+
+    description: Mapping[str, Any]
+    tasks: Sequence[TaskChanged]
+    directory: str = ""
+    lease: float | None = None
+    time_limit_left: float | None = None
 
 
 class TaskHost(ABC):

@@ -23,7 +23,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.launchers import local
-from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
+from tfd_notebook.launchers.base import ALL_ROLES, AdoptedCluster, Launcher, OnEvent, TaskHost
 from tfd_notebook.launchers.client import agent_host, tls_tunnels
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
@@ -268,15 +268,15 @@ class RemoteLauncher(Launcher):
         sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
-    ) -> tuple[TaskHostGroup, list[dict[str, Any]]]:
-        """Return the hosts of a running cluster and their replies; see `RemoteAgents`."""
+    ) -> tuple[TaskHostGroup, list[AdoptedCluster]]:
+        """Return the hosts of a running cluster and its state on each; see `RemoteAgents`."""
         self._advertise(hosts, sessions)
-        task_hosts, replies = [], []
+        task_hosts, parts = [], []
         for host, session in zip(hosts, sessions, strict=True):
-            reply = agent_host.adopt(session.client, config.name, _from_host(host, on_event))
-            task_hosts.append(RemoteTaskHost(session, host, config.name, reply["directory"]))
-            replies.append(reply)
-        return self._group(task_hosts, config, on_event), replies
+            part = agent_host.adopt(session.client, config.name, _from_host(host, on_event))
+            task_hosts.append(RemoteTaskHost(session, host, config.name, part.directory))
+            parts.append(part)
+        return self._group(task_hosts, config, on_event), parts
 
     def _group(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
@@ -392,7 +392,6 @@ class RemoteTaskHost(AgentTaskHost):
         self.remote = host
         self.identity = host.handshake.identity
         self.agent = session.client.id
-        #: Networks that may connect to the tasks.
         self.allowed_networks = allowed_networks
 
     def _request(self, method: str, timeout: float, **arguments: Any) -> Any:
@@ -444,24 +443,26 @@ class RemoteAgents:
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
-    ) -> tuple[TaskHostGroup, dict[str, Any]]:
+    ) -> tuple[TaskHostGroup, AdoptedCluster]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster, replies = self._launcher.adopt(self._hosts, self._sessions, config, on_event)
+        cluster, parts = self._launcher.adopt(self._hosts, self._sessions, config, on_event)
         events = []
-        for position, (task_host, reply) in enumerate(zip(cluster.hosts, replies, strict=True)):
-            if not reply["description"]:
+        for position, (task_host, part) in enumerate(zip(cluster.hosts, parts, strict=True)):
+            if not part.description:
                 raise StateError(
                     f"the description of cluster {config.name!r} on {task_host.label} is "
                     "incomplete",
                     fix=f"tfd stop {config.name}, and start it again",
                 )
-            events += [(position, {**event, "host": task_host.label}) for event in reply["tasks"]]
+            events += [
+                (position, dataclasses.replace(event, host=task_host.label)) for event in part.tasks
+            ]
         try:
             cluster.adopt(events)
         except BaseException:
             cluster.detach()
             raise
-        return cluster, {**replies[0], "tasks": [event for _, event in events]}
+        return cluster, dataclasses.replace(parts[0], tasks=[event for _, event in events])
 
     def end(self, cluster: str) -> None:
         """Stop the rest of the cluster; never raises."""

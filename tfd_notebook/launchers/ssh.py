@@ -163,7 +163,7 @@ class SSH(RemoteLauncher):
 
 
 class _Client:
-    """Client of the process that holds the ssh connections."""
+    """Typed requests to the process that holds the ssh connections. All are encoded here."""
 
     def __init__(self, users: int) -> None:
         self._users = users

@@ -31,6 +31,7 @@ from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.launchers.base import AdoptedCluster
 from tfd_notebook.launchers.client import tls_tunnels
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
@@ -40,7 +41,7 @@ from tfd_notebook.launchers.client.session import AgentSession
 from tfd_notebook.launchers.fake import Fake
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model import spec
-from tfd_notebook.model.events import TasksLost, from_json
+from tfd_notebook.model.events import TaskChanged, TasksLost, from_json
 from tfd_notebook.model.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
 from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
@@ -240,7 +241,11 @@ def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
             with pytest.raises(errors.AgentLost, match=HOST):
                 waiting.result(0)
         elif waiting.done() and waiting.exception() is None:
-            messages.reply_value(method, waiting.result())
+            value = waiting.result()
+            if isinstance(value, AdoptedCluster):
+                tasks = [{"cluster": "c", **event.to_json()} for event in value.tasks]
+                value = {**vars(value), "tasks": tasks}
+            messages.reply_value(method, value)
         elif waiting.done():
             assert isinstance(waiting.exception(), errors.TfdError)
     assert refused > 30
@@ -252,7 +257,9 @@ def use_description(description: dict[str, Any]) -> None:
     monitor = monitored(config)
     client = AgentClient("agent", HOST, lambda line: None)
     manager = TaskManager(config, Fake(), monitor)
-    manager.adopt(AgentTaskHost(client, config.name, "/d"), description["task_manager"], [TASK])
+    task = from_json(TASK)
+    assert isinstance(task, TaskChanged)
+    manager.adopt(AgentTaskHost(client, config.name, "/d"), description["task_manager"], [task])
     monitor.snapshot()
     json.dumps(manager.description(), allow_nan=False)
     reply = {"name": config.name, "description": description, "lease": 5.0, "tasks": ["ready"]}

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from tfd_notebook._version import VERSION
 from tfd_notebook.errors import (
@@ -18,12 +18,13 @@ from tfd_notebook.errors import (
     StateError,
     TimeLimit,
 )
-from tfd_notebook.launchers.base import OnEvent
+from tfd_notebook.launchers.base import AdoptedCluster, OnEvent
 from tfd_notebook.model.events import (
     ClusterEnded,
     Event,
     LeaseChanged,
     Notice,
+    TaskChanged,
     TasksLost,
     from_json,
 )
@@ -269,6 +270,9 @@ class AgentClient:
         else:
             value = messages.reply_value(method, body.get("value"))
             self._check_tasks(method, arguments, value)
+            if method == "adopt":
+                tasks = [cast(TaskChanged, from_json(event)) for event in value["tasks"]]
+                value = AdoptedCluster(**{**value, "tasks": tasks})
         with self._lock:
             self._replies.pop(number, None)
             self._unanswered.pop(number, None)
@@ -365,16 +369,15 @@ class AgentClient:
         for name, listener in listeners.items():
 
             def publish(
-                adopted: concurrent.futures.Future[Any],
+                adopted: concurrent.futures.Future[AdoptedCluster],
                 name: str = name,
                 listener: OnEvent = listener,
             ) -> None:
                 error = adopted.exception()
                 if error is None:
-                    reply = adopted.result()
-                    for event in reply["tasks"]:
-                        _notify(listener, from_json(event))
-                    _notify(listener, LeaseChanged(reply["lease"]))
+                    for event in adopted.result().tasks:
+                        _notify(listener, event)
+                    _notify(listener, LeaseChanged(adopted.result().lease))
                 elif not isinstance(error, AgentLost):  # `lost` notifies all listeners of that
                     reason = "it ended while its host was disconnected"
                     _notify(listener, ClusterEnded(reason))

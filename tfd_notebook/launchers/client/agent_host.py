@@ -1,4 +1,4 @@
-"""Typed requests to an agent. All requests are encoded here."""
+"""Typed requests to an agent. Only `AgentClient` itself sends another, to resynchronise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from tfd_notebook.errors import StartTimeout, TfdError
-from tfd_notebook.launchers.base import GpuReport, OnEvent, TaskHost
+from tfd_notebook.launchers.base import AdoptedCluster, GpuReport, OnEvent, TaskHost
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.model.spec import ClusterConfig, TaskSpec
 
@@ -72,11 +72,11 @@ def open_cluster(
     return directory
 
 
-def adopt(client: AgentClient, cluster: str, on_event: OnEvent) -> dict[str, Any]:
-    """Receive the events of a running cluster; return the agent's reply about it."""
+def adopt(client: AgentClient, cluster: str, on_event: OnEvent) -> AdoptedCluster:
+    """Receive the events of a running cluster, and return its current state."""
     client.listen(cluster, on_event)
-    reply: dict[str, Any] = client.request("adopt", 30.0, cluster=cluster)
-    return reply
+    adopted: AdoptedCluster = client.request("adopt", 30.0, cluster=cluster)
+    return adopted
 
 
 def clusters(client: AgentClient, timeout: float) -> list[dict[str, Any]]:
@@ -97,6 +97,9 @@ class AgentTaskHost(TaskHost):
     on_end : callable, optional
         Called when this process has closed the cluster, or has detached from it.
     """
+
+    #: Networks that may connect to the tasks.
+    allowed_networks: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tfd_notebook.agent.sessions import SOCKET
 from tfd_notebook.errors import AgentLost, InvalidMessage, StateError
 from tfd_notebook.launchers import base
-from tfd_notebook.launchers.base import OnEvent, TaskHost
+from tfd_notebook.launchers.base import AdoptedCluster, OnEvent, TaskHost
 from tfd_notebook.launchers.client import agent_host
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.session import AgentSession, SocketChannel
@@ -113,10 +113,10 @@ class LocalAgent:
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
-    ) -> tuple[AgentTaskHost, dict[str, Any]]:
+    ) -> tuple[AgentTaskHost, AdoptedCluster]:
         client = self._session.client
-        reply = agent_host.adopt(client, config.name, on_event)
-        return AgentTaskHost(client, config.name, reply["directory"], self.close), reply
+        adopted = agent_host.adopt(client, config.name, on_event)
+        return AgentTaskHost(client, config.name, adopted.directory, self.close), adopted
 
     def close(self) -> None:
         self._session.close()
@@ -128,8 +128,8 @@ class AgentConnection(Protocol):
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         """Return a summary of each cluster of the agents."""
 
-    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, dict[str, Any]]:
-        """Receive the events of a cluster; return its host and the reply of its agents."""
+    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, AdoptedCluster]:
+        """Receive the events of a cluster; return its host and its current state."""
 
     def close(self) -> None:
         """Close the connection; never raises."""

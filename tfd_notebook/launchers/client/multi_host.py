@@ -12,6 +12,7 @@ from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launchers.base import GpuReport, TaskHost
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
+from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import Endpoint, Role, TaskSpec
 from tfd_notebook.net.host import check_reachability
 
@@ -90,14 +91,14 @@ class TaskHostGroup(TaskHost):
         if self._tunnels is not None:
             self._tunnels.end()
 
-    def adopt(self, events: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+    def adopt(self, events: Iterable[tuple[int, TaskChanged]]) -> None:
         """Record the hosts of the tasks: for each task the host's position, and its event."""
         for position, event in events:
-            self._positions[event["task"]] = position
+            self._positions[event.task] = position
             if self._tunnels is not None:
-                port = Endpoint.parse(event["address"]).port
+                port = Endpoint.parse(event.address).port
                 self._reopen(self._tunnels, port, position)
-                self._ports[event["task"]] = port
+                self._ports[event.task] = port
 
     def _reopen(self, tunnels: Tunnels, port: int, position: int) -> None:
         """Open tunnels that another process had, once that process has closed them."""
@@ -159,12 +160,10 @@ class TaskHostGroup(TaskHost):
             sentences.setdefault(("this kernel", peer), cause)
         return list(sentences.values())
 
-    def _explanation(self, target: TaskHost, source: str) -> str:
+    def _explanation(self, target: AgentTaskHost, source: str) -> str:
         if self._tunnels is not None:
             return ": the tunnel between them is broken"
-        allowed = [
-            ipaddress.ip_network(network) for network in getattr(target, "allowed_networks", ())
-        ]
+        allowed = [ipaddress.ip_network(network) for network in target.allowed_networks]
         if not source or any(ipaddress.ip_address(source) in network for network in allowed):
             return ": the cause is the network between them, or a firewall"
         return (
