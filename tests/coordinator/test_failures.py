@@ -482,7 +482,9 @@ class TestConnecting:
             until(lambda: coordinator.values.counts()["running"] == 1)
             coordinator.resume_worker(1)
             few.kill("worker:0")
-            assert value.fetch() == 200_000  # by the other worker
+            assert value.fetch() == 200_000
+            row = coordinator.values.records(1)[0]
+            assert (row["state"], row["worker"], row["attempts"]) == ("ready", 1, 2)
             assert few.snapshot().task("worker:0").state == "failed"
             few.scale(workers=3)
             coordinator.pause_worker(1)
