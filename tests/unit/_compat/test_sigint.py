@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook._compat import sigint
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
@@ -26,6 +27,24 @@ def meter():
     sigint.release(meter)
 
 
+class Clock:
+    """Stand-in for `time` in the watch, which reads it for each blocked call."""
+
+    now = 1.0
+    reads = 0
+
+    def perf_counter(self):
+        self.reads += 1
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(sigint, "time", clock)
+    return clock
+
+
 def press():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.05)  # the handler runs at the latest here
@@ -34,53 +53,70 @@ def press():
 def block(meter, function=False):
     """Simulate a blocked `meter`; return the event that its cancellation sets."""
     cancelled = threading.Event()
-    meter.blocked[sigint.MAIN_THREAD] = (time.perf_counter(), cancelled.set, function)
+    meter.blocked[sigint.MAIN_THREAD] = (sigint.time.perf_counter(), cancelled.set, function)
     return cancelled
 
 
-def test_blocked_call_is_cancelled_after_a_grace_period(meter):
+def await_checks(clock):
+    """Wait until the watch has checked a blocked call twice."""
+    last = clock.reads + 3  # the first read may be of the press
+    until(lambda: clock.reads >= last)
+
+
+def test_blocked_call_is_cancelled_after_a_grace_period(meter, clock):
     cancelled = block(meter)
-    start = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         press()
-    assert cancelled.wait(2)
-    assert time.perf_counter() - start >= sigint.GRACE
+    await_checks(clock)
+    assert not cancelled.is_set()
+    clock.now += 2 * sigint.GRACE
+    assert cancelled.wait(60)
     assert meter.interrupted
 
 
-def test_call_that_ends_in_time_stays_usable(meter):
+def test_call_that_ends_in_time_stays_usable(meter, clock):
     cancelled = block(meter)
     with pytest.raises(KeyboardInterrupt):
         press()
+    await_checks(clock)
     meter.blocked.clear()
-    assert not cancelled.wait(3 * sigint.GRACE)
+    clock.now += 2 * sigint.GRACE
+    sigint.undo()
+    assert not cancelled.is_set()
     assert not meter.interrupted
 
 
-def test_computing_function_is_cancelled_at_the_second_ctrl_c(meter):
-    class Clock:
+def test_computing_function_is_cancelled_at_the_second_ctrl_c(meter, clock):
+    class Buffer:
         def starved(self):
             return False
 
-    meter.clock = Clock()
+    meter.clock = Buffer()
     cancelled = block(meter, function=True)
-    for last in (False, True):
-        with pytest.raises(KeyboardInterrupt):
-            press()
-        assert cancelled.wait(3 * sigint.GRACE) is last
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    clock.now += 2 * sigint.GRACE
+    await_checks(clock)
+    assert not cancelled.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert cancelled.wait(60)
     meter.clock = None
 
 
-def test_other_signal_handlers_are_kept(meter):
+def test_other_signal_handlers_are_kept(meter, clock):
     received = []
     before = signal.signal(signal.SIGINT, lambda *_: received.append(1))
     try:
         cancelled = block(meter)
         press()
-        assert not cancelled.wait(3 * sigint.GRACE)
+        until(lambda: received)
+        sigint.undo()  # after the watch has read the signal
     finally:
         signal.signal(signal.SIGINT, before)
     assert received == [1]
+    assert not cancelled.is_set()
+    assert clock.reads == 1  # of `block`: the watch ignores the signal
 
 
 def test_wakeup_descriptor_of_an_event_loop_is_restored():
@@ -93,7 +129,7 @@ def test_wakeup_descriptor_of_an_event_loop_is_restored():
         sigint.arm(meter)
         with pytest.raises(KeyboardInterrupt):
             press()
-        receiver.settimeout(2)
+        receiver.settimeout(60)
         assert receiver.recv(1) == bytes([signal.SIGINT])
         sigint.release(meter)
         assert signal.set_wakeup_fd(-1) == loops.fileno()
@@ -112,6 +148,6 @@ def test_last_release_ends_the_thread():
     sigint.release(first)
     assert watch[0].is_alive()
     sigint.release(second)
-    watch[0].join(2)
+    watch[0].join(60)
     assert not watch[0].is_alive()
     assert signal.set_wakeup_fd(-1) == -1
