@@ -845,23 +845,34 @@ def test_kernel_without_changes_sends_keep_alives(
         return (replace(row, elements=next(elements) if rows["working"] else 5),)
 
     monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
-    panel.request("list")  # the first inspection
-    panel.request("list")
-    time.sleep(0.3)
-    quiet = len(panel.received("alive"))
-    assert quiet <= 1  # at most the work that was pending before
+    checks, keep_alive = itertools.count(), hub.Hub._keep_alive
+    latest = [0]
+
+    def counted(*arguments: Any) -> None:
+        keep_alive(*arguments)
+        latest[0] = next(checks)
+
+    monkeypatch.setattr(hub.Hub, "_keep_alive", counted)
+
+    def sent_after_checks() -> int:
+        """Return the number of keep-alives after the hub has inspected new snapshots."""
+        last = latest[0] + 3
+
+        def checked() -> bool:
+            cluster._monitor.notice("info", "measured")
+            return latest[0] >= last
+
+        until(checked)
+        return len(panel.received("alive"))
+
+    panel.request("list")  # wakes the hub
+    idle = sent_after_checks()
+    assert sent_after_checks() == idle
     rows["working"] = True
-
-    def is_alive() -> bool:
-        cluster._monitor.notice("info", "measured")
-        return len(panel.received("alive")) > quiet
-
-    until(is_alive)
+    assert sent_after_checks() > idle
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
-    panel.request("list")
-    count = len(panel.received("alive"))
-    time.sleep(0.2)
-    assert len(panel.received("alive")) == count
+    disabled = sent_after_checks()
+    assert sent_after_checks() == disabled
 
 
 # Forms
