@@ -38,13 +38,17 @@ class Closure:
 
 
 class Clock:
-    """Stand-in for `time.perf_counter` in a store."""
+    """Stand-in for `time` in a store. `wall` is the wall clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.wall = 2_000_000_000.0
 
     def perf_counter(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return self.wall
 
 
 @pytest.fixture
@@ -264,13 +268,12 @@ def test_values_have_representations(clock: Clock) -> None:
 
 
 def test_time_of_a_value_uses_the_current_clock(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tfd_notebook.coordinator.values.time", clock)
     store = Store()
     store.add("f", "f", None)
-    values, real = Values(store, lambda: False), time.time
-    (before,) = values.to_frame()["queued"]
-    monkeypatch.setattr(time, "time", lambda: real() + 3600)
-    (after,) = values.to_frame()["queued"]
-    assert (after - before).total_seconds() == pytest.approx(3600, abs=1)
-    assert values.to_frame()["queued"][0].timestamp() == pytest.approx(time.time(), abs=60)
+    values = Values(store, lambda: False)
+    for step in (0, 3600):
+        clock.wall += step
+        assert values.to_frame()["queued"][0].timestamp() == clock.wall

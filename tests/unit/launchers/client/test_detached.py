@@ -20,6 +20,7 @@ from tfd_notebook.launchers.client import detached, orphans
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord, remote_detached_clusters
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import ClusterConfig, Role
+from tfd_notebook.net import clock
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +50,16 @@ def record() -> DetachedClusterRecord:
     return DetachedClusterRecord("training", "ssh", options, ["a1", "b2"])
 
 
+@pytest.fixture
+def fixed_time(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Stop the clocks, and return the seconds since the epoch."""
+    monkeypatch.setattr(clock, "now", lambda: 50.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    return 1000.0
+
+
 def test_record_exists_while_the_cluster_is_detached(
-    record: DetachedClusterRecord, directory: Path
+    record: DetachedClusterRecord, directory: Path, fixed_time: float
 ) -> None:
     record.describe(description(2))
     assert not remote_detached_clusters(), "a cluster without a lease ends with its kernel"
@@ -58,7 +67,7 @@ def test_record_exists_while_the_cluster_is_detached(
     record.describe(description(3))
     (listed,) = remote_detached_clusters()
     assert (listed.name, listed.planned, listed.pid) == ("training", 4, None)
-    assert 0 < listed.lease - time.time() <= 100
+    assert listed.lease == fixed_time + 100
     assert (listed.launcher, listed.agents) == ("ssh", ("a1", "b2"))
     assert listed.description == description(3)
     assert listed.options["hosts"] == ["ada@one", "ada@two"]
@@ -72,7 +81,9 @@ def test_record_exists_while_the_cluster_is_detached(
     assert not list(directory.iterdir())
 
 
-def test_processes_attached_to_one_cluster_share_one_record(record: DetachedClusterRecord) -> None:
+def test_processes_attached_to_one_cluster_share_one_record(
+    record: DetachedClusterRecord, fixed_time: float
+) -> None:
     record.set_lease(100)
     record.describe(description(2))
     second = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
@@ -80,9 +91,9 @@ def test_processes_attached_to_one_cluster_share_one_record(record: DetachedClus
     record.set_lease(1000)
     (listed,) = remote_detached_clusters()
     assert (listed.description, listed.planned) == (description(5), 6)
-    assert listed.lease - time.time() > 900
+    assert listed.lease == fixed_time + 1000
     second.describe(description(6))
-    assert remote_detached_clusters()[0].lease == pytest.approx(listed.lease, abs=1)
+    assert remote_detached_clusters()[0].lease == listed.lease
     second.set_lease(500)
     assert remote_detached_clusters()[0].description == description(6)
 
