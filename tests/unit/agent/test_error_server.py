@@ -26,6 +26,7 @@ WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 WORKER_HEARTBEAT = "/tensorflow.data.DispatcherService/WorkerHeartbeat"
 UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
 OFF, DYNAMIC, FILE = range(3)
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def dispatcher() -> Iterator[tuple[str, FakeDispatcher]]:
 def call(port: int, method: str, request: bytes = b"", host: str = "localhost") -> bytes:
     options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
     with grpc.insecure_channel(f"{host}:{port}", options) as channel:
-        answer: bytes = channel.unary_unary(method)(request, timeout=2)
+        answer: bytes = channel.unary_unary(method)(request, timeout=SECONDS)
         return answer
 
 
@@ -162,7 +163,7 @@ def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDi
     address, fake = dispatcher
     with ErrorServer({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
         assert call(port, PROCESS_TASK, work(7, mode)) == b""
-        assert fake.completed.get(timeout=2) == ("host-a:5", 7)
+        assert fake.completed.get(timeout=SECONDS) == ("host-a:5", 7)
         answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
         assert answer.end_of_sequence
         assert code_of(port, GET_ELEMENT, element(6)) is grpc.StatusCode.DATA_LOSS
@@ -184,7 +185,7 @@ def test_warning_ends_all_reads(port: int, dispatcher: tuple[str, FakeDispatcher
         for _ in range(2):
             answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
             assert answer.end_of_sequence
-        received = {fake.completed.get(timeout=2) for _ in range(2)}  # each from a thread
+        received = {fake.completed.get(timeout=SECONDS) for _ in range(2)}  # each from a thread
         assert received == {(f"localhost:{port}", 7), (f"localhost:{port}", 6)}
         assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
     assert fake.completed.empty()  # each once

@@ -308,11 +308,11 @@ def test_snapshots_contain_an_event_with_its_effects(cluster, fake, event, state
 def test_commands_are_performed(cluster):
     ran = threading.Event()
     cluster._monitor.command(ran.set)
-    assert ran.wait(5)
+    assert ran.wait(60)
     failed = threading.Event()
     cluster._monitor.command(lambda: 1 / 0)
     cluster._monitor.command(failed.set)
-    assert failed.wait(5)
+    assert failed.wait(60)
     assert any("ZeroDivisionError" in notice.what for notice in cluster.snapshot().notices)
 
 

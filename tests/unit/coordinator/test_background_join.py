@@ -20,7 +20,7 @@ class Joined(FakeCoordinator):
 
     def join(self, timeout: float | None) -> None:
         assert self.present == 1
-        self.go.wait(10)
+        self.go.wait(60)
         if self.error:
             raise self.error
 
@@ -33,13 +33,13 @@ def test_background_join_reports_its_end() -> None:
     with pytest.raises(errors.TimeLimit):
         joining.wait(0.01)
     coordinator.go.set()
-    joining.wait(10)
+    joining.wait(60)
     assert (joining.state, received[0][0]) == ("done", "info")
     failing = Joined(ValueError("no such thing"))
     failing.go.set()
     joining = BackgroundJoin(failing, 1.0, lambda *words: received.append(words))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no such thing"):
-        joining.wait(10)
+        joining.wait(60)
     assert repr(joining) == "<BackgroundJoin failed: ValueError: no such thing>"
     assert received[1] == (
         "error",

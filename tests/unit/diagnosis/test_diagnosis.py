@@ -323,9 +323,9 @@ def test_shared_port_is_found() -> None:
             ]
             assert all(str(pid) in matches[0].what for pid in (first.pid, second.pid))
         finally:
-            second.communicate("\n", timeout=10)
+            second.communicate("\n", timeout=60)
     finally:
-        first.communicate("\n", timeout=10)
+        first.communicate("\n", timeout=60)
 
 
 # The process and its host

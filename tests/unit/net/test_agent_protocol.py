@@ -77,7 +77,7 @@ def test_abandoned_request_is_not_sent_again():
     client.resume(lambda line: sent.append(agent_protocol.decode(line.lstrip(b"\n")).body))
     assert [body["method"] for body in sent] == ["waiting"]
     client.handle_line(frame({"reply_to": sent[0]["id"], "ok": True, "value": 5}))
-    assert waiting.result(1) == 5
+    assert waiting.result(0) == 5
 
 
 def test_lost_agent_fails_requests_and_notifies_clusters():
@@ -87,7 +87,7 @@ def test_lost_agent_fails_requests_and_notifies_clusters():
     waiting = client.submit("x")
     client.lost("it ended")
     with pytest.raises(errors.AgentLost, match="it ended"):
-        waiting.result(1)
+        waiting.result(0)
     with pytest.raises(errors.AgentLost, match="it ended"):
         client.request("x", 1)
     assert received == [TasksLost("it ended")]

@@ -9,13 +9,15 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook.errors import FilterFailed, PortInUse
 from tfd_notebook.net import ports
+
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -58,8 +60,8 @@ def test_server_can_listen_on_a_reserved_port(host: str) -> None:
             server.bind((host, port_of(held)))
             server.listen()
             for _ in range(20):  # no connection reaches the socket that reserves the port
-                server.settimeout(1)
-                with socket.create_connection(("localhost", port_of(held)), 1) as client:
+                server.settimeout(SECONDS)
+                with socket.create_connection(("localhost", port_of(held)), SECONDS) as client:
                     accepted, peer = server.accept()
                     accepted.close()
                     assert peer[1] == port_of(client)
@@ -146,7 +148,7 @@ def test_allowed_networks_of_a_port() -> None:
         assert ports.restrict_port(port, allow[:1], "localhost") == "loopback, 10.0.0.0/8"
         for everyone in ("0.0.0.0/0", "::/0"):
             assert ports.restrict_port(port, ["10.0.0.0/8", everyone]) == "everyone"
-        socket.create_connection(("127.0.0.1", port), 1).close()
+        socket.create_connection(("127.0.0.1", port), SECONDS).close()
 
 
 def test_networks_are_merged() -> None:
@@ -194,9 +196,7 @@ def test_sent_bytes_are_counted(server: socket.socket) -> None:
             received = 0
             while received < 100_000:
                 received += len(client.recv(65536))
-            limit = time.monotonic() + 2
-            while counter.read() < 100_000 * round_ and time.monotonic() < limit:
-                time.sleep(0.005)
+            until(lambda n=round_: counter.read() >= 100_000 * n)
             assert counter.read() == 100_000 * round_
             assert ports.bytes_sent(port) == 100_000
         assert counter.read() == 100_000 * round_  # closed connections stay in the sum

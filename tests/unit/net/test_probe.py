@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -14,7 +15,9 @@ import grpc
 import pytest
 
 from tests._grpc import STATUS, Server, fails
+from tests._waiting import until
 from tfd_notebook.errors import DataError, DispatcherLost, TimeLimit, UsageError
+from tfd_notebook.net import probe as net_probe
 from tfd_notebook.net import tf_messages
 from tfd_notebook.net.probe import (
     Kind,
@@ -22,9 +25,11 @@ from tfd_notebook.net.probe import (
     WorkerTask,
     complete_tasks,
     dispatcher_workers,
-    probe,
     probe_many,
 )
+
+SECONDS = 60.0
+probe = functools.partial(net_probe.probe, timeout=SECONDS)
 
 VERSION = "/tensorflow.data.DispatcherService/GetVersion"
 WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
@@ -50,7 +55,7 @@ def listening(answer: bytes | None) -> Iterator[str]:
                 except TimeoutError:
                     continue
                 with connection:
-                    connection.settimeout(1)
+                    connection.settimeout(SECONDS)
                     connection.recv(100)
                     connection.sendall(answer)
 
@@ -159,10 +164,10 @@ def test_other_protocols_are_foreign(answer: bytes) -> None:
 def test_server_with_invalid_answers_is_foreign(expect: Kind) -> None:
     garbage = b"\xff" * 9
     with Server(dict.fromkeys((STATUS, VERSION, TASKS, WORKERS), garbage)) as server:
-        result = probe(server.address, 5.0, expect=expect)
+        result = probe(server.address, expect=expect)
         assert (result.state, result.kind) == ("foreign", "grpc")
         with pytest.raises(DispatcherLost, match="another server answers"):
-            dispatcher_workers(server.address, 5.0)
+            dispatcher_workers(server.address, SECONDS)
 
 
 def test_other_grpc_server_is_foreign() -> None:
@@ -182,14 +187,14 @@ def test_restarted_server_is_detected_at_once() -> None:
     with Prober() as prober:
         for _ in range(3):
             for _ in range(3):
-                assert prober.probe(f"127.0.0.1:{port}").state == "refused"
+                assert prober.probe(f"127.0.0.1:{port}", SECONDS).state == "refused"
             with Server(WORKER, port):
-                assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+                assert prober.probe(f"127.0.0.1:{port}", SECONDS, "data_worker").alive
         # After a restart between two probes, the cached connection is dead but the task runs.
         with Server(WORKER, port):
-            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+            assert prober.probe(f"127.0.0.1:{port}", SECONDS, "data_worker").alive
         with Server(WORKER, port):
-            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+            assert prober.probe(f"127.0.0.1:{port}", SECONDS, "data_worker").alive
 
 
 def test_probe_leaves_no_connection() -> None:
@@ -198,15 +203,12 @@ def test_probe_leaves_no_connection() -> None:
         descriptors, threads = len(os.listdir("/dev/fd")), set(threading.enumerate())
         prober = Prober()
         for _ in range(20):
-            prober.probe(server.address, expect="data_worker")
+            prober.probe(server.address, SECONDS, "data_worker")
             probe(server.address)
         prober.close()
         prober.close()
-        probe_many([server.address] * 8)
-        limit = time.monotonic() + 5
-        while len(os.listdir("/dev/fd")) > descriptors and time.monotonic() < limit:
-            time.sleep(0.01)
-        assert len(os.listdir("/dev/fd")) <= descriptors
+        probe_many([server.address] * 8, SECONDS)
+        until(lambda: len(os.listdir("/dev/fd")) <= descriptors)
         new = set(threading.enumerate()) - threads
         assert not [thread for thread in new if thread.name.startswith("tfd-probe")]
 
@@ -215,20 +217,19 @@ def test_probe_can_be_closed_by_another_thread() -> None:
     with listening(None) as address:
         prober = Prober()
         with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(prober.probe, address, 5.0)
-            while not prober._channels:
-                time.sleep(0.001)
+            result = pool.submit(prober.probe, address, SECONDS)
+            until(lambda: prober._channels)
             time.sleep(0.05)
             prober.close()
-            assert result.result(3).state == "unreachable"
+            assert result.result().state == "unreachable"
 
 
 def test_many_probes_keep_their_order() -> None:
-    with Server(DISPATCHER) as server, listening(None) as hung:
-        addresses = [hung, server.address, f"127.0.0.1:{free_port()}", hung, hung]
-        result = probe_many(addresses, timeout=0.4)
+    with Server(DISPATCHER) as server, listening(b"SSH-2.0-OpenSSH_9.2\r\n") as ssh:
+        addresses = [ssh, server.address, f"127.0.0.1:{free_port()}", ssh, ssh]
+        result = probe_many(addresses, SECONDS)
     assert [p.address for p in result] == addresses
-    assert [p.state for p in result] == ["hung", "alive", "refused", "hung", "hung"]
+    assert [p.state for p in result] == ["foreign", "alive", "refused", "foreign", "foreign"]
     assert probe_many([]) == ()
 
 
@@ -256,7 +257,7 @@ def test_workers_and_tasks_of_a_dispatcher() -> None:
     tasks.tasks.add(task_id=4000, iteration_id=2000)
     answers = {WORKERS: workers.SerializeToString(), TASKS: tasks.SerializeToString()}
     with Server(answers) as server:
-        assert dispatcher_workers(server.address) == ("a:1", "b:2")
+        assert dispatcher_workers(server.address, SECONDS) == ("a:1", "b:2")
         assert probe(server.address).tasks == (WorkerTask(4000, 2000),)
 
 

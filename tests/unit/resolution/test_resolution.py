@@ -58,7 +58,7 @@ def serving(serve: Callable[[socket.socket], None]) -> Iterator[str]:
                 while True:
                     connection, _ = server.accept()
                     with connection, contextlib.suppress(OSError):
-                        connection.settimeout(5)
+                        connection.settimeout(60)
                         serve(connection)
 
         thread = threading.Thread(target=work)

@@ -149,7 +149,7 @@ class TestContract:
             address = f"127.0.0.1:{held.getsockname()[1]}"
             resolver = config(monkeypatch, {"cluster": {"worker": [address]}})
             with pytest.raises(errors.TasksMissing, match="refused"):
-                resolver.check(timeout=2)
+                resolver.check(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_wait_returns_when_consumers_are_idle():
     with pytest.raises(errors.TimeLimit, match="train"):
         consumers.wait_idle(timeout=0.2)
     meter.finish()
-    consumers.wait_idle(timeout=1)
+    consumers.wait_idle(timeout=0)
 
 
 def sample(series, seconds, elements, waited=0.0):
