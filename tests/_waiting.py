@@ -17,19 +17,7 @@ def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
     began = time.thread_time()
     while not (value := holds()):
         assert time.monotonic() < deadline, "the condition was not met in time"
-        pause(0.01, began)
+        # Expensive checks take at most a fifth of a core.
+        time.sleep(max(0.01, 4 * (time.thread_time() - began)))
         began = time.thread_time()
     return value
-
-
-def pause(seconds: float, began: float) -> None:
-    """Sleep, and longer after an expensive check, which takes at most a fifth of a core.
-
-    Parameters
-    ----------
-    seconds : float
-        The shortest sleep.
-    began : float
-        Value of `time.thread_time` before the check.
-    """
-    time.sleep(max(seconds, 4 * (time.thread_time() - began)))
