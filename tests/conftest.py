@@ -173,16 +173,17 @@ class Leftovers:
         self._files = _files()
 
     def check(self, scope: str, shared: bool = False, settle: float = SETTLE_SECONDS) -> None:
-        """Fail if new resources still exist after `settle` seconds, or servers do not stop.
+        """Fail if new resources still exist after `settle` seconds.
 
-        With `shared`, descendants of processes in the snapshot do not count. The agent of a
-        shared cluster may restart a task.
+        While servers stop, the limit is `SERVER_STOP_SECONDS`. With `shared`, descendants of
+        processes in the snapshot do not count. The agent of a shared cluster may restart a task.
         """
         began = time.monotonic()
         collect_at = began + _COLLECT_AFTER_SECONDS
+        limit = settle
         while left := self._left(shared):
-            stopping = any(thread.name == "tfd-server-stop" for thread in _threads())
-            limit = max(settle, SERVER_STOP_SECONDS) if stopping else settle
+            if any(thread.name == "tfd-server-stop" for thread in _threads()):
+                limit = SERVER_STOP_SECONDS
             if time.monotonic() > began + limit:
                 pytest.fail(f"{scope} left behind:\n  " + "\n  ".join(left), pytrace=False)
             time.sleep(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -362,6 +363,25 @@ def test_leak_check_detects_each_kind(kind: str, leftovers: Callable[[], Any]) -
     finally:
         undo()
     before.check("the first test")
+
+
+def test_leak_check_gives_time_after_a_late_stop(
+    leftovers: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, checks = threading.Event(), itertools.count()
+    stopping = threading.Thread(target=release.wait, name="tfd-server-stop")
+    before = leftovers()
+
+    def left(shared: bool) -> list[str]:
+        number = next(checks)
+        if number == 1:
+            release.set()
+            stopping.join()
+        return ["file"] if number < 3 else []
+
+    monkeypatch.setattr(before, "_left", left)
+    stopping.start()
+    before.check("the test", settle=0)
 
 
 def _leak(kind: str) -> Callable[[], object]:
