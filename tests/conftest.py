@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests._gpus import keep_gpus_visible
 from tests._waiting import SERVER_STOP_SECONDS
 
 #: With ``TFD_REQUIRE_ALL=1``, a skipped test fails.
@@ -96,11 +97,9 @@ def leftovers() -> type[Leftovers]:
 
 @pytest.fixture(scope="module")
 def no_coordinator() -> Iterator[None]:
-    """Keep clusters with workers and ps from loading TensorFlow to hide this process's GPUs."""
-    from tfd_notebook.cluster.training import ParameterServerTraining
-
+    """Keep clusters with workers and ps from importing TensorFlow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ParameterServerTraining, "hide_gpus_from_kernel", lambda self: None)
+        keep_gpus_visible(patch.setattr)
         yield
 
 

@@ -467,11 +467,10 @@ def cluster(fake: Fake) -> tfd.Cluster:
 
 SHARED_GPU = """
 import tfd_notebook as tfd
-from tfd_notebook.cluster.training import ParameterServerTraining
+from tests._gpus import keep_gpus_visible
 from tfd_notebook.launchers import Fake
 
-# It would load TensorFlow to hide GPUs.
-ParameterServerTraining.hide_gpus_from_kernel = lambda self: None
+keep_gpus_visible()
 
 def start(name, gpus):
     launcher = Fake(gpus=(0, 1))

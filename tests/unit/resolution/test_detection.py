@@ -179,12 +179,11 @@ def test_own_clusters_match() -> None:
 #: Another process with clusters, until its input ends.
 SIBLING = """
 import sys
+from tests._gpus import keep_gpus_visible
 from tfd_notebook.cluster import control_socket as control
 from tfd_notebook.cluster.cluster import Cluster
-from tfd_notebook.cluster.training import ParameterServerTraining
 
-# It would load TensorFlow to hide GPUs.
-ParameterServerTraining.hide_gpus_from_kernel = lambda self: None
+keep_gpus_visible()
 for name in sys.argv[1:]:
     Cluster(launcher="fake", workers=1, ps=1, name=name)
 control.ensure_started()
