@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -43,10 +44,12 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _documented_by(source: Any) -> Callable[[_Method], _Method]:
-    """Copy the docstring of the function that a method calls, without the parameter `host`."""
+    """Copy the docstring of the function that a method calls, without the parameter `cluster`."""
 
     def copy(method: _Method) -> _Method:
-        method.__doc__ = source.__doc__.replace("    host : DataServiceProtocol\n", "")
+        # Python 3.13 removes the indentation of docstrings.
+        parameter = r"(?m)^ *cluster : DataServiceProtocol\n"
+        method.__doc__ = re.sub(parameter, "", source.__doc__)
         graph.keep_unconverted(method)  # a tf.function may call it
         return method
 

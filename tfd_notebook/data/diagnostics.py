@@ -124,11 +124,11 @@ class InspectedDataset:
         return self.dataset if self.use is None else self.use.origin
 
     @property
-    def host(self) -> DataServiceProtocol | None:
+    def cluster(self) -> DataServiceProtocol | None:
         """The cluster that runs the pipeline. None without a running one."""
-        host = None if self.use is None else self.use.delivery.host()
+        cluster = None if self.use is None else self.use.delivery.cluster()
         # A stopped cluster has no information about its tasks.
-        return host if host is not None and _serves(host) else None
+        return cluster if cluster is not None and _serves(cluster) else None
 
     @cached_property
     def definition(self) -> bytes:
@@ -158,9 +158,9 @@ def inspect_dataset(dataset: Any) -> InspectedDataset:
     return InspectedDataset(dataset)
 
 
-def _serves(host: DataServiceProtocol) -> bool:
+def _serves(cluster: DataServiceProtocol) -> bool:
     try:
-        return bool(host.service_target)
+        return bool(cluster.service_target)
     except TfdError:
         return False
 
@@ -168,8 +168,8 @@ def _serves(host: DataServiceProtocol) -> bool:
 @check("dataset")
 def finished_job(path: InspectedDataset) -> Iterator[Finding]:
     """Detect a dataset whose job other readers finished before this one joined it."""
-    host, use = path.host, path.use
-    if host is None or use is None or use.delivery.job_name is None:
+    cluster, use = path.cluster, path.use
+    if cluster is None or use is None or use.delivery.job_name is None:
         return
     if use.joined():  # reading this dataset again starts the next epoch of the job
         return
@@ -178,9 +178,9 @@ def finished_job(path: InspectedDataset) -> Iterator[Finding]:
         service = next(s for s in path.last.walk() if s.service is use)
         name = f"dataset_id=/{graph.service_id(service.dataset)}/{name}"
     try:
-        validation.check_job(host, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
+        validation.check_job(cluster, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
     except FinishedJob as error:
-        yield FINISHED.finding(error.what, str(error.fix), host.name)
+        yield FINISHED.finding(error.what, str(error.fix), cluster.name)
 
 
 @check("dataset")
@@ -270,72 +270,72 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
     """Detect a finite dataset that several data workers each deliver completely."""
     import tensorflow as tf
 
-    host, use = path.host, path.use
-    if host is None or use is None or path.origin is None or use.delivery.infinite:
+    cluster, use = path.cluster, path.use
+    if cluster is None or use is None or path.origin is None or use.delivery.infinite:
         return
     mode = use.delivery.mode
     hinted = path.examined is not None and path.examined.has_shard_hint
     if mode != "OFF" and not (mode == "HINT" and not hinted):
         return
-    workers = len(host.data_workers())
+    workers = len(cluster.data_workers())
     if workers > 1 and int(path.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
         yield REPEATED.finding(
             f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
             "data worker",
-            f'use {variable_of(host.owner, "cluster")}.distribute("dynamic") to get each element '
-            "once",
-            host.name,
+            f'use {variable_of(cluster.owner, "cluster")}.distribute("dynamic") to get each '
+            "element once",
+            cluster.name,
         )
 
 
 @check("dataset")
 def packed(path: InspectedDataset) -> Iterator[Finding]:
     """Detect compression that costs more than it saves."""
-    host, use = path.host, path.use
-    if host is None or use is None or not use.compressed:
+    cluster, use = path.cluster, path.use
+    if cluster is None or use is None or not use.compressed:
         return
-    if host.service_on_this_host:
+    if cluster.service_on_this_host:
         yield PACKED.finding(
-            "elements are compressed for transfers within one host", advice.PLAIN, host.name
+            "elements are compressed for transfers within one host", advice.PLAIN, cluster.name
         )
-    elif (limit := host.limit).kind == "transfer":
+    elif (limit := cluster.limit).kind == "transfer":
         yield PACKED.finding(
-            f"compressed elements arrive too slowly: {limit}", advice.PLAIN, host.name
+            f"compressed elements arrive too slowly: {limit}", advice.PLAIN, cluster.name
         )
 
 
 @check("dataset")
 def small_elements(path: InspectedDataset) -> Iterator[Finding]:
     """Detect elements that are too small to be sent one by one."""
-    host = path.host
-    if host is None or host.service_in_process or path.origin is None:
+    cluster = path.cluster
+    if cluster is None or cluster.service_in_process or path.origin is None:
         return
     size = bytes_of(path.origin.element_spec)
     if size is not None and size < _SMALL:
         yield SMALL.finding(
             f"the data workers send elements of {size:,} bytes",
             advice.batch(path.origin),
-            host.name,
+            cluster.name,
         )
 
 
 @check("dataset")
 def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
     """Detect names of files that only this process can find."""
-    host = path.host
-    if host is None or host.service_in_process or host.task_environment is None:
+    cluster = path.cluster
+    if cluster is None or cluster.service_in_process or cluster.task_environment is None:
         return
     directory = os.getcwd()
-    if host.service_on_this_host and host.task_environment.directory == directory:
+    if cluster.service_on_this_host and cluster.task_environment.directory == directory:
         return
     names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
     if names:
-        local = host.service_on_this_host
-        location = f"in {host.task_environment.directory}" if local else "on another host"
+        local = cluster.service_on_this_host
+        location = f"in {cluster.task_environment.directory}" if local else "on another host"
         yield RELATIVE.finding(
             f"{listed(names)} are relative to {directory}, but the data workers run {location}",
             "use absolute paths that are valid on all hosts",
-            host.name,
+            cluster.name,
         )
 
 
@@ -348,21 +348,21 @@ def _is_relative(name: str) -> bool:
 @check("dataset")
 def missing_library(path: InspectedDataset) -> Iterator[Finding]:
     """Detect ops of a library that a data worker has not loaded."""
-    host = path.host
-    if host is None or host.service_in_process or host.task_environment is None:
+    cluster = path.cluster
+    if cluster is None or cluster.service_in_process or cluster.task_environment is None:
         return
     used = graph.loaded_ops() & graph.ops_of(path.definition)
     if not used:
         return
-    workers = {row.task for row in host.data_workers()}
-    loaded = [set(task["ops"]) for name, task in host.inspect_tasks().items() if name in workers]
+    workers = {row.task for row in cluster.data_workers()}
+    loaded = [set(task["ops"]) for name, task in cluster.inspect_tasks().items() if name in workers]
     if ops := sorted(set().union(*(used - ops for ops in loaded))):
         yield NO_LIBRARY.finding(
             f"the dataset uses {listed(ops)} of a library that this process has loaded",
             'start the cluster with preload=["/path/of/the/library.so"]',
-            host.name,
+            cluster.name,
         )
 
 
 def _name(path: InspectedDataset) -> str:
-    return path.host.name if path.host is not None else ""
+    return path.cluster.name if path.cluster is not None else ""

@@ -104,9 +104,9 @@ def more_workers(
         return few_splits(delivery.shared)
     if saturated:
         return ALL_CORES_BUSY
-    host = None if delivery is None else delivery.host()
-    cluster = "cluster" if host is None else variable_of(host.owner, "cluster")
-    return f"{cluster}.scale(data_workers={suggested or workers + 1})"
+    cluster = None if delivery is None else delivery.cluster()
+    variable = "cluster" if cluster is None else variable_of(cluster.owner, "cluster")
+    return f"{variable}.scale(data_workers={suggested or workers + 1})"
 
 
 def advise(

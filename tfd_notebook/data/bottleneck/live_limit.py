@@ -179,8 +179,8 @@ class LiveLimit:
         bottleneck = judge(measurement, self._last, cores, reads)
         if bottleneck.kind == "workers" and workers:
             bottleneck = judge_service(measurement, workers, cores, None, self._delivery)
-            host = None if self._delivery is None else self._delivery.host()
-            if host is None or host.service_on_this_host:
+            cluster = None if self._delivery is None else self._delivery.cluster()
+            if cluster is None or cluster.service_on_this_host:
                 bottleneck = replace(
                     bottleneck, saturated=bottleneck.saturated or is_busy(machine, cores)
                 )

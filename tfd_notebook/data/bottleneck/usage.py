@@ -83,7 +83,7 @@ class Delivery:
 
     Parameters
     ----------
-    host : weakref.ref of DataServiceProtocol
+    cluster : weakref.ref of DataServiceProtocol
     cardinality : int
         Number of elements of the dataset. Negative if unknown.
     mode : str
@@ -95,7 +95,7 @@ class Delivery:
         Splits that the dispatcher assigns under dynamic sharding. None if unknown.
     """
 
-    host: weakref.ref[DataServiceProtocol]
+    cluster: weakref.ref[DataServiceProtocol]
     cardinality: int
     mode: str
     job_name: str | None
@@ -113,13 +113,13 @@ class Delivery:
 
     def account(self, delivered: int) -> str:
         """Describe how an epoch of `delivered` elements differs from the dataset."""
-        count, host = self.cardinality, self.host()
-        if count < 0 or delivered == count or host is None:
+        count, cluster = self.cardinality, self.cluster()
+        if count < 0 or delivered == count or cluster is None:
             return ""
         text = f"the last epoch delivered {delivered:,} elements of a dataset of {count:,}"
         if self.job_name and delivered < count:
             return f"{text}: job {self.job_name!r} is shared, other consumers may have the rest"
-        workers = len(host.data_workers())
+        workers = len(cluster.data_workers())
         if self.mode == "OFF":
             if delivered == count * workers:
                 return f"{text}: with off each of the {workers} data workers delivers all of it"
@@ -209,24 +209,24 @@ class Workers:
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     """
 
-    def __init__(self, host: DataServiceProtocol) -> None:
-        self._host = host
+    def __init__(self, cluster: DataServiceProtocol) -> None:
+        self._cluster = cluster
         self._began = time.perf_counter()
-        self._before = {row.task: row for row in host.data_workers()}
+        self._before = {row.task: row for row in cluster.data_workers()}
         self._cpu = {task: _cpu_seconds(row.pid) for task, row in self._before.items()}
 
     def read(self) -> tuple[WorkerUtilization, ...]:
         """Return the resource use up to now. Workers in this process have no separate CPU time."""
         seconds = time.perf_counter() - self._began
         result = []
-        for row in self._host.data_workers():
+        for row in self._cluster.data_workers():
             before, begun = self._before.get(row.task), self._cpu.get(row.task)
             cpu = sent = None
-            if before is not None and not self._host.service_in_process:
-                now = _cpu_seconds(row.pid) if self._host.service_on_this_host else None
+            if before is not None and not self._cluster.service_in_process:
+                now = _cpu_seconds(row.pid) if self._cluster.service_on_this_host else None
                 if now is not None and begun is not None and row.pid == before.pid:
                     cpu = (now - begun) / seconds
                 elif row.cpu_percent is not None:

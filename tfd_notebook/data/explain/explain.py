@@ -115,10 +115,10 @@ class _Explanation:
         self._cores = processors()
         self._last = stages_of(dataset)
         self._use = next((s.service for s in self._last.walk() if s.service is not None), None)
-        host = self._use.delivery.host() if self._use is not None else None
+        cluster = self._use.delivery.cluster() if self._use is not None else None
         self._until = time.monotonic() + seconds
         warm_up = min(1.0, 0.15 * seconds)
-        workers = Workers(host) if host is not None else None
+        workers = Workers(cluster) if cluster is not None else None
         self._workers: tuple[WorkerUtilization, ...] = ()
         #: Busy cores of this machine, including all processes.
         self._busy = 0.0
@@ -375,8 +375,8 @@ class _Explanation:
         useful = delivery.can_use(more)
         if useful <= count:
             return advice.more_workers(count, delivery, False), None
-        host, cores = delivery.host(), float("inf")
-        if host is None or host.service_on_this_host:
+        cluster, cores = delivery.cluster(), float("inf")
+        if cluster is None or cluster.service_on_this_host:
             cores = self._cores
         free = cores / max(used, self._busy, 0.05)
         gain = min(useful / count, free, self._max_gain)

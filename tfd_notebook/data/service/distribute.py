@@ -25,7 +25,7 @@ from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 
 def distribute(
-    host: DataServiceProtocol,
+    cluster: DataServiceProtocol,
     processing_mode: Any,
     job_name: str | None = None,
     consumer_index: int | None = None,
@@ -40,7 +40,7 @@ def distribute(
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
         ``"off"``, ``"dynamic"``, ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``,
         ``"parallel_epochs"`` (same as off) or ``"distributed_epoch"`` (same as dynamic).
@@ -92,7 +92,7 @@ def distribute(
 
     def distribute_again(dataset: Any, compression: str | None = compression) -> Any:
         return distribute(
-            host,
+            cluster,
             processing_mode,
             max_outstanding_requests=max_outstanding_requests,
             data_transfer_protocol=data_transfer_protocol,
@@ -103,13 +103,13 @@ def distribute(
     def through_service(dataset: Any) -> Any:
         from tensorflow.data.experimental import service
 
-        validation.check_job(host, reading, job_name)
-        arguments = reading.tensorflow_arguments(host.service_in_process)
+        validation.check_job(cluster, reading, job_name)
+        arguments = reading.tensorflow_arguments(cluster.service_in_process)
         return validation.translated(
             lambda: dataset.apply(
                 service.distribute(
-                    service=host.service_target,
-                    compression=compression_of(compression, host.service_on_this_host),
+                    service=cluster.service_target,
+                    compression=compression_of(compression, cluster.service_on_this_host),
                     **arguments,
                 )
             )
@@ -120,8 +120,8 @@ def distribute(
 
         check_dataset(dataset)
         if graph.is_traced(dataset):
-            validation.prepare_traced(host, dataset, reading.mode)
-            validation.print_delivery(host, reading.mode)
+            validation.prepare_traced(cluster, dataset, reading.mode)
+            validation.print_delivery(cluster, reading.mode)
             with warnings.catch_warnings():
                 # TensorFlow warns about its own call, and the caller cannot change that call.
                 warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
@@ -135,7 +135,7 @@ def distribute(
     def apply_eagerly(dataset: Any, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality
 
-        pipeline = validation.prepare(host, dataset, reading.mode, permanent=permanent)
+        pipeline = validation.prepare(cluster, dataset, reading.mode, permanent=permanent)
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)
         read = through_service(dataset)
@@ -146,33 +146,35 @@ def distribute(
             and cardinality >= 0
             and job_name is None
             and target_workers != "LOCAL"
-            and host.policy.on_loss == "raise"
+            and cluster.policy.on_loss == "raise"
         ):
             read = read.apply(assert_cardinality(cardinality))
-        validation.print_delivery(host, reading.mode)
-        before = validation.BeforeReading(host, job_name)
-        compressed = compression_of(compression, host.service_on_this_host) is not None
+        validation.print_delivery(cluster, reading.mode)
+        before = validation.BeforeReading(cluster, job_name)
+        compressed = compression_of(compression, cluster.service_on_this_host) is not None
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         infinite = reading.needs_infinite is not None
         splits = splits_of(dataset)
-        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, infinite, splits)
+        delivery = Delivery(
+            weakref.ref(cluster), expected, reading.mode, job_name, infinite, splits
+        )
         read._tfd_service = ServiceReadOptions(
             delivery, dataset, compressed, distribute_again, lambda: before.joined
         )
-        host.registered[key] = Registered(
+        cluster.registered[key] = Registered(
             cardinality if pipeline.keeps_count else -1,
             splits,
             weakref.ref(read),
             buffers_of(dataset),
         )
-        return watch(read, host.consumers, validation.listed_as(job_name), before)
+        return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
     return apply
 
 
 def register(
-    host: DataServiceProtocol,
+    cluster: DataServiceProtocol,
     dataset: Any,
     dataset_id: str | None = None,
     compression: str | None = "auto",
@@ -181,7 +183,7 @@ def register(
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     dataset : tf.data.Dataset
     dataset_id : str, optional
         The id under which it is registered. The same dataset can be registered again. Default:
@@ -204,15 +206,15 @@ def register(
     """
     from tensorflow.data.experimental import service
 
-    chosen = compression_of(compression, host.service_on_this_host)
-    prepared = validation.prepare(host, dataset, "OFF")
+    chosen = compression_of(compression, cluster.service_on_this_host)
+    prepared = validation.prepare(cluster, dataset, "OFF")
     registered = validation.translated(
         lambda: service.register_dataset(
-            host.service_target, dataset, compression=chosen, dataset_id=dataset_id
+            cluster.service_target, dataset, compression=chosen, dataset_id=dataset_id
         )
     )
     registered_id = str(registered.numpy().decode())
-    host.registered[registered_id] = Registered(
+    cluster.registered[registered_id] = Registered(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
         buffers=buffers_of(dataset),
@@ -221,7 +223,7 @@ def register(
 
 
 def from_dataset_id(
-    host: DataServiceProtocol,
+    cluster: DataServiceProtocol,
     processing_mode: Any,
     dataset_id: Any,
     element_spec: Any = None,
@@ -237,7 +239,7 @@ def from_dataset_id(
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
     dataset_id : str, bytes or int
         From `register`.
@@ -269,35 +271,37 @@ def from_dataset_id(
         cross_trainer_cache,
         target_workers,
     )
-    validation.check_host(host)
+    validation.check_service(cluster)
     if reading.mode in STATIC:
-        host.enable_static_sharding()
+        cluster.enable_static_sharding()
     if hasattr(dataset_id, "numpy"):
         dataset_id = dataset_id.numpy()
     plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
     full_name = job_name and f"dataset_id=/{plain_id}/{job_name}"
-    validation.check_job(host, reading, full_name)
+    validation.check_job(cluster, reading, full_name)
     read = validation.translated(
         lambda: service.from_dataset_id(
-            service=host.service_target,
+            service=cluster.service_target,
             dataset_id=plain_id,
             element_spec=element_spec,
-            **reading.tensorflow_arguments(host.service_in_process),
+            **reading.tensorflow_arguments(cluster.service_in_process),
         )
     )
-    validation.print_delivery(host, reading.mode)
-    before = validation.BeforeReading(host, full_name)
-    known = host.registered.get(plain_id, Registered(-1, None))
+    validation.print_delivery(cluster, reading.mode)
+    before = validation.BeforeReading(cluster, full_name)
+    known = cluster.registered.get(plain_id, Registered(-1, None))
     read._tfd_service = ServiceReadOptions(
-        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name, splits=known.splits),
+        Delivery(
+            weakref.ref(cluster), known.cardinality, reading.mode, job_name, splits=known.splits
+        ),
         joined=lambda: before.joined,
     )
-    host.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
-    return watch(read, host.consumers, validation.listed_as(job_name), before)
+    cluster.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
+    return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
 
 def save(
-    host: DataServiceProtocol,
+    cluster: DataServiceProtocol,
     dataset: Any,
     path: str,
     compression: str | None = "AUTO",
@@ -310,7 +314,7 @@ def save(
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     dataset : tf.data.Dataset
     path : str
         A directory that does not exist yet, on a file system shared by all workers.
@@ -336,13 +340,13 @@ def save(
     """
     import tensorflow as tf
 
-    if host.journal is None:
+    if cluster.journal is None:
         raise UsageError(
             "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
-    validation.prepare(host, dataset, "DYNAMIC")
-    address = host.service_target.partition("://")[2]
+    validation.prepare(cluster, dataset, "DYNAMIC")
+    address = cluster.service_target.partition("://")[2]
     validation.translated(
         lambda: tf.data.experimental.distributed_save(
             dataset, path, address, compression=compression
@@ -353,7 +357,7 @@ def save(
         if tf.io.gfile.exists(f"{path}/ERROR"):
             with tf.io.gfile.GFile(f"{path}/ERROR") as file:
                 raise DataError(f"saving to {path} failed: {file.read().strip()}")
-        validation.require_workers(host)
+        validation.require_workers(cluster)
         if time.monotonic() > deadline:
             raise TimeLimit(
                 f"{path} is not complete after {timeout:g} s",

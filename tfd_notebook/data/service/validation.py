@@ -46,7 +46,7 @@ def print_note(text: str) -> None:
 
 
 def prepare(
-    host: DataServiceProtocol, dataset: Any, mode: str, permanent: bool = True
+    cluster: DataServiceProtocol, dataset: Any, mode: str, permanent: bool = True
 ) -> graph_inspection.Pipeline:
     """Check `dataset`, and send the Python functions that it needs to the workers.
 
@@ -61,7 +61,7 @@ def prepare(
             "a dataset that is created inside a tf.function cannot be registered or saved",
             fix="create it outside of the function",
         )
-    check_host(host)
+    check_service(cluster)
     pipeline = graph_inspection.examine(dataset)
     if pipeline.size > LARGE:
         warnings.warn(
@@ -70,13 +70,13 @@ def prepare(
             UserWarning,
             stacklevel=5,
         )
-    _check_sendable(host, pipeline, dataset, tf)
-    host.check_room(pipeline.size)
-    if pipeline.tokens and not host.service_in_process:
+    _check_sendable(cluster, pipeline, dataset, tf)
+    cluster.check_room(pipeline.size)
+    if pipeline.tokens and not cluster.service_in_process:
         user = None if permanent or not tf.executing_eagerly() else dataset
-        host.install_functions(*py_functions.pack(pipeline.tokens), user)
+        cluster.install_functions(*py_functions.pack(pipeline.tokens), user)
     if mode in STATIC:
-        host.enable_static_sharding()
+        cluster.enable_static_sharding()
     if mode == "HINT" and not pipeline.has_shard_hint:
         warnings.warn(
             'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" works like "off": each '
@@ -87,7 +87,7 @@ def prepare(
     return pipeline
 
 
-def prepare_traced(host: DataServiceProtocol, dataset: Any, mode: str) -> None:
+def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str) -> None:
     """Send to the workers the functions of a dataset that a ``tf.function`` creates.
 
     TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
@@ -96,18 +96,18 @@ def prepare_traced(host: DataServiceProtocol, dataset: Any, mode: str) -> None:
     import tensorflow as tf
 
     check_dataset(dataset)
-    check_host(host)
-    _check_elements(host, dataset, tf)
+    check_service(cluster)
+    _check_elements(cluster, dataset, tf)
     token_lists = map(py_functions.find_functions, graph.traced_definitions(dataset))
     tokens = list(dict.fromkeys(token for found_tokens in token_lists for token in found_tokens))
-    if tokens and not host.service_in_process:
-        host.install_functions(*py_functions.pack(tokens))
+    if tokens and not cluster.service_in_process:
+        cluster.install_functions(*py_functions.pack(tokens))
     if mode in STATIC:
-        host.enable_static_sharding()
+        cluster.enable_static_sharding()
 
 
 def _check_sendable(
-    host: DataServiceProtocol, pipeline: graph_inspection.Pipeline, dataset: Any, tf: Any
+    cluster: DataServiceProtocol, pipeline: graph_inspection.Pipeline, dataset: Any, tf: Any
 ) -> None:
     if pipeline.resources:
         raise NotSerializable(
@@ -115,45 +115,45 @@ def _check_sendable(
             "dataset, which a data worker cannot access",
             fix="use tensors, variables or a tf.lookup.StaticHashTable",
         )
-    _check_elements(host, dataset, tf)
+    _check_elements(cluster, dataset, tf)
 
 
-def _check_elements(host: DataServiceProtocol, dataset: Any, tf: Any) -> None:
+def _check_elements(cluster: DataServiceProtocol, dataset: Any, tf: Any) -> None:
     specs = tf.nest.flatten(dataset.element_spec)
-    if not host.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
+    if not cluster.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
         raise NotSerializable(
             "the dataset's elements are datasets, which cannot be sent",
             fix="flatten them first: .flat_map(lambda window: window.batch(size))",
         )
 
 
-def check_host(host: DataServiceProtocol) -> None:
+def check_service(cluster: DataServiceProtocol) -> None:
     """Raise an error if the service has no data workers or its dispatcher does not answer."""
-    require_workers(host)
+    require_workers(cluster)
     deadline = time.monotonic() + _DISPATCHER_SECONDS
     timeout = 1.0
     while True:
-        result = probe(host.service_target, timeout=timeout, expect="dispatcher")
+        result = probe(cluster.service_target, timeout=timeout, expect="dispatcher")
         if result.alive:
-            _bypass_proxy(host)
-            check_reach(host)
+            _bypass_proxy(cluster)
+            check_reach(cluster)
             return
         # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
         timeout *= 2
         if time.monotonic() > deadline:
             raise DispatcherLost(
-                f"the dispatcher of cluster {host.name!r} does not answer: {result.reason}",
+                f"the dispatcher of cluster {cluster.name!r} does not answer: {result.reason}",
                 task="dispatcher:0",
                 fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
             )
         time.sleep(0.1)
 
 
-def check_reach(host: DataServiceProtocol) -> None:
+def check_reach(cluster: DataServiceProtocol) -> None:
     """Raise NoWorkers if this process can reach no data worker. Warn if it cannot reach some."""
-    if host.service_in_process:
+    if cluster.service_in_process:
         return
-    rows = [row for row in host.data_workers() if row.state in (TaskState.READY, TaskState.HUNG)]
+    rows = [row for row in cluster.data_workers() if row.state in (TaskState.READY, TaskState.HUNG)]
     results = probe_many([row.address for row in rows], timeout=_REACH_SECONDS)
     unreachable = [
         (f"{row.task} at {what}", fix)
@@ -163,7 +163,7 @@ def check_reach(host: DataServiceProtocol) -> None:
     ]
     if not unreachable:
         return
-    what = f"cluster {host.name!r}: {'; '.join(what for what, _ in unreachable[:3])}"
+    what = f"cluster {cluster.name!r}: {'; '.join(what for what, _ in unreachable[:3])}"
     if len(unreachable) == len(rows):
         raise NoWorkers(f"{what}. Reading would wait indefinitely", fix=unreachable[0][1])
     warnings.warn(
@@ -173,20 +173,23 @@ def check_reach(host: DataServiceProtocol) -> None:
     )
 
 
-def _bypass_proxy(host: DataServiceProtocol) -> None:
+def _bypass_proxy(cluster: DataServiceProtocol) -> None:
     """Exclude the servers from a proxy that was configured after the cluster's start."""
-    addresses = [host.service_target, *(row.address for row in host.data_workers() if row.address)]
+    addresses = [
+        cluster.service_target,
+        *(row.address for row in cluster.data_workers() if row.address),
+    ]
     note = proxies.bypass(Endpoint.parse(address).host for address in addresses)
     if note is not None:
         warnings.warn(note, UserWarning, stacklevel=6)
 
 
-def require_workers(host: DataServiceProtocol) -> int:
+def require_workers(cluster: DataServiceProtocol) -> int:
     """Return the number of data workers. Raise NoWorkers if it is 0."""
-    count = len(host.data_workers())
+    count = len(cluster.data_workers())
     if not count:
         raise NoWorkers(
-            f"cluster {host.name!r} has no data worker, so reading would wait indefinitely",
+            f"cluster {cluster.name!r} has no data worker, so reading would wait indefinitely",
             fix="cluster.scale(data_workers=2)",
         )
     return count
@@ -202,21 +205,21 @@ def check_infinite(reading: ReadOptions, cardinality: int) -> None:
         )
 
 
-def check_job(host: DataServiceProtocol, reading: ReadOptions, full_name: str | None) -> None:
+def check_job(cluster: DataServiceProtocol, reading: ReadOptions, full_name: str | None) -> None:
     """Raise FinishedJob for a job that has delivered its data.
 
     TensorFlow would deliver no elements, without an error.
     """
     if full_name is None:
         return
-    if host.journal is None:
+    if cluster.journal is None:
         finished = any(
             row.name == listed_as(reading.job_name) and row.state == "finished"
-            for row in host.consumers.rows()
+            for row in cluster.consumers.rows()
         )
         taken = set()
     else:
-        state = host.journal.read()
+        state = cluster.journal.read()
         taken = {job.name for job in state.jobs}
         job = state.job(full_name)
         if job is not None and job.mode.upper() != reading.mode:
@@ -246,7 +249,7 @@ class BeforeReading:
 
     Parameters
     ----------
-    host : DataServiceProtocol
+    cluster : DataServiceProtocol
     full_name : str, optional
         The name of the job in the dispatcher.
 
@@ -256,16 +259,16 @@ class BeforeReading:
         Whether the named job was joined before it was finished.
     """
 
-    def __init__(self, host: DataServiceProtocol, full_name: str | None) -> None:
-        self._host = host
+    def __init__(self, cluster: DataServiceProtocol, full_name: str | None) -> None:
+        self._cluster = cluster
         self._name = full_name
         self._warned = False
         self.joined = False
 
     def __call__(self) -> None:
-        _ = self._host.service_target  # raises if the cluster has stopped
-        require_workers(self._host)
-        journal = self._host.journal
+        _ = self._cluster.service_target  # raises if the cluster has stopped
+        require_workers(self._cluster)
+        journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
         if not journal.read().finished(self._name):
@@ -285,13 +288,13 @@ def listed_as(job_name: str | None) -> str | None:
     return f"job {job_name}" if job_name else None
 
 
-def print_delivery(host: DataServiceProtocol, mode: str) -> None:
+def print_delivery(cluster: DataServiceProtocol, mode: str) -> None:
     """Print, once for each cluster and mode, how many times an epoch delivers each element."""
-    printed = _printed_modes.setdefault(host, set())
+    printed = _printed_modes.setdefault(cluster, set())
     if mode in printed:
         return
     printed.add(mode)
-    count = require_workers(host)
+    count = require_workers(cluster)
     if mode == "OFF" and count == 1:
         text = "the data worker reads the whole dataset, so an epoch contains every element once"
     elif mode == "OFF":
@@ -306,7 +309,7 @@ def print_delivery(host: DataServiceProtocol, mode: str) -> None:
         text = "each data worker reads the share that shard(SHARD_HINT, SHARD_HINT) selects"
     else:
         text = "each data worker reads a fixed share, so an epoch contains every element once"
-    print_note(f'cluster {host.name!r}: mode "{mode.lower()}" - {text}.')
+    print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}.')
 
 
 def translated(call: Callable[[], Any]) -> Any:

@@ -109,8 +109,8 @@ def workers_outside(dispatcher: str, count: int) -> Iterator[list[Worker]]:
         process.wait()
 
 
-class Host:
-    """The minimal host of a data service, in place of a cluster."""
+class Cluster:
+    """The members of a cluster that the data package uses, without agents."""
 
     def __init__(self, dispatcher: tfd.Dispatcher, workers: list[Any], work_dir: str) -> None:
         self.name = uuid.uuid4().hex[:8]
@@ -162,37 +162,37 @@ def dispatcher_in(work_dir: Path) -> tfd.Dispatcher:
 
 
 @pytest.fixture(scope="module")
-def _outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def _outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     work_dir = tmp_path_factory.mktemp("outside")
     dispatcher = dispatcher_in(work_dir)
     try:
         with workers_outside(dispatcher.address, 2) as workers:
-            yield Host(dispatcher, workers, str(work_dir))
+            yield Cluster(dispatcher, workers, str(work_dir))
     finally:
         dispatcher.stop()
 
 
 @pytest.fixture(scope="module")
-def _inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def _inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     work_dir = tmp_path_factory.mktemp("inside")
     dispatcher = dispatcher_in(work_dir)
     config = tf_service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=200)
     workers = [tfd.DataWorker(config) for _ in range(2)]
-    yield Host(dispatcher, workers, str(work_dir))
+    yield Cluster(dispatcher, workers, str(work_dir))
     for server in (*workers, dispatcher):
         server.stop()
 
 
 @pytest.fixture
-def outside(_outside: Host) -> Host:
-    """Return a host with two data workers in other processes."""
+def outside(_outside: Cluster) -> Cluster:
+    """Return a cluster with two data workers in other processes."""
     _outside.consumers, _outside.static, _outside.policy = Consumers(), False, Policy()
     return _outside
 
 
 @pytest.fixture
-def inside(_inside: Host) -> Host:
-    """Return a host with two data workers in this process."""
+def inside(_inside: Cluster) -> Cluster:
+    """Return a cluster with two data workers in this process."""
     _inside.consumers, _inside.static = Consumers(), False
     return _inside
 
@@ -210,8 +210,8 @@ def at_once(*datasets: Any) -> list[list[int]]:
         return list(pool.map(values, datasets))
 
 
-def through(host: Host, dataset: Any, mode: Any, **options: Any) -> Any:
-    return dataset.apply(distribute.distribute(host, mode, **options))
+def through(cluster: Cluster, dataset: Any, mode: Any, **options: Any) -> Any:
+    return dataset.apply(distribute.distribute(cluster, mode, **options))
 
 
 @pytest.fixture
@@ -226,45 +226,45 @@ def files(tmp_path: Path) -> Any:
 
 
 class TestPolicies:
-    def test_dynamic_delivers_each_element_once(self, outside: Host) -> None:
+    def test_dynamic_delivers_each_element_once(self, outside: Cluster) -> None:
         modes = ("dynamic", "DYNAMIC", "distributed_epoch", tf_service.ShardingPolicy.DYNAMIC)
         read = at_once(*(through(outside, Range(50), mode) for mode in modes))
         assert read == [list(range(50))] * len(modes)
         assert not outside.static
 
-    def test_off_delivers_each_element_from_each_worker(self, outside: Host) -> None:
+    def test_off_delivers_each_element_from_each_worker(self, outside: Cluster) -> None:
         modes = ("off", "parallel_epochs", tf_service.ShardingPolicy.OFF)
         read = at_once(*(through(outside, Range(50), mode) for mode in modes))
         assert list(map(Counter, read)) == [dict.fromkeys(range(50), 2)] * len(modes)
 
-    def test_static_policies_deliver_each_element_once(self, outside: Host, files: Any) -> None:
+    def test_static_policies_deliver_each_element_once(self, outside: Cluster, files: Any) -> None:
         modes = ("file", "data", "file_or_data")
         read = at_once(*(through(outside, files, mode) for mode in modes))
         assert read == [list(range(30))] * len(modes)
         assert outside.static
 
-    def test_mode_hint_shards_the_dataset(self, outside: Host) -> None:
+    def test_mode_hint_shards_the_dataset(self, outside: Cluster) -> None:
         dataset = Range(20).shard(HINT, HINT).map(lambda x: x * 2)
         assert values(through(outside, dataset, "hint")) == list(range(0, 40, 2))
         assert outside.static
 
-    def test_mode_hint_without_a_hint_warns(self, outside: Host) -> None:
+    def test_mode_hint_without_a_hint_warns(self, outside: Cluster) -> None:
         with pytest.warns(UserWarning, match='works like "off"'):
             dataset = through(outside, Range(5), "hint")
         assert values(dataset) == sorted([*range(5), *range(5)])
 
-    def test_modes_work_with_workers_of_this_process(self, inside: Host, files: Any) -> None:
+    def test_modes_work_with_workers_of_this_process(self, inside: Cluster, files: Any) -> None:
         plans = ((Range(20), "dynamic"), (files, "file"), (Range(20), "off"))
         read = at_once(*(through(inside, dataset, mode) for dataset, mode in plans))
         assert read == [list(range(20)), list(range(30)), sorted([*range(20)] * 2)]
 
     def test_deliveries_per_epoch_are_printed_once(
-        self, outside: Host, capsys: pytest.CaptureFixture[str]
+        self, outside: Cluster, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        host = Host.__new__(Host)
-        vars(host).update(vars(outside), name="fresh")
+        cluster = Cluster.__new__(Cluster)
+        vars(cluster).update(vars(outside), name="fresh")
         for mode in ("off", "parallel_epochs", "dynamic", "off"):
-            through(host, Range(5), mode)
+            through(cluster, Range(5), mode)
         captured = capsys.readouterr()
         lines = (captured.out + captured.err).splitlines()  # out if a test left IPython running
         assert len(lines) == 2
@@ -279,7 +279,7 @@ class TestArguments:
         [("dynamik", "'dynamic'"), ("file_or_date", "'file_or_data'"), (1, "off, dynamic")],
     )
     def test_unknown_mode_suggests_the_nearest_one(
-        self, outside: Host, mode: Any, fix: str
+        self, outside: Cluster, mode: Any, fix: str
     ) -> None:
         with pytest.raises(UnknownName) as caught:
             distribute.distribute(outside, mode)
@@ -302,7 +302,7 @@ class TestArguments:
         ],
     )
     def test_invalid_options_are_refused(
-        self, outside: Host, options: dict[str, Any], what: str
+        self, outside: Cluster, options: dict[str, Any], what: str
     ) -> None:
         with pytest.raises(UsageError, match=what):
             distribute.distribute(outside, "dynamic", **options)
@@ -311,7 +311,7 @@ class TestArguments:
     def test_valid_options_do_not_change_the_elements(
         self, place: str, request: pytest.FixtureRequest
     ) -> None:
-        host = request.getfixturevalue(place)
+        cluster = request.getfixturevalue(place)
         options: list[dict[str, Any]] = [
             *({"compression": word} for word in ("auto", "AUTO", "snappy", "SNAPPY", None)),
             *({"target_workers": word} for word in ("AUTO", "ANY")),
@@ -320,19 +320,19 @@ class TestArguments:
         ]
         if place == "inside":
             options += [{"target_workers": "LOCAL"}, {"data_transfer_protocol": "local"}]
-        read = at_once(*(through(host, Range(9), "dynamic", **given) for given in options))
+        read = at_once(*(through(cluster, Range(9), "dynamic", **given) for given in options))
         assert read == [list(range(9))] * len(options)
 
-    def test_local_options_need_workers_of_this_process(self, outside: Host) -> None:
+    def test_local_options_need_workers_of_this_process(self, outside: Cluster) -> None:
         for options in ({"target_workers": "LOCAL"}, {"data_transfer_protocol": "local"}):
             with pytest.raises(NoWorkers, match="in this process"):
                 through(outside, Range(9), "dynamic", **options)
 
-    def test_values_other_than_datasets_are_refused(self, outside: Host) -> None:
+    def test_values_other_than_datasets_are_refused(self, outside: Cluster) -> None:
         with pytest.raises(UsageError, match="expected a tf"):
             distribute.distribute(outside, "dynamic")([1, 2])
 
-    def test_distribute_works_in_a_tf_function(self, outside: Host) -> None:
+    def test_distribute_works_in_a_tf_function(self, outside: Cluster) -> None:
         @tf.function(autograph=False)
         def total() -> Any:
             dataset = through(outside, Range(9), "dynamic")
@@ -342,7 +342,7 @@ class TestArguments:
 
 
 class TestCardinality:
-    def test_known_cardinality_is_exact(self, outside: Host) -> None:
+    def test_known_cardinality_is_exact(self, outside: Cluster) -> None:
         dataset = Range(20).map(lambda x: x + 1).shuffle(5).prefetch(1)
         read = through(outside, dataset, "dynamic")
         assert int(read.cardinality()) == 20
@@ -352,7 +352,7 @@ class TestCardinality:
 
     @pytest.mark.parametrize("mode", ["dynamic", "off"])
     def test_complete_epoch_of_unknown_length_raises_no_error(
-        self, outside: Host, mode: str
+        self, outside: Cluster, mode: str
     ) -> None:
         datasets = [
             Range(21).batch(4).map(lambda x: x[0]),
@@ -365,7 +365,7 @@ class TestCardinality:
         assert {int(dataset.cardinality()) for dataset in read} == {tf.data.UNKNOWN_CARDINALITY}
         assert all(at_once(*read))
 
-    def test_consumers_of_one_job_share_the_elements(self, outside: Host) -> None:
+    def test_consumers_of_one_job_share_the_elements(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         first, second = (through(outside, Range(100), "dynamic", job_name=name) for _ in range(2))
         assert int(first.cardinality()) == tf.data.UNKNOWN_CARDINALITY
@@ -374,18 +374,18 @@ class TestCardinality:
         elements += [int(x) for iterator in iterators for x in iterator]
         assert sorted(elements) == list(range(100))
 
-    def test_on_loss_warn_makes_the_cardinality_unknown(self, outside: Host) -> None:
+    def test_on_loss_warn_makes_the_cardinality_unknown(self, outside: Cluster) -> None:
         outside.policy = Policy(on_loss="warn")
         read = through(outside, Range(5), "dynamic")
         assert int(read.cardinality()) == tf.data.UNKNOWN_CARDINALITY
 
 
 class TestJobs:
-    def test_second_epoch_does_not_count_as_a_finished_job(self, outside: Host) -> None:
+    def test_second_epoch_does_not_count_as_a_finished_job(self, outside: Cluster) -> None:
         dataset = through(outside, Range(5), "dynamic", job_name=uuid.uuid4().hex)
         assert values(dataset) == values(dataset) == list(range(5))
 
-    def test_late_reader_of_a_job_is_warned(self, outside: Host) -> None:
+    def test_late_reader_of_a_job_is_warned(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         first = through(outside, Range(5), "dynamic", job_name=name)
         second = through(outside, Range(5), "dynamic", job_name=name)
@@ -396,7 +396,7 @@ class TestJobs:
 
     @pytest.mark.parametrize("journal", [True, False])
     def test_finished_job_is_refused_with_a_new_name(
-        self, outside: Host, journal: bool, monkeypatch: pytest.MonkeyPatch
+        self, outside: Cluster, journal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not journal:
             monkeypatch.setattr(outside, "journal", None)
@@ -411,14 +411,14 @@ class TestJobs:
         fresh = through(outside, Range(5), "dynamic", job_name=f"{name}-2")
         assert len(values(fresh)) == 5
 
-    def test_job_of_another_mode_is_refused(self, outside: Host) -> None:
+    def test_job_of_another_mode_is_refused(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         iterator = iter(through(outside, Range(5).repeat(), "dynamic", job_name=name))
         assert next(iterator) is not None
         with pytest.raises(UsageError, match="processing_mode='dynamic'"):
             through(outside, Range(5).repeat(), "off", job_name=name)
 
-    def test_coordinated_consumers_read_in_rounds(self, outside: Host) -> None:
+    def test_coordinated_consumers_read_in_rounds(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         readers = [
             through(
@@ -437,7 +437,7 @@ class TestJobs:
         assert read[0] == [0, 0, 2, 2]
         assert read[1] == [1, 1, 3, 3]
 
-    def test_cross_trainer_cache_repeats_the_elements(self, outside: Host) -> None:
+    def test_cross_trainer_cache_repeats_the_elements(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         firsts = []
         for trainer in ("a", "b"):
@@ -456,21 +456,21 @@ class TestJobs:
         ],
     )
     def test_finite_dataset_is_refused_for_shared_reads(
-        self, outside: Host, options: dict[str, Any]
+        self, outside: Cluster, options: dict[str, Any]
     ) -> None:
         with pytest.raises(UsageError, match=r"(?s)has 5 elements.*\.repeat\(\)"):
             through(outside, Range(5), "off", job_name="finite", **options)
 
 
 class TestRegistered:
-    def test_registered_dataset_can_be_read(self, outside: Host) -> None:
+    def test_registered_dataset_can_be_read(self, outside: Cluster) -> None:
         dataset = Range(6).map(lambda x: (x, tf.strings.as_string(x)))
         dataset_id = distribute.register(outside, dataset)
         read = distribute.from_dataset_id(outside, "dynamic", dataset_id)
         assert read.element_spec == dataset.element_spec
         assert sorted(int(x) for x, _ in read.as_numpy_iterator()) == list(range(6))
 
-    def test_dataset_id_can_be_chosen(self, outside: Host) -> None:
+    def test_dataset_id_can_be_chosen(self, outside: Cluster) -> None:
         name = uuid.uuid4().hex
         assert distribute.register(outside, Range(6), dataset_id=name) == name
         assert distribute.register(outside, Range(6), dataset_id=name) == name
@@ -480,11 +480,11 @@ class TestRegistered:
             distribute.register(outside, Range(7), dataset_id=name)
 
     @pytest.mark.parametrize("spec", [None, tf.TensorSpec((), tf.int64)])
-    def test_unknown_dataset_id_is_refused(self, outside: Host, spec: Any) -> None:
+    def test_unknown_dataset_id_is_refused(self, outside: Cluster, spec: Any) -> None:
         with pytest.raises(UsageError, match="nowhere"):
             distribute.from_dataset_id(outside, "dynamic", "nowhere", spec)
 
-    def test_finished_job_of_a_registered_dataset_is_refused(self, outside: Host) -> None:
+    def test_finished_job_of_a_registered_dataset_is_refused(self, outside: Cluster) -> None:
         dataset_id = distribute.register(outside, Range(6))
         read = distribute.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
         assert len(values(read)) == 6
@@ -493,7 +493,7 @@ class TestRegistered:
 
 
 class TestSave:
-    def test_save_returns_after_the_last_write(self, outside: Host, tmp_path: Path) -> None:
+    def test_save_returns_after_the_last_write(self, outside: Cluster, tmp_path: Path) -> None:
         path = str(tmp_path / "saved")
         distribute.save(
             outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path
@@ -502,11 +502,11 @@ class TestSave:
         with pytest.raises(UsageError, match="already"):
             distribute.save(outside, Range(10), path)
 
-    def test_save_has_a_timeout(self, outside: Host, tmp_path: Path) -> None:
+    def test_save_has_a_timeout(self, outside: Cluster, tmp_path: Path) -> None:
         with pytest.raises(TimeLimit, match="not complete"):
             distribute.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
 
-    def test_save_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_save_needs_a_journal(self, outside: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outside, "journal", None)
         with pytest.raises(UsageError, match="journal"):
             distribute.save(outside, Range(10), "nowhere")
@@ -514,7 +514,7 @@ class TestSave:
 
 class TestRefused:
     def test_missing_data_workers_are_an_error(
-        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+        self, outside: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(outside, "workers", [])
         with pytest.raises(NoWorkers, match="no data worker"):
@@ -523,14 +523,16 @@ class TestRefused:
             distribute.from_dataset_id(outside, "dynamic", "some")
 
     def test_missing_dispatcher_is_an_error(
-        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+        self, outside: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(outside, "service_target", "grpc://localhost:1")
         monkeypatch.setattr("tfd_notebook.data.service.validation._DISPATCHER_SECONDS", 0.2)
         with pytest.raises(DispatcherLost, match="connection refused"):
             through(outside, Range(5), "dynamic")
 
-    def test_mutable_tables_and_iterators_are_refused(self, outside: Host, inside: Host) -> None:
+    def test_mutable_tables_and_iterators_are_refused(
+        self, outside: Cluster, inside: Cluster
+    ) -> None:
         table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, -2, -3)
         table.insert(tf.range(5, dtype=tf.int64), tf.range(5, dtype=tf.int64))
         with pytest.raises(NotSerializable, match="a lookup table that can change"):
@@ -541,7 +543,7 @@ class TestRefused:
         with pytest.raises(NotSerializable, match="a lookup table that can change"):
             through(inside, Range(5).map(table.lookup), "dynamic")
 
-    def test_static_tables_and_variables_are_copied(self, outside: Host) -> None:
+    def test_static_tables_and_variables_are_copied(self, outside: Cluster) -> None:
         keys = tf.range(5, dtype=tf.int64)
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 2), -1)
         increment = tf.Variable(1, dtype=tf.int64)
@@ -549,14 +551,14 @@ class TestRefused:
         assert values(through(outside, dataset, "dynamic")) == [1, 3, 5, 7, 9]
 
     def test_elements_that_are_datasets_need_local_workers(
-        self, outside: Host, inside: Host
+        self, outside: Cluster, inside: Cluster
     ) -> None:
         with pytest.raises(NotSerializable, match="elements are datasets"):
             through(outside, Range(5).window(2), "dynamic")
         read = through(inside, Range(5).window(2), "dynamic")
         assert sorted(x for window in read for x in values(window)) == list(range(5))
 
-    def test_external_state_policy_fail_is_respected(self, outside: Host) -> None:
+    def test_external_state_policy_fail_is_respected(self, outside: Cluster) -> None:
         options = tf.data.Options()
         options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
         dataset = Range(5).map(lambda x: tf.random.uniform(())).with_options(options)
@@ -564,7 +566,7 @@ class TestRefused:
             through(outside, dataset, "dynamic")
 
     def test_too_large_graph_is_refused(
-        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+        self, outside: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
         monkeypatch.setattr("tfd_notebook.data.service.validation.LARGE", 50_000)
@@ -601,7 +603,7 @@ os._exit(0)
 
 
 class TestFunctions:
-    def test_numpy_function_runs_in_the_workers(self, outside: Host) -> None:
+    def test_numpy_function_runs_in_the_workers(self, outside: Cluster) -> None:
         offset = 7
 
         def shift(x: Any) -> Any:
@@ -611,7 +613,7 @@ class TestFunctions:
         assert values(through(outside, dataset, "dynamic")) == [7, 8, 9, 10]
         assert "shift" in next(reversed(outside.functions.values()))
 
-    def test_generator_runs_in_the_workers(self, outside: Host) -> None:
+    def test_generator_runs_in_the_workers(self, outside: Cluster) -> None:
         def count() -> Iterator[int]:
             yield from range(3)
 
@@ -620,7 +622,7 @@ class TestFunctions:
         )
         assert values(through(outside, dataset, "off")) == [0, 0, 1, 1, 2, 2]
 
-    def test_py_function_with_a_gradient_runs_in_the_workers(self, outside: Host) -> None:
+    def test_py_function_with_a_gradient_runs_in_the_workers(self, outside: Cluster) -> None:
         def gradient(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(x)
@@ -630,7 +632,9 @@ class TestFunctions:
         dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(gradient)
         assert values(through(outside, dataset, "dynamic")) == [2, 4]
 
-    def test_function_that_cannot_be_serialized_is_named(self, outside: Host, inside: Host) -> None:
+    def test_function_that_cannot_be_serialized_is_named(
+        self, outside: Cluster, inside: Cluster
+    ) -> None:
         stack = contextlib.ExitStack()
         stack.push(sys.stdout)
 
@@ -642,7 +646,7 @@ class TestFunctions:
             through(outside, dataset, "dynamic")
         assert values(through(inside, dataset, "dynamic")) == [0, 1, 2, 3]
 
-    def test_kernels_run_their_own_functions_only(self, outside: Host) -> None:
+    def test_kernels_run_their_own_functions_only(self, outside: Cluster) -> None:
         """TensorFlow counts the functions of each kernel from zero, even after a restart."""
         kernels = [
             subprocess.Popen(

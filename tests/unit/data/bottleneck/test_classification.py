@@ -402,11 +402,11 @@ class TestSlowWorker:
     """Measured rates, about one per second, the latest last."""
 
     def test_worker_without_a_split_of_the_source_is_not_slow(self) -> None:
-        class Host:
-            """Stand-in for the data service of a cluster."""
+        class Cluster:
+            """Stand-in for a cluster."""
 
-        host, splits = Host(), Splits(1, "from_generator(slow)", "Generator")
-        delivery = Delivery(weakref.ref(host), -1, "DYNAMIC", None, splits=splits)  # type: ignore[arg-type]
+        cluster, splits = Cluster(), Splits(1, "from_generator(slow)", "Generator")
+        delivery = Delivery(weakref.ref(cluster), -1, "DYNAMIC", None, splits=splits)  # type: ignore[arg-type]
         rates = [(30.0, 31.0, 30.0), (100.0, 99.0, 101.0)]
         workers = [
             WorkerUtilization(f"data_worker:{i}", "ready", 0.1, each[-1], each)
@@ -449,18 +449,18 @@ class TestAdvice:
     def test_more_workers_are_advised_only_with_a_free_core(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        class Host:
-            """Stand-in for the data service of a cluster with a variable in `__main__`."""
+        class Cluster:
+            """Stand-in for a cluster with a variable in `__main__`."""
 
             owner = object()
 
         workers = Bottleneck("workers", 0.9)
         assert advise(workers, 2) == "cluster.scale(data_workers=3)"
         assert advise(replace(workers, saturated=True), 2).endswith("all cores are busy")
-        host = Host()
-        delivery = Delivery(weakref.ref(host), -1, "OFF", None)  # type: ignore[arg-type]
+        cluster = Cluster()
+        delivery = Delivery(weakref.ref(cluster), -1, "OFF", None)  # type: ignore[arg-type]
         assert advise(workers, 2, delivery) == "cluster.scale(data_workers=3)"
-        monkeypatch.setattr(sys.modules["__main__"], "images", host.owner, raising=False)
+        monkeypatch.setattr(sys.modules["__main__"], "images", cluster.owner, raising=False)
         assert advise(workers, 2, delivery) == "images.scale(data_workers=3)"
         busy = [WorkerUtilization("data_worker:0", "ready", 0.99, None)]
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
@@ -486,12 +486,12 @@ class TestAdvice:
         assert advise(copy, 2, dataset=read).endswith(": images = images.prefetch(2)")
 
     def test_unset_variable_is_not_the_clusters_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Host:
-            """Stand-in for the data service of a cluster without a variable."""
+        class Cluster:
+            """Stand-in for a cluster without a variable."""
 
             owner = None
 
-        delivery = Delivery(weakref.ref(Host()), -1, "OFF", None)  # type: ignore[arg-type]
+        delivery = Delivery(weakref.ref(Cluster()), -1, "OFF", None)  # type: ignore[arg-type]
         monkeypatch.setattr(sys.modules["__main__"], "empty", None, raising=False)
         assert advise(Bottleneck("workers", 0.9), 2, delivery) == "cluster.scale(data_workers=3)"
 
