@@ -166,16 +166,16 @@ def _serves(cluster: DataServiceProtocol) -> bool:
 
 
 @check("dataset")
-def finished_job(path: InspectedDataset) -> Iterator[Finding]:
+def finished_job(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect a dataset whose job other readers finished before this one joined it."""
-    cluster, use = path.cluster, path.use
+    cluster, use = inspected.cluster, inspected.use
     if cluster is None or use is None or use.delivery.job_name is None:
         return
     if use.joined():  # reading this dataset again starts the next epoch of the job
         return
     name = use.delivery.job_name
     if use.origin is None:
-        service = next(s for s in path.last.walk() if s.service is use)
+        service = next(s for s in inspected.last.walk() if s.service is use)
         name = f"dataset_id=/{graph.service_id(service.dataset)}/{name}"
     try:
         validation.check_job(cluster, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
@@ -184,9 +184,9 @@ def finished_job(path: InspectedDataset) -> Iterator[Finding]:
 
 
 @check("dataset")
-def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
+def needs_addresses(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect a mode that TensorFlow's service rejects without special configuration."""
-    for stage in path.last.walk():
+    for stage in inspected.last.walk():
         packed_mode = graph.processing_mode(stage.dataset)
         if stage.service is not None or packed_mode is None:
             continue
@@ -200,20 +200,24 @@ def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
 
 
 @check("dataset")
-def in_memory(path: InspectedDataset) -> Iterator[Finding]:
+def in_memory(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect in-memory transfer from data workers in other processes."""
     try:
-        check_transfer(path.dataset)
+        check_transfer(inspected.dataset)
     except NoWorkers as error:
         yield IN_MEMORY.finding(error.what, str(error.fix))
 
 
 @check("dataset")
-def single_elements(path: InspectedDataset) -> Iterator[Finding]:
+def single_elements(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect splits that are too small."""
-    if path.use is None or path.use.delivery.mode != "DYNAMIC" or path.origin is None:
+    if (
+        inspected.use is None
+        or inspected.use.delivery.mode != "DYNAMIC"
+        or inspected.origin is None
+    ):
         return
-    stages = list(stages_of(path.origin).walk())
+    stages = list(stages_of(inspected.origin).walk())
     if any(s.kind in (*READERS, "Interleave", "FlatMap") for s in stages):
         return  # its elements are names of files
     for source in stages:
@@ -223,62 +227,62 @@ def single_elements(path: InspectedDataset) -> Iterator[Finding]:
                 f"{source.name} is divided into {count:,} splits of one element",
                 "use a source of files or ranges, and flat_map() or interleave() their content, or "
                 'use "off"',
-                _name(path),
+                _name(inspected),
             )
 
 
 @check("dataset")
-def embedded(path: InspectedDataset) -> Iterator[Finding]:
+def embedded(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect data that is part of the graph."""
-    if path.origin is None:
+    if inspected.origin is None:
         return
-    size = graph.constant_bytes(path.origin)
-    if path.use is not None and path.examined is not None:
-        size = max(size, path.examined.size)
+    size = graph.constant_bytes(inspected.origin)
+    if inspected.use is not None and inspected.examined is not None:
+        size = max(size, inspected.examined.size)
     # Without a service, the data only takes memory up to the size that no service accepts.
-    if size > (graph_inspection.LARGEST if path.use is None else validation.LARGE):
+    if size > (graph_inspection.LARGEST if inspected.use is None else validation.LARGE):
         yield EMBEDDED.finding(
             f"the dataset's definition is {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside the pipeline",
-            _name(path),
+            _name(inspected),
         )
 
 
 @check("dataset")
-def infinite(path: InspectedDataset) -> Iterator[Finding]:
+def infinite(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect an infinite dataset."""
     import tensorflow as tf
 
-    if path.use is not None and path.use.delivery.infinite:
+    if inspected.use is not None and inspected.use.delivery.infinite:
         return
     infinite = tf.data.INFINITE_CARDINALITY
-    ends = any(stage.kind in ("Take", "TakeWhile") for stage in path.last.walk())
-    whole = int(path.dataset.cardinality()) == infinite
-    origin = path.use is not None and path.origin is not None and not ends
-    if whole or (origin and int(path.origin.cardinality()) == infinite):
-        name = advice.dataset_variable(path.dataset)
+    ends = any(stage.kind in ("Take", "TakeWhile") for stage in inspected.last.walk())
+    whole = int(inspected.dataset.cardinality()) == infinite
+    origin = inspected.use is not None and inspected.origin is not None and not ends
+    if whole or (origin and int(inspected.origin.cardinality()) == infinite):
+        name = advice.dataset_variable(inspected.dataset)
         finite = f"{name}.take(n)" if name else "take(n)"
         yield ENDLESS.finding(
             "the dataset has no end",
             f"use {finite}, remove repeat(), or pass steps_per_epoch= to model.fit",
-            _name(path),
+            _name(inspected),
         )
 
 
 @check("dataset")
-def repeated(path: InspectedDataset) -> Iterator[Finding]:
+def repeated(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect a finite dataset that several data workers each deliver completely."""
     import tensorflow as tf
 
-    cluster, use = path.cluster, path.use
-    if cluster is None or use is None or path.origin is None or use.delivery.infinite:
+    cluster, use = inspected.cluster, inspected.use
+    if cluster is None or use is None or inspected.origin is None or use.delivery.infinite:
         return
     mode = use.delivery.mode
-    hinted = path.examined is not None and path.examined.has_shard_hint
+    hinted = inspected.examined is not None and inspected.examined.has_shard_hint
     if mode != "OFF" and not (mode == "HINT" and not hinted):
         return
     workers = len(cluster.data_workers())
-    if workers > 1 and int(path.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
+    if workers > 1 and int(inspected.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
         yield REPEATED.finding(
             f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
             "data worker",
@@ -289,9 +293,9 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
 
 
 @check("dataset")
-def packed(path: InspectedDataset) -> Iterator[Finding]:
+def packed(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect compression that costs more than it saves."""
-    cluster, use = path.cluster, path.use
+    cluster, use = inspected.cluster, inspected.use
     if cluster is None or use is None or not use.compressed:
         return
     if cluster.service_on_this_host:
@@ -305,30 +309,30 @@ def packed(path: InspectedDataset) -> Iterator[Finding]:
 
 
 @check("dataset")
-def small_elements(path: InspectedDataset) -> Iterator[Finding]:
+def small_elements(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect elements that are too small to be sent one by one."""
-    cluster = path.cluster
-    if cluster is None or cluster.service_in_process or path.origin is None:
+    cluster = inspected.cluster
+    if cluster is None or cluster.service_in_process or inspected.origin is None:
         return
-    size = bytes_of(path.origin.element_spec)
+    size = bytes_of(inspected.origin.element_spec)
     if size is not None and size < _SMALL:
         yield SMALL.finding(
             f"the data workers send elements of {size:,} bytes",
-            advice.batch(path.origin),
+            advice.batch(inspected.origin),
             cluster.name,
         )
 
 
 @check("dataset")
-def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
+def relative_paths(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect names of files that only this process can find."""
-    cluster = path.cluster
+    cluster = inspected.cluster
     if cluster is None or cluster.service_in_process or cluster.task_environment is None:
         return
     directory = os.getcwd()
     if cluster.service_on_this_host and cluster.task_environment.directory == directory:
         return
-    names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
+    names = [name for name in graph.strings_of(inspected.definition) if _is_relative(name)]
     if names:
         local = cluster.service_on_this_host
         location = f"in {cluster.task_environment.directory}" if local else "on another host"
@@ -346,12 +350,12 @@ def _is_relative(name: str) -> bool:
 
 
 @check("dataset")
-def missing_library(path: InspectedDataset) -> Iterator[Finding]:
+def missing_library(inspected: InspectedDataset) -> Iterator[Finding]:
     """Detect ops of a library that a data worker has not loaded."""
-    cluster = path.cluster
+    cluster = inspected.cluster
     if cluster is None or cluster.service_in_process or cluster.task_environment is None:
         return
-    used = graph.loaded_ops() & graph.ops_of(path.definition)
+    used = graph.loaded_ops() & graph.ops_of(inspected.definition)
     if not used:
         return
     workers = {row.task for row in cluster.data_workers()}
@@ -364,5 +368,5 @@ def missing_library(path: InspectedDataset) -> Iterator[Finding]:
         )
 
 
-def _name(path: InspectedDataset) -> str:
-    return path.cluster.name if path.cluster is not None else ""
+def _name(inspected: InspectedDataset) -> str:
+    return inspected.cluster.name if inspected.cluster is not None else ""
