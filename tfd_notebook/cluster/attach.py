@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import control_socket, registry
@@ -15,6 +15,7 @@ from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.config import build_config
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.cluster.lease import check_hours
+from tfd_notebook.cluster.view import ClusterView
 from tfd_notebook.launchers import base, external
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.launchers.client.detached import RemoteDetachedCluster
@@ -22,7 +23,7 @@ from tfd_notebook.model import spec
 from tfd_notebook.model.spec import Policy, Role
 
 
-class Clusters(Mapping[str, Cluster]):
+class Clusters(Mapping[str, ClusterView]):
     """The clusters of this process by name. Its display lists all clusters of the user.
 
     Lookup by name also returns clusters of remote kernels that this process controls.
@@ -31,8 +32,8 @@ class Clusters(Mapping[str, Cluster]):
     def __init__(self, clusters: dict[str, Cluster]) -> None:
         self._clusters = clusters
 
-    def __getitem__(self, name: str) -> Cluster:
-        return cast("Cluster", {**registry.running_clusters(), **self._clusters}[name])
+    def __getitem__(self, name: str) -> ClusterView:
+        return {**registry.running_clusters(), **self._clusters}[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._clusters)
@@ -62,7 +63,8 @@ def clusters() -> Clusters:
     Returns
     -------
     Clusters
-        A mapping of str to `Cluster`. Its ``everywhere`` is the table of all clusters.
+        A mapping of str to `Cluster`. Its ``everywhere`` is the table of all clusters. Lookup by
+        name also returns clusters of remote kernels, which have a part of its methods.
     """
     return Clusters(registry.clusters())
 
@@ -222,9 +224,7 @@ def _from_running_tasks(
                 f"another cluster {config.name!r} is running in this process",
                 fix="stop or leave that cluster first",
             )
-        cluster = object.__new__(Cluster)
-        cluster._initialize(config, launcher)
-        registered[config.name] = cluster
+        cluster = registered[config.name] = Cluster._create(config, launcher)
     cluster._lifecycle.adopt(lambda: adopt(cluster))
     return cluster
 
