@@ -116,17 +116,22 @@ class Cluster:
     tf.data.experimental.service, tf.distribute.Server : The underlying TensorFlow APIs.
     """
 
+    # Python calls `__init__` with the result of `__new__`, which may be a running cluster. Other
+    # threads also use a cluster as soon as it is registered. So `__new__` checks the arguments and
+    # initializes, under the lock of the registry. `__init__` declares the arguments and starts.
+    # `build_config` rejects unknown ones, and names the class that has an option of that name.
     def __new__(
         cls, *, name: str | None = None, if_exists: str = "reuse", **options: Any
     ) -> Cluster:
         config, launcher = build_config(name, options)
+        return registry.get_or_create(config, if_exists, lambda: cls._create(config, launcher))
 
-        def create() -> Cluster:
-            cluster = super(Cluster, cls).__new__(cls)
-            cluster._initialize(config, launcher)
-            return cluster
-
-        return registry.get_or_create(config, if_exists, create)
+    @classmethod
+    def _create(cls, config: ClusterConfig, launcher: base.Launcher) -> Cluster:
+        """Return a new cluster that is neither registered nor started."""
+        cluster = super().__new__(cls)
+        cluster._initialize(config, launcher)
+        return cluster
 
     def __init__(
         self,
