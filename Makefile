@@ -9,7 +9,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 ROOT   := $(filter 0,$(shell id -u))
 IF_ROOT := $(if $(ROOT),,: only root may run:)
 AND_ROOT := $(if $(ROOT),root or ,not root and )
-# nbval imports libraries for seconds in each process.
+# nbval's imports take seconds in each process.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p no:nbval
 # Tests start many processes, which read cached bytecode.
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,14 +43,14 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 	$(BIN)/tfd demo
 
 # Neither root nor Debian packages are needed.
-test: lint $(VENV)/.front ## lint, then the front end, unit, integration and quickstart tests
+test: lint $(VENV)/.front ## lint, then the front end, unit, integration and quickstart tests, except slow ones
 	$(NPM) run --silent test
 	$(NPM) run --silent size
 	$(PYTEST) $(PARALLEL) -m "not root and not slow" $(SUITES)
 	$(PYTEST) $(NBVAL) $(QUICKSTART)
 
-# Two groups at a time: with more, tests time out on two cores.
-test-all: test ## all tests: also Spark, hosts, Slurm, browser, failures and the notebooks
+# Run two groups at a time. With more, tests time out on two cores.
+test-all: test ## all tests: also slow ones, Spark, hosts, Slurm, browser, failures and the notebooks
 	$(MAKE) --jobs 2 --output-sync=target test-spark test-alone test-hosts test-browser
 	# Tests that measure time run alone.
 	$(PYTEST) $(NBVAL) $(TIMED)
