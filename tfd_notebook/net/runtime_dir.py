@@ -93,7 +93,7 @@ def is_locked(directory: Path) -> bool | None:
     """Return True if the agent of a directory runs; None if the file system has no locks."""
     try:
         with (directory / _LOCK_FILE).open("rb") as lock:
-            # Shared, so that two checks at the same time do not see each other.
+            # A shared lock, so that two concurrent checks do not mistake each other for the agent.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
