@@ -1,10 +1,11 @@
-"""The default methods of task hosts, for third-party launchers."""
+"""The default methods of task hosts, for third-party launchers, and errors of options."""
 
 import inspect
 
 import pytest
 
 from tfd_notebook import errors
+from tfd_notebook.launchers import SSH
 from tfd_notebook.launchers.base import TaskHost
 
 OPTIONAL = {
@@ -58,3 +59,15 @@ def test_all_methods_with_a_timeout_are_abstract_or_optional():
         if inspect.isfunction(method) and "timeout" in inspect.signature(method).parameters
     }
     assert with_timeout == (TaskHost.__abstractmethods__ - {"detach"}) | OPTIONAL.keys()
+
+
+def test_duplicate_hosts_are_named():
+    with pytest.raises(errors.UsageError, match=r"invalid hosts \['a', 'a'\]: duplicate entries"):
+        SSH(["a", "a"])
+
+
+@pytest.mark.parametrize("port", ["x", "0", "65536"])
+def test_invalid_port_of_a_host_is_named(port):
+    label = f"a@b:{port}"
+    with pytest.raises(errors.UsageError, match=f"port '{port}' in host '{label}': expected 1 to"):
+        SSH([label])._connect_arguments(label)
