@@ -31,7 +31,7 @@ SERVE = """
 import tensorflow as tf
 from tfd_notebook.resolvers import SlurmResolver
 
-resolver = SlurmResolver({"ps": 1, "worker": 1}, port_base=9100)
+resolver = SlurmResolver({"ps": 1, "worker": 2}, port_base=9100)
 tf.distribute.Server(
     resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
 ).join()
@@ -43,7 +43,7 @@ import tensorflow as tf
 from tfd_notebook.errors import TasksMissing
 from tfd_notebook.resolvers import SlurmResolver
 
-resolver = SlurmResolver({"ps": 1, "worker": 1}, port_base=9100, job=sys.argv[1])
+resolver = SlurmResolver({"ps": 1, "worker": 2}, port_base=9100, job=sys.argv[1])
 deadline = time.monotonic() + 90
 while True:
     try:
@@ -67,7 +67,7 @@ results = {
     "device": variable.device,
 }
 # The servers keep running, as other tasks than this resolver describes.
-wrong = SlurmResolver({"ps": 2}, port_base=9100, job=sys.argv[1])
+wrong = SlurmResolver({"ps": 2, "worker": 1}, port_base=9100, job=sys.argv[1])
 try:
     wrong.check()
 except TasksMissing as error:
@@ -193,12 +193,11 @@ class TestStep:
 
 @pytest.fixture
 def servers(slurm: Slurm) -> Iterator[str]:
-    """Start a step with a parameter server and a worker; return the number of its Slurm job."""
+    """Start a step with a parameter server and two workers; return the number of its Slurm job."""
     with slurm.start(
         "srun",
-        "-N2",
-        "-n2",
-        "-wn2,n10",
+        "-N3",
+        "-n3",
         *program(SERVE),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -214,12 +213,12 @@ def test_strategy_uses_another_job(slurm: Slurm, servers: str) -> None:
     completed = slurm.run(*program(COORDINATE, servers), timeout=170)
     assert completed.returncode == 0, completed.stderr[-4_000:]
     data = json.loads(completed.stdout.splitlines()[-1])
-    assert data["spec"] == {"ps": ["n2:9100"], "worker": ["n10:9100"]}
+    assert data["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
     assert data["task"] == [None, ""]
     assert (data["accelerators"], data["of_the_ps"]) == ({}, {})
     assert data["value"] == 21.0
     assert data["device"].startswith("/job:ps/replica:0/task:0")
-    assert "ps:1 at n10:9100: worker:0 answers there" in data["wrong"]
+    assert "ps:1 at n2:9100: worker:0 answers there" in data["wrong"]
 
 
 #: In an allocation, the suggested cell starts tasks, which are then resolved.
@@ -232,7 +231,7 @@ before = resolution.last.counts
 exec(resolution.cell)
 try:
     deadline = time.monotonic() + 120
-    while resolution.probe().counts != {"alive": 2}:
+    while resolution.probe().counts != {"alive": 3}:
         assert time.monotonic() < deadline, resolution
         time.sleep(0.2)
     frame = resolution.to_frame()
@@ -294,15 +293,13 @@ class TestDetection:
         assert close[:2] == ["slurm", "slurm_allocation"]
 
     def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
-        completed = slurm.run(
-            "salloc", "-Q", "-N2", "-n2", "-wn2,n10", *program(ALLOCATION), timeout=170
-        )
+        completed = slurm.run("salloc", "-Q", "-N3", "-n3", *program(ALLOCATION), timeout=170)
         assert completed.returncode == 0, completed.stderr[-4_000:]
         data = json.loads(completed.stdout.splitlines()[-1])
         assert data["rule"] == "slurm_allocation"
-        assert data["before"] == {"refused": 2}
-        assert data["address"] == ["n2:8888", "n10:8888"]
-        assert data["identity"] == ["worker:0", "worker:1"]
+        assert data["before"] == {"refused": 3}
+        assert data["address"] == ["n1:8888", "n2:8888", "n10:8888"]
+        assert data["identity"] == ["worker:0", "worker:1", "worker:2"]
         assert data["cell"] == "cluster = tfd.resolve().attach()"
 
     def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
