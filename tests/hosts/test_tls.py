@@ -247,7 +247,7 @@ def test_stop_removes_all_files_and_processes(hosts: Hosts, make: Make) -> None:
 
 def test_killed_agent_ends_its_tunnels(hosts: Hosts, make: Make) -> None:
     before = set(stunnels(hosts.east).values())
-    cluster = tfd.Cluster(data_workers=1, name="headless", launcher=make("east"))
+    cluster = tfd.Cluster(data_workers=2, name="headless", launcher=make())
     try:
         (directory,) = (path.parent for path in hosts.east.runtime.glob("agent-*/headless"))
         agent = next(
