@@ -22,6 +22,13 @@ from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
+#: Attaches to the cluster, and reads from it.
+READER = """
+import tensorflow as tf, tfd_notebook as tfd
+numbers = tf.data.Dataset.range(100).apply(tfd.attach("orphan").distribute("dynamic"))
+print(sum(int(x) for x in numbers))
+"""
+
 
 @pytest.fixture(scope="module")
 def make(jupyter: Jupyters) -> Make:
@@ -64,14 +71,6 @@ def kernel_counts(jupyter: Jupyters) -> list[int]:
 
 
 class TestJupyter(Conformance):
-    def test_two_clusters_run_concurrently(
-        self, shared: tfd.Cluster, make: Make, jupyter: Jupyters
-    ) -> None:
-        """The second one leaves no kernel behind."""
-        before = kernel_counts(jupyter)
-        super().test_two_clusters_run_concurrently(shared, make)
-        until(lambda: kernel_counts(jupyter) == before)
-
     def test_logs_contain_no_secret(
         self, hosts: Hosts, jupyter: Jupyters, shared: tfd.Cluster
     ) -> None:
@@ -100,11 +99,15 @@ class TestJupyter(Conformance):
             tfd.Cluster(data_workers=1, name="wrong", launcher=make(**options))
         assert "wrong" not in tfd.clusters()
 
-    def test_tunnels_connect_the_hosts(self, make: Make, hosts: Hosts) -> None:
+    def test_tunnels_connect_the_hosts(self, make: Make, jupyter: Jupyters) -> None:
+        """Each host has a kernel for the cluster, which ends with the cluster."""
+        before = kernel_counts(jupyter)
         with tfd.Cluster(data_workers=2, name="secret", launcher=make(secure=True)) as cluster:
+            assert kernel_counts(jupyter) == [count + 1 for count in before]
             assert numbers(cluster) == list(range(100))
             assert set(cluster.to_frame()["open_to"]) == {"loopback"}
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
+        until(lambda: kernel_counts(jupyter) == before)
 
     def test_cluster_outlives_its_owner_and_is_attached(
         self,
@@ -136,6 +139,9 @@ class TestJupyter(Conformance):
             tfd.attach("orphan")
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         write_profile(tmp_path, jupyter)
+        reader = [sys.executable, "-c", READER]
+        completed = subprocess.run(reader, capture_output=True, text=True, timeout=90)
+        assert completed.stdout == "4950\n", completed.stderr
         attached = tfd.attach("orphan")
         try:
             assert numbers(attached) == list(range(100))
