@@ -65,23 +65,24 @@ def cut(hosts: Hosts) -> Callable[[], None]:
     return cut
 
 
+#: The environment of tasks, with a secret.
+ENV = {"MY_TOKEN": "S3CRET-that-is-never-shown"}
+
+
 @pytest.fixture(scope="module")
 def shared(make: Make) -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=2, name="shared", launcher=make()) as cluster:
+    with tfd.Cluster(data_workers=2, name="shared", launcher=make(), env=ENV) as cluster:
         # The cluster keeps the ports of removed tasks.
         cluster.scale(data_workers=4)
         cluster.scale(data_workers=2)
         yield cluster
 
 
-SECRET = "S3CRET-that-is-never-shown"
-
-
 @pytest.fixture(scope="module")
 def plain(make: Make) -> Iterator[tfd.Cluster]:
-    """Yield a cluster without tunnels, with a secret in the environment of its tasks."""
-    launcher, env = make(secure=False), {"MY_TOKEN": SECRET}
-    with tfd.Cluster(data_workers=2, name="plain", launcher=launcher, env=env) as cluster:
+    """Yield a cluster without tunnels."""
+    launcher = make(secure=False)
+    with tfd.Cluster(data_workers=2, name="plain", launcher=launcher, env=ENV) as cluster:
         yield cluster
 
 
@@ -196,13 +197,16 @@ class TestSSH(Conformance):
             cluster.scale(workers=1)
             until(lambda: list(cluster.gpus().to_frame().task) == ["worker:0"] * 2 + [""] * 4)
 
-    def test_logs_contain_no_secret(self, hosts: Hosts, sshd: Sshds, plain: tfd.Cluster) -> None:
+    def test_logs_contain_no_secret(
+        self, hosts: Hosts, sshd: Sshds, shared: tfd.Cluster, plain: tfd.Cluster
+    ) -> None:
+        secret = ENV["MY_TOKEN"]
         files = [*Path(hosts.north.directory).rglob("*"), *(server.log for server in sshd)]
         texts = [path.read_bytes() for path in files if path.is_file()]
-        assert not any(SECRET.encode() in text for text in texts)
+        assert not any(secret.encode() in text for text in texts)
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in hosts.north.pids()]
-        assert not any(SECRET.encode() in command for command in commands)
-        assert SECRET not in str(plain.logs())
+        assert not any(secret.encode() in command for command in commands)
+        assert not any(secret in str(cluster.logs()) for cluster in (shared, plain))
 
 
 def test_tunnel_open_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
@@ -212,11 +216,13 @@ def test_tunnel_open_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
     ):
         tfd.Cluster(data_workers=2, name="gateway", launcher=make())
     assert sshd.label("east") in str(caught.value)
+    assert "gateway" not in tfd.clusters()
 
 
-def test_reconnects_restore_all_tunnels_and_close_open_ones(
+def test_reconnect_restores_tunnels_and_closes_exposed_ones(
     make: Make, sshd: Sshds, hosts: Hosts
 ) -> None:
+    """The name of the refused cluster is free again."""
     others = connection_processes()
     with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
         (process,) = connection_processes() - others
