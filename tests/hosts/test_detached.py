@@ -21,22 +21,23 @@ from tests.hosts._hosts import Host, Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import orphans
+from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
 #: Starts a cluster, reads elements, detaches it, and waits to be killed.
 OWNER = """
-import json, sys, tfd_notebook as tfd
-elements = {elements}
+import sys, tfd_notebook as tfd
+count, elements = {count}, []
 cluster = tfd.Cluster(data_workers=2, name="stays", launcher={launcher})
-if elements:
+if count:
     import itertools, tensorflow as tf
     job = tf.data.Dataset.range(400).apply(cluster.distribute(
         "dynamic", job_name="epoch", max_outstanding_requests=1))
-    elements = [int(x) for x in itertools.islice(job, elements)]
+    elements = [int(x) for x in itertools.islice(job, count)]
 cluster.detach(1)
-print(json.dumps(elements), flush=True)
+print(elements, flush=True)
 sys.stdin.read()
 """
 
@@ -70,17 +71,17 @@ def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
         path.unlink()
 
 
-def killed_owner(launcher: str, elements: int = 0) -> Any:
-    """Start and detach a cluster in a process, and kill it; return the elements it has read."""
+def killed_owner(launcher: str, count: int = 0) -> list[int]:
+    """Start and detach a cluster in a process, and kill it; return `count` elements it has read."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER.format(launcher=launcher, elements=elements)],
+        [sys.executable, "-c", OWNER.format(launcher=launcher, count=count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert owner.stdout
-        received = json.loads(owner.stdout.readline())
+        received: list[int] = json.loads(owner.stdout.readline())
     finally:
         owner.kill()
         owner.communicate()
@@ -105,11 +106,15 @@ def files() -> list[Path]:
 
 @pytest.mark.parametrize("secure", [True, "tls", False], ids=["ssh", "tls", "open"])
 def test_other_process_continues_after_the_kill(
-    hosts: Hosts, written: Written, before: dict[Host, set[int]], secure: object
+    hosts: Hosts,
+    written: Written,
+    before: dict[Host, set[int]],
+    secure: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import tensorflow as tf
 
-    first = killed_owner(written(secure), elements=50)
+    first = killed_owner(written(secure), count=50)
     (file,) = files()
     assert file.stat().st_mode & 0o777 == 0o600
     (listed,) = json.loads(cli("list", "--json"))
@@ -118,6 +123,8 @@ def test_other_process_continues_after_the_kill(
         assert "detached until" in cli("renew", "stays", "--hours", "3")
         assert json.loads(file.read_text())["lease"] > listed["lease"] + 3600
         assert "detached" in cli("list")
+        # Each of these processes has ended, but the cluster still runs.
+        assert pids_on(hosts.east, before[hosts.east])
     cluster = tfd.attach("stays")
     try:
         assert cluster.detached
@@ -136,8 +143,13 @@ def test_other_process_continues_after_the_kill(
         assert json.loads(file.read_text())["lease"] == pytest.approx(lease, abs=5)
         assert json.loads(file.read_text())["planned"] == 4
         if secure == "tls":
+            # The timer of this process would run until the end of the lease.
+            monkeypatch.setattr(DetachedClusterRecord, "schedule_removal", lambda self: None)
+            cluster.leave()
             assert "is stopped" in cli("stop", "stays")
-            until(lambda: cluster.ended)
+        else:
+            cluster.leave()
+            tfd.attach("stays").stop()
     finally:
         cluster.stop()
     assert not files()
