@@ -168,7 +168,7 @@ def test_more_workers_are_advised_only_if_they_help(clock: Clock) -> None:
     here, there = tasks(1000.0), [replace(row, host="node1") for row in tasks(1000.0)]
     assert advised(queued, there) == "add workers: cluster.scale(workers=3)"
     assert advised(queued, tasks(0.0)) == "add workers: cluster.scale(workers=3)"
-    assert advised(queued, here).endswith("add workers on other machines")
+    assert advised(queued, here).endswith("add workers on other hosts")
     assert advised(queued, there, paused=True) == "it is paused now: coordinator.resume()"
     assert advised(idle, there) == "it is idle now: no closure waits or runs"
 
