@@ -1,5 +1,5 @@
 # Each target sets up its prerequisites: a virtual environment in .venv from the first suitable
-# Python, with the versions that constraints.txt pins. A second run starts at once.
+# Python. Its versions are those that constraints.txt pins. A second run starts at once.
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -139,8 +139,8 @@ $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock
 	$(NPM) ci --silent
 	@touch $@
 
-# The widgets and the extensions. JupyterLab and its server find them by links, because an editable
-# install does not include build outputs, and copies other files.
+# The widgets and the extensions. JupyterLab and its server find them by links. An editable install
+# does not include build outputs, and copies other files.
 $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	$(NPM) run --silent build
 	mkdir -p $(LINK:/tfd-notebook-lab=)

@@ -6,9 +6,9 @@ The benchmark compares three cases:
 * ``Cluster(launcher="inprocess")`` with its defaults, without compression and with local transfer;
 * a dispatcher and a worker of this process with the defaults of ``tf.data.experimental.service``.
 
-All of them do the same work in this process, so that the difference in CPU is the cost of the
-transfer. The pipeline augments and batches photographs, with 6 MB per batch. Noise replaces the
-photographs, because both are incompressible.
+All of them do the same work in this process. The difference in CPU is the cost of the transfer. The
+pipeline augments and batches photographs, with 6 MB per batch. Noise replaces the photographs,
+because both are incompressible.
 """
 
 from __future__ import annotations

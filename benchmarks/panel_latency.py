@@ -2,7 +2,7 @@
 
 In A a cell computes in Python, in B a cell sleeps. Each has a separate kernel, and the first click
 counts, too. The latency is the time from the browser's event until the coordinator is paused or
-resumed, measured with the same clock.
+resumed. Both times are of the same clock.
 """
 
 from __future__ import annotations

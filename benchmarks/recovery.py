@@ -10,8 +10,9 @@ an epoch. "5 kills in one epoch" shows this effect. ``cluster.restart`` resets t
 between the kills, except within "5 kills in one epoch". The backoff is for repeated failures.
 
 The second part counts the missing elements of a ``"distributed_epoch"`` in which one of two workers
-was killed, with the journal, and the reports of the loss. TensorFlow delivers each element at most
-once. The journal does not have the elements that a worker has prepared or is preparing.
+was killed. It uses the journal, and counts the reports of the loss. TensorFlow delivers each
+element at most once. The journal does not have the elements that a worker has prepared or is
+preparing.
 """
 
 from __future__ import annotations

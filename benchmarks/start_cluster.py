@@ -9,8 +9,8 @@ cold
     ``import tfd_notebook`` and the same call, including the start and import of agent and fork
     server.
 memory
-    Proportional set size (PSS) of each data worker, with its share of agent and fork server,
-    against an idle process that has imported TensorFlow.
+    Proportional set size (PSS) of each data worker, with its share of agent and fork server. The
+    counterpart is an idle process that has imported TensorFlow.
 """
 
 from __future__ import annotations

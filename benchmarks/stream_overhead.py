@@ -1,8 +1,8 @@
 """CPU per batch of an observed consumer, against a plain loop over the same data.
 
-Three consumers are compared to ``for batch in dataset``: the same loop over the observed dataset, a
-`Stream` that discards its elements, and a `Stream` that the main thread reads. Batches of 64 bytes
-show the absolute cost, batches of 5 MB its share.
+Three consumers are compared to ``for batch in dataset``. One is the same loop over the observed
+dataset. The others are a `Stream` that discards its elements, and a `Stream` that the main thread
+reads. Batches of 64 bytes show the absolute cost, batches of 5 MB its share.
 
 With gRPC, the servers are separate processes. The figure is the CPU of this process with all
 threads of TensorFlow. With local transfer, the workers are in this process, and their CPU is in
@@ -33,8 +33,8 @@ from tfd_notebook.data.consume.stream import Stream
 
 service = tf.data.experimental.service
 
-#: Without these, glibc returns the memory of large batches to the system at irregular times, and
-#: two plain loops over 5 MB batches differ by 20 %.
+#: Without these, glibc returns the memory of large batches to the system at irregular times. Two
+#: plain loops over 5 MB batches differ by 20 %.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "4000000000",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 #: Seconds for servers of the tf.data service. If TensorFlow's autotuning thread misses the end of
-#: an iterator, it notices it at its next period, up to 60 s later.
+#: an iterator, it ends at its next period. That is up to 60 s later.
 SERVER_STOP_SECONDS = 75.0
 
 

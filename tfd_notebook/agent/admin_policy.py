@@ -10,9 +10,9 @@
     allow = ["10.0.0.0/8"]          # Networks to which ports may be opened, [] for none.
 
 A key that is missing sets no limit. A refusal quotes file and line. The agent of each host enforces
-``memory_gb`` by the policy of that host. Once a second it samples the resident memory (rss, which
-includes memory shared with other processes) of each ready task's process. It ends a process with
-more than the limit, and the task is restarted as after a crash.
+``memory_gb`` by the policy of that host. Once a second it samples the resident memory of each ready
+task's process. This memory (rss) includes memory shared with other processes. The agent ends a
+process with more than the limit. The task is then restarted as after a crash.
 """
 
 from __future__ import annotations

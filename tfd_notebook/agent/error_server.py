@@ -37,10 +37,10 @@ class ErrorServer:
 
     A dispatcher never removes a worker. It assigns a task to it in every later iteration, which
     then waits forever. With `dispatcher`, the error server of a data worker therefore accepts new
-    tasks like a worker without data. In the modes ``"off"`` and ``"dynamic"``, which do not divide
-    the source in advance, no data is missing: the consumer gets all elements from the remaining
-    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data.
-    The caller must report this loss.
+    tasks like a worker without data. The modes ``"off"`` and ``"dynamic"`` do not divide the source
+    in advance, so no data is missing. The consumer gets all elements from the remaining workers.
+    With ``on_loss="warn"`` all tasks end like that, including the lost share of the data. The
+    caller must report this loss.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ class ErrorServer:
         Whether consumers run in the worker's process, where they never call its port. The tasks
         that the worker left unfinished then end at the start. Default false.
     workers_remain : bool
-        Whether coordinated reads continue with other workers, even with ``on_loss="warn"``, in
-        which the end of one task would end the whole read. Default false.
+        Whether coordinated reads continue with other workers, even with ``on_loss="warn"``.
+        Otherwise the end of one task would end the whole read. Default false.
     workers : mapping of int to str, optional
         The address of each port's worker as registered with the dispatcher. Default
         ``"localhost:PORT"``.

@@ -1,9 +1,9 @@
 """The fork server: a process with TensorFlow imported, from which tasks are forked in milliseconds.
 
 It has a single thread (asserted), opens no channel and runs no op, so that a fork is safe. A task
-is forked twice. The process in between exits at once, and the task becomes a child of the agent,
-which is a child subreaper. The agent is therefore notified of the task's end. A fork server can be
-ended or replaced while its tasks run.
+is forked twice. The process in between exits at once. The task becomes a child of the agent, which
+is a child subreaper. The agent is therefore notified of the task's end. A fork server can be ended
+or replaced while its tasks run.
 """
 
 from __future__ import annotations

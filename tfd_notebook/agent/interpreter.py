@@ -1,9 +1,9 @@
 """Command line, environment and import path of every Python process that this package starts.
 
-Python puts the working directory at the front of the import path for ``-c`` and ``-m``, and a file
-such as ``json.py`` there then replaces Python's own module. ``-P`` prevents that only from Python
-3.11 on. ``-I`` also ignores variables that users rely on, such as ``PYTHONUNBUFFERED``. The code
-given to ``-c`` therefore sets the import path before it imports anything.
+Python puts the working directory at the front of the import path for ``-c`` and ``-m``. A file such
+as ``json.py`` there then replaces Python's own module. ``-P`` prevents that only from Python 3.11
+on. ``-I`` also ignores variables that users rely on, such as ``PYTHONUNBUFFERED``. The code given
+to ``-c`` therefore sets the import path before it imports anything.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def import_path(path: Sequence[str] | None = None) -> list[str]:
 def task_path(add_working_directory: bool = False) -> list[str]:
     """Return the import path for this process's tasks, from which they import what it imports.
 
-    All entries are absolute. The working directory comes after the standard library, as in
-    IPython, so that no file in it replaces one of Python's own modules. It comes last if other
-    users can write to it, by the rules of `import_path`.
+    All entries are absolute. The working directory comes after the standard library, as in IPython.
+    No file in it then replaces one of Python's own modules. It comes last if other users can write
+    to it, by the rules of `import_path`.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
 """An agent's end of the encrypted tunnels between the hosts of a cluster, by stunnel.
 
 One stunnel process (the server) accepts connections of other hosts at one port. It forwards each by
-the server name (SNI) that the peer requests: ``p40001.tfd`` is the task at port 40001 of this host.
-For each task of another host, one more process (a client) listens at that task's port on loopback
-and connects to its host. The agent opens the listening sockets and passes them on. A port therefore
-stays reserved while a crashed process is restarted, and peers wait for a moment.
+the server name (SNI) that the peer requests. The name ``p40001.tfd`` is the task at port 40001 of
+this host. Each task of another host has one more process (a client). It listens at that task's port
+on loopback and connects to its host. The agent opens the listening sockets and passes them on. A
+port therefore stays reserved while a crashed process is restarted, and peers wait for a moment.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class Cluster:
 
     The tasks form a tf.data service, a parameter server training, or both.
 
-    The same call again returns the running cluster, so a cell can be run repeatedly. A cluster
-    ends with `stop`, at the end of its ``with`` block, at its time limit or when its kernel exits.
-    Rebinding the variable does not end it. After `detach`, it outlives the block and the kernel.
+    The same call again returns the running cluster, so a cell can be run repeatedly. A cluster ends
+    with `stop`, its ``with`` block, its time limit or its kernel. Rebinding the variable does not
+    end it. After `detach`, it outlives the block and the kernel.
 
     Parameters
     ----------

@@ -51,9 +51,8 @@ class ClusterReports:
         -------
         Table
             Displays itself. ``to_frame()`` returns a DataFrame with the columns
-            `model.snapshot.GPU_COLUMNS`: host, index, name, and the task that sees the GPU, then
-            utilization and memory of the whole GPU by all processes. Empty if no worker or
-            evaluator can get a GPU.
+            `model.snapshot.GPU_COLUMNS`. Utilization and memory are those of the whole GPU, by all
+            processes. Empty if no worker or evaluator can get a GPU.
         """
         return views.gpus_table(self._monitor.snapshot().gpus)
 

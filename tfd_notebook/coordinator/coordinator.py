@@ -192,7 +192,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         Raises
         ------
         PausedError
-            No timeout is set, the coordinator is paused, no closure runs, and no live control is
+            No timeout is set, the coordinator is paused, and no closure runs. No live control is
             open that could resume it.
         TimeLimit
             Closures are still queued or running after `timeout` seconds.

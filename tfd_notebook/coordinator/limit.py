@@ -34,7 +34,7 @@ _IDLE_CORES = 0.5
 _BREAK_SECONDS = 3.0
 _NETWORK_BYTES_PER_S = 30e6
 #: Measurements of tasks arrive once a second and cover the previous second. The latest one covers
-#: the closures if they ran for at least the first time, and ended at most the second time ago.
+#: closures that ran for the first time or longer. They must have ended at most the second time ago.
 _MEASURED_SECONDS = 2.0
 _FRESH_SECONDS = 0.2
 #: Seconds without a closure that separate two such runs.
@@ -77,8 +77,8 @@ def judge(
     fetch_seconds : float
         Total duration of these waits.
     tasks : sequence of TaskRow
-        The tasks of the cluster. While closures run, their current CPU and network usage is used,
-        otherwise the usage from the last call while closures ran.
+        The tasks of the cluster. While closures run, their current CPU and network usage counts.
+        Otherwise it is the usage from the last call while closures ran.
     ps_bytes : mapping of str to int, optional
         Bytes of the variables on each parameter server.
     reads_input : bool or collection of str

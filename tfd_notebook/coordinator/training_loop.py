@@ -79,10 +79,10 @@ def training_loop(
     """Train for a number of steps and recover from the loss of workers and parameter servers.
 
     The steps are scheduled in rounds. After each round, the loop joins and saves a checkpoint. When
-    a parameter server is lost, the loop recovers the cluster, builds the work again and continues
-    from the latest checkpoint. It starts from the latest checkpoint in `directory`, if any, so the
-    cell can be run again, also in a new kernel. Before the cluster's time limit, it saves and
-    returns.
+    a parameter server is lost, the loop recovers the cluster and builds the work again. It
+    continues from the latest checkpoint. It starts from the latest checkpoint in `directory`, if
+    any. So the cell can be run again, even in a new kernel. Before the cluster's time limit, it
+    saves and returns.
 
     Parameters
     ----------

@@ -55,8 +55,8 @@ def doctor(target: Any = None) -> Findings:
         * a ``tf.data.Dataset``
         * a SparkSession
 
-        Default: this process, the tasks that TF_CONFIG names, and all clusters of this process with
-        the datasets that read from them.
+        Default: this process, the tasks that TF_CONFIG names, and all clusters of this process.
+        Datasets that read from these clusters are included.
 
     Returns
     -------

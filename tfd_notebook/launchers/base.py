@@ -61,9 +61,9 @@ class AdoptedCluster:
 class TaskHost(ABC):
     """One host of a cluster: starts, supervises and stops the tasks there.
 
-    Each method that sends a request has a `timeout` in seconds. It raises the error of the agent,
-    AgentLost if the agent has ended, and TimeLimit if no reply arrives in time. A method that is
-    not abstract raises Unsupported unless a subclass implements it.
+    Each method that sends a request has a `timeout` in seconds. It raises the error of the agent.
+    AgentLost means that the agent has ended, and TimeLimit that no reply arrived in time. A method
+    that is not abstract raises Unsupported unless a subclass implements it.
 
     Attributes
     ----------

@@ -175,7 +175,7 @@ class InProcessTaskHost(TaskHost):
                 task.settings.update(settings)
                 if task.role in SERVER_ROLES:
                     # The GPUs belong to the kernel. All servers of a process share the thread pool
-                    # of the first server; a worker waits forever if its ps finds no free thread.
+                    # of the first server. A worker waits forever if its ps finds no free thread.
                     task.settings.update(gpus=False, threads=tf_servers.MAX_UNSTOPPABLE + 1)
                 self._serve(name, task)
 

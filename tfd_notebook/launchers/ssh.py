@@ -59,10 +59,9 @@ class SSH(RemoteLauncher):
         Environment variables for the agent itself, such as ``TFD_RUNTIME_DIR``. They appear on its
         command line, where other users can see them. Do not put secrets there.
     secure : bool or "tls"
-        True (the default): all traffic between tasks goes through the encrypted ssh connections,
-        and no port is open to other hosts. ``"tls"``: it goes through stunnel tunnels from host to
-        host, without passing this host. False: the tasks' ports are open to exactly the cluster's
-        hosts.
+        True (the default): all traffic between tasks goes through the encrypted ssh connections. No
+        port is open to other hosts. ``"tls"``: it goes through stunnel tunnels from host to host,
+        without passing this host. False: the tasks' ports are open to exactly the cluster's hosts.
     grace, place, host, allow
         See `RemoteLauncher` and `Launcher`.
     """

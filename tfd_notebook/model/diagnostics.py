@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 Severity = Literal["error", "warning", "info"]
-#: Subjects of a check: this process, the tasks of a description, a tf.data service, a cluster, a
-#: dataset, or a Spark installation.
+#: Subjects of a check. ``process`` is this process, ``tasks`` the tasks of a description, and
+#: ``service`` a tf.data service.
 About = Literal["process", "tasks", "service", "cluster", "dataset", "spark"]
 
 #: Most severe first.

@@ -40,9 +40,9 @@ class Limit:
     Parameters
     ----------
     kind : str
-        One of `DATA_KINDS` or, for a coordinator, `COORDINATOR_KINDS`. ``python``
-        stands for Python functions that hold the GIL, ``transfer`` for the transfer from the data
-        workers, ``device_copy`` for the copy to a device.
+        One of `DATA_KINDS` or, for a coordinator, `COORDINATOR_KINDS`. ``python`` stands for Python
+        functions that hold the GIL. ``transfer`` stands for the transfer from the data workers,
+        ``device_copy`` for the copy to a device.
     stage : str
         The stage or task, as the user wrote it, with its source location. Empty if the bottleneck
         is the consumer, or if there is none.

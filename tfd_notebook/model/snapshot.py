@@ -227,8 +227,8 @@ class CoordinatorRow:
     queue_ms, run_ms : tuple of float, optional
         p50, p90 and p99 of the waiting and running time of the latest closures.
     left_s : tuple of float, optional
-        Estimated seconds until all scheduled closures have ended, and the bounds of the 80 %
-        interval at the speed of the last seconds. None while unknown.
+        Estimated seconds until all scheduled closures have ended, with the bounds of the 80 %
+        interval. They assume the speed of the last seconds. None while unknown.
     workers : tuple of CoordinatedRow
     traces : mapping of str to int
         Number of traces of each function.

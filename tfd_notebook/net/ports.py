@@ -1,8 +1,8 @@
 """Ports and listening sockets of this process: reserve, identify, restrict to hosts, count bytes.
 
-TensorFlow's servers listen on all interfaces, share a port with any server of the same user that
-requests it, and report errors poorly. This module works on the file descriptors of the process. The
-functions document their behavior on systems other than Linux.
+TensorFlow's servers listen on all interfaces and report errors poorly. They share a port with any
+server of the same user that requests it. This module works on the file descriptors of the process.
+The functions document their behavior on systems other than Linux.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 def reserve_port(port: int = 0) -> socket.socket:
     """Bind `port` on all addresses, without listening, until the socket is closed.
 
-    A server of the same user that sets ``SO_REUSEPORT``, as those of the tf.data service do, can
-    listen on it in the meantime. All others get EADDRINUSE, even a ``tf.distribute.Server``.
+    In the meantime, a server of the same user that sets ``SO_REUSEPORT`` can listen on it. The
+    servers of the tf.data service do. All others get EADDRINUSE, even a ``tf.distribute.Server``.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
 
     A packet filter is attached to every listening socket of this process at `port`. Existing
     connections of other peers are shut down. Other peers time out. The addresses of this host are
-    those at the time of the call, so call it again after a change of the network.
+    those at the time of the call. Call it again after a change of the network.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ class SentBytes:
 class PinnedConnections:
     """Connections of another process that stay open when that process dies.
 
-    A peer whose server dies reconnects at once, is refused, and then backs off with increasing
+    A peer whose server dies reconnects at once and is refused. It then backs off with increasing
     delays (gRPC: one second at first). If its connection stays open, the peer waits instead. Call
     `release` when the server is ready again, and the peer reconnects successfully.
     """

@@ -72,7 +72,7 @@ def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
     """Create the directory of the agent `agent_id`; return it and the open file that locks it.
 
     The agent inherits the file and never closes it. The directory of a running agent is therefore
-    locked from its creation on, and that of an agent that has ended is not.
+    locked from its creation on. That of an agent that has ended is not.
     """
     path = runtime_dir() / f"agent-{agent_id}"
     temporary = Path(tempfile.mkdtemp(prefix=".agent-", dir=path.parent))
@@ -105,8 +105,8 @@ def is_locked(directory: Path) -> bool | None:
 def own_file(pid: int, suffix: str) -> Path:
     """Return the path of a file or directory that belongs to the process `pid` of this host.
 
-    The name contains the boot and the pid namespace of the process, because several hosts or
-    containers can share the runtime directory.
+    The name contains the boot and the pid namespace of the process. Several hosts or containers can
+    share the runtime directory.
     """
     return runtime_dir() / f"{pid}.{'-'.join(_host_boot_namespace())}.{suffix}"
 

@@ -1,6 +1,6 @@
 """The messages of TensorFlow's services that this package reads, without TensorFlow.
 
-They are in a separate descriptor pool, so they never clash with the types that TensorFlow registers
+They are in a separate descriptor pool. They never clash with the types that TensorFlow registers
 under the same names. Fields that this package does not read are omitted; protobuf keeps them as
 unknown fields.
 """

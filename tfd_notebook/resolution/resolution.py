@@ -30,16 +30,16 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     """Find the cluster that this notebook belongs to, and probe its tasks.
 
     Rules check the notebook's environment, and the first rule that matches decides. The order is:
-    TF_CONFIG, SageMaker, a Slurm step or allocation, a TPU, a Kubernetes pod, Spark, Ray,
-    configured Jupyter servers, a Slurm controller, this host. No metadata server is queried unless
-    you name ``"tpu"`` or ``"gce"``. Spark and Ray are not imported.
+    TF_CONFIG, SageMaker, a Slurm step or allocation, a TPU, a Kubernetes pod, Spark, Ray.
+    Configured Jupyter servers, a Slurm controller and this host follow. No metadata server is
+    queried unless you name ``"tpu"`` or ``"gce"``. Spark and Ray are not imported.
 
     Parameters
     ----------
     resolver : str, ClusterResolver, mapping, ClusterSpec or Cluster
         Instead of the rules: ``"tf_config"``, ``"sagemaker"``, ``"slurm"``, ``"tpu"``,
-        ``"kubernetes"``, ``"gce"``, ``"jupyter"``, ``"local"``, the path of a cluster file, your
-        own resolver, or the tasks themselves. Default ``"auto"``: the rules.
+        ``"kubernetes"``, ``"gce"``, ``"jupyter"`` or ``"local"``. Or the path of a cluster file,
+        your own resolver, or the tasks themselves. Default ``"auto"``: the rules.
     **kw
         Arguments of the resolver, such as ``jobs=`` for Kubernetes and Slurm.
 

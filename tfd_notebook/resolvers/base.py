@@ -188,7 +188,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         Raises
         ------
         TasksMissing
-            The host of a task is unknown or cannot be reached, the task does not answer, or a
+            The host of a task is unknown or cannot be reached. Or the task does not answer, or a
             different task answers at its address.
         """
         self._probe_tasks(self.tasks(), timeout)

@@ -257,8 +257,8 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
     Returns
     -------
     pyspark.sql.types.StructType
-        A feature with one value becomes a column of its type, one with several values an array,
-        and one without a value a string.
+        A feature with one value becomes a column of its type. One with several values becomes an
+        array, and one without a value a string.
     """
     import tensorflow as tf
 

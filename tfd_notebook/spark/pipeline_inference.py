@@ -144,8 +144,8 @@ def run(
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
-            # Check rows before the model is loaded: Spark runs a failing task four times, and
-            # the import of TensorFlow takes seconds.
+            # Check rows before the model is loaded. Spark runs a failing task four times, and the
+            # import of TensorFlow takes seconds.
             arrays_by_tensor = {
                 tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor)
                 for (column, tensor), values in zip(

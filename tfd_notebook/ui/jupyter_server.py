@@ -96,9 +96,9 @@ async def unattached_clusters() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        The keys are ``name``, ``state``, ``launcher``, ``planned`` and ``observed`` (numbers of
-        tasks), ``lease`` (its end in seconds since the epoch) and ``agent``, the process that
-        supervises the cluster.
+        The keys are ``name``, ``state``, ``launcher``, ``planned``, ``observed``, ``lease`` and
+        ``agent``. ``planned`` and ``observed`` are numbers of tasks. ``lease`` is its end in
+        seconds since the epoch. ``agent`` is the process that supervises the cluster.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-// The base class of all views. A view listens to its link, draws only while it is visible, and
+// The base class of all views. A view listens to its link and draws only while it is visible. It
 // shows a banner if the kernel has ended or has an incompatible version.
 
 import { h, setText, show } from './dom';

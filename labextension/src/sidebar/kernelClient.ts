@@ -181,7 +181,7 @@ export class KernelClient implements IDisposable, ITransport {
       const first = this._sessions.size === 0;
       this._sessions.add(session);
       // A restart by another client is visible only here. The old kernel may be killed before its
-      // bye message, and the first messages of the new one may arrive before the connection is up.
+      // bye message. The first messages of the new one may arrive before the connection is up.
       if (!first || state === 'starting') {
         this._onRestart();
       }

@@ -46,8 +46,8 @@ def server_port() -> int | None:
 def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
     """Return this process's address if it is connected to the cluster `spec`, else None.
 
-    TensorFlow would choose a new address and not listen on it, because it starts a server only
-    for a different cluster. A new connection to the same cluster must use the old address.
+    TensorFlow would choose a new address and not listen on it. It starts a server only for a
+    different cluster. A new connection to the same cluster must use the old address.
     """
     definition = context.get_server_def()
     if definition is None:
@@ -83,8 +83,8 @@ class _Renamed:
 def _connect(self: Any, coordinator_name: str) -> None:
     """Connect like TensorFlow, but under the job name of this process's devices.
 
-    TensorFlow connects as ``chief``. This replaces the devices of a process with another job name,
-    and all its variables, datasets, iterators and traced functions are lost.
+    TensorFlow connects as ``chief``. This replaces the devices of a process with another job name.
+    All its variables, datasets, iterators and traced functions are lost.
     """
     job = thread_parking.own_job()
     resolver = self._cluster_resolver

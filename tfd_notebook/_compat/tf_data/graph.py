@@ -101,8 +101,8 @@ def _subgraph(definition: Any, name: str) -> Any:
 def constant_bytes(dataset: Any) -> int:
     """Return the bytes of the tensors in the graph of a dataset, without creating the graph.
 
-    This counts the tensors that the dataset refers to, those of its stages' functions, and those
-    of the functions that these call.
+    This counts the tensors that the dataset refers to. It includes those of its stages' functions,
+    and of the functions that these call.
     """
     import tensorflow as tf
 

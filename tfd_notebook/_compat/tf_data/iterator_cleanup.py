@@ -1,9 +1,9 @@
 """Deletion of iterators in the background, because it can take a minute.
 
 TensorFlow joins the thread that tunes an iterator's pipeline. That thread sleeps for up to 60 s,
-and a cancellation may not wake it: `CancellationManager::StartCancel` notifies it first, and only
-then sets the flag that the thread checks. On a busy machine this affects about one iterator in
-ten. The deletion also waits for the running Python functions of the pipeline.
+and a cancellation may not wake it. `CancellationManager::StartCancel` notifies it first, and only
+then sets the flag that the thread checks. On a busy machine this affects about one iterator in ten.
+The deletion also waits for the running Python functions of the pipeline.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class IteratorHandle:
         if early:
             _ending.append(self)
         try:
-            # The garbage collector can call this anywhere, so it must not take a lock, as the
-            # start of a `threading.Thread` does.
+            # The garbage collector can call this anywhere, so it must not take a lock. The start of
+            # a `threading.Thread` takes one.
             start_new_thread(self._delete, ())
         except RuntimeError:  # no more threads can start: delete it with its last reference
             self._mark_ended()

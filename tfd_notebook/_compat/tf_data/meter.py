@@ -23,8 +23,9 @@ class MetricTotals(NamedTuple):
         )
 
 
-#: A call in progress: its start (`time.perf_counter`), a function that cancels it from another
-#: thread, and whether it is a ``tf.function``, which may compute instead of waiting for data.
+#: A call in progress: its start (`time.perf_counter`), a function that cancels it, and whether it
+#: is a ``tf.function``. The function is called from another thread. A ``tf.function`` may compute
+#: instead of waiting for data.
 Blocked = tuple[float, Callable[[], None], bool]
 
 

@@ -201,7 +201,7 @@ def slow_worker(
     serve rounds one after the other.
 
     Rates are not compared if the source has fewer splits than there are workers. A slow worker that
-    has a split is then not found, because its rate can equal that of a worker without one.
+    has a split is then not found. Its rate can equal that of a worker without one.
     """
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):

@@ -1,8 +1,8 @@
 """Cost of each stage of a pipeline, from TensorFlow's model of an iterator.
 
-A pipeline consists of lanes. Stages that run one after the other in one thread form a lane, and a
-stage that runs in a thread pool is a lane. All lanes run concurrently, so the busiest one is the
-bottleneck (as in Plumber, Kuchnik et al., MLSys 2022).
+A pipeline consists of lanes. Stages that run one after the other in one thread form a lane. A stage
+that runs in a thread pool is a lane by itself. All lanes run concurrently, so the busiest one is
+the bottleneck (as in Plumber, Kuchnik et al., MLSys 2022).
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class Costs:
     ) -> dict[int, Stage]:
         """Return the stages of a node's inputs.
 
-        Inputs change over time. A concatenation has one input after the other, a repetition has a
-        new input for each epoch, and a stage's function creates inputs all the time.
+        Inputs change over time. A concatenation has one input after the other, and a repetition has
+        a new input for each epoch. A stage's function creates inputs all the time.
         """
         known = self._inputs.setdefault(node.id, {})
         if len(following) == 1:  # a repetition replaces its input in each epoch

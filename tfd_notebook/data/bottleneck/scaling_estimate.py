@@ -27,8 +27,8 @@ class Forecast:
     low, high : float
         Bounds of the estimate.
     because : {"workers", "splits", "processors", "consumer", "pipeline"}
-        The bottleneck: the workers' own speed, the number of the source's splits, the cores of
-        this machine, the consumer, or the stages between the workers and the consumer.
+        The bottleneck: the workers' own speed, the number of the source's splits, or the cores of
+        this host. It can also be the consumer, or the stages between it and the workers.
     """
 
     data_workers: int
@@ -52,8 +52,8 @@ def forecast(
 ) -> list[Forecast]:
     """Return an estimate for each of `counts`.
 
-    Throughput grows in proportion to the number of workers, until the shared cores are in use or
-    the consumer no longer waits.
+    Throughput grows in proportion to the number of workers. It stops growing when the shared cores
+    are in use or the consumer no longer waits.
 
     Parameters
     ----------

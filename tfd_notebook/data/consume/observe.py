@@ -24,11 +24,11 @@ def watch(
 ) -> Any:
     """Return `dataset`, observed by `consumers` whenever Python or Keras iterates it.
 
-    Iterators are counted. They can be cancelled while they block, by Ctrl-C or the end of the
-    cluster, and their errors name the cause. Datasets derived from the result are observed too.
-    Loops inside a ``tf.function`` remain unchanged, except over an iterator that is passed to the
-    function, as Keras does. A Python function that the pipeline calls in this process must return
-    before a cancellation takes effect.
+    Iterators are counted. While they block, Ctrl-C or the end of the cluster cancels them. Their
+    errors name the cause. Datasets derived from the result are observed too. Loops inside a
+    ``tf.function`` remain unchanged, except over an iterator that is passed to the function, as
+    Keras does. A Python function that the pipeline calls in this process must return before a
+    cancellation takes effect.
 
     Parameters
     ----------
@@ -166,8 +166,8 @@ _DISK_FULL = re.compile(r"[^\s;]*; No space left on device")
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-#: Files that do not belong to the user, on this host or a worker's: frozen modules, the standard
-#: library, installed packages, and the code that AutoGraph generates.
+#: Files that do not belong to the user, on this host or a worker's. These are frozen modules, the
+#: standard library, installed packages, and the code that AutoGraph generates.
 _NOT_USERS = re.compile(
     r"<frozen |/python3\.\d+t?/|[/\\](?:site|dist)-packages[/\\]|__autograph_generated_file"
 )
@@ -183,8 +183,8 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     """Return the TfdError for TensorFlow's `error`.
 
     The result is also an instance of the class of `error`, so that code that catches TensorFlow's
-    errors still works. A message with an error code of tfd (``[TFD302] ...``), such as the answer
-    of a failed task, becomes the error of that code.
+    errors still works. A message with an error code of tfd (``[TFD302] ...``) becomes the error of
+    that code. The answer of a failed task is an example.
     """
     message = str(error.message)
     # An error of a tf.function begins with the location of the function's own ops.

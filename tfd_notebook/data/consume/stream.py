@@ -356,8 +356,8 @@ class Stream:
     def to_frame(self) -> pd.DataFrame:
         """Return one row per second, for the last hour at most.
 
-        The columns are ``second elements bytes`` (totals at the end of each second since the
-        stream was created) and ``elements_per_s bytes_per_s wait_fraction`` (of that second).
+        The columns ``second elements bytes`` are totals at the end of each second since the stream
+        was created. ``elements_per_s bytes_per_s wait_fraction`` are of that second.
         """
         import pandas as pd
 

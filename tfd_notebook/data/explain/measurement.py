@@ -17,8 +17,8 @@ from tfd_notebook.errors import TimeLimit
 _MODEL_EVERY = 0.1
 _MODEL_EVERY_SHORT = 0.02
 _PROBE = 0.002
-#: A thread that wakes up later than this had to wait for the GIL or, if all cores are busy, for a
-#: core.
+#: A thread that wakes up later than this had to wait for the GIL. If all cores are busy, it may
+#: have waited for a core.
 _LATE = 0.0005
 
 

@@ -1,7 +1,7 @@
 """Datasets that are read through the tf.data service of a cluster.
 
 These functions correspond to those of ``tf.data.experimental.service``. In addition, they reject
-calls that would hang or lose data, and send the user's Python functions to the data workers. They
+calls that would hang or lose data. They send the user's Python functions to the data workers. They
 choose defaults for the hosts of consumer and workers, and return datasets that are observed.
 """
 
@@ -51,8 +51,8 @@ def distribute(
     max_outstanding_requests : int, optional
         Maximum number of elements in transfer. Default: TensorFlow's choice.
     data_transfer_protocol : str, optional
-        Default: ``"local"`` if the workers run in this process (``"grpc"`` for a coordinated
-        read, which ``"local"`` cannot serve), else TensorFlow's choice.
+        Default: ``"local"`` if the workers run in this process, else TensorFlow's choice. A
+        coordinated read uses ``"grpc"`` here, because ``"local"`` cannot serve it.
     compression : {"auto", "AUTO", "snappy", None}
         ``"auto"`` (default) does not compress on one host and leaves it to TensorFlow
         (``"AUTO"``) between hosts.
@@ -66,8 +66,8 @@ def distribute(
         Takes a ``tf.data.Dataset`` and returns one that is observed. If each
         epoch delivers each element exactly once, its cardinality is exact, and a shorter epoch
         raises an error. A dataset that is created in a ``tf.function``, or in the function of
-        ``interleave`` or ``flat_map``, is distributed without observation, and its cardinality
-        is unknown.
+        ``interleave`` or ``flat_map``, is distributed without observation. Its cardinality is
+        unknown.
 
     Raises
     ------

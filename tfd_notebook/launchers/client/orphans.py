@@ -41,8 +41,8 @@ class Orphan:
 def sweep(dry_run: bool = False) -> tuple[Orphan, ...]:
     """End the processes and remove the directories of agents whose owner has ended.
 
-    The environment of a process carries the id of its agent, and the agent's directory names the
-    kernel that owns it. An agent of a cluster with a lease is never ended.
+    The environment of a process carries the id of its agent. The agent's directory names the kernel
+    that owns it. An agent of a cluster with a lease is never ended.
 
     Parameters
     ----------

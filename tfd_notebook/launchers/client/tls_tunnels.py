@@ -32,8 +32,8 @@ class TLSTunnels:
     Parameters
     ----------
     hosts : sequence of (AgentTaskHost, str, str)
-        For each host of the cluster its agent, an identity that is equal for hosts that share
-        ports, and the address for its peers.
+        For each host of the cluster its agent, its identity, and the address for its peers. Hosts
+        that share ports have the same identity.
     local_agent : AgentTaskHost, optional
         The agent of this process, if none of the hosts is this one. `end` closes it.
 

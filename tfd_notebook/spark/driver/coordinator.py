@@ -72,7 +72,7 @@ class CoordinatedSparkCluster(SparkClusterBase):
         Raises
         ------
         StateError
-            The cluster has no worker or no parameter server, it has ended, or a thread of this
+            The cluster has no worker or no parameter server, or it has ended. Or a thread of this
             process runs a TensorFlow operation that does not end.
         TasksMissing
             A node does not listen. TensorFlow would wait for it without a timeout.

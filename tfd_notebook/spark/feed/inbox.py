@@ -28,7 +28,7 @@ _MIN_WINDOW = 2
 class Inbox:
     """A server that receives rows from the tasks of this node's executor.
 
-    It listens in `directory` on a Unix socket that only this user can access, and only accepts
+    It listens in `directory` on a Unix socket that only this user can access. It only accepts
     clients that have the secret. The user's function runs in the same process. A ``with`` statement
     closes the inbox.
 

@@ -74,7 +74,7 @@ def session(
         true.
     wait : bool
         If true (default), wait; otherwise return a future. After a start in the background, Ctrl-C
-        does not cancel your Spark jobs: pyspark only installs its handler in the main thread.
+        does not cancel your Spark jobs. pyspark only installs its handler in the main thread.
 
     Returns
     -------

@@ -24,7 +24,8 @@ def check(
     """Check if a Spark application can run nodes, and print the findings with their fixes.
 
     A task in every free slot reports the versions of Python, TensorFlow and tfd-notebook of its
-    executor, its free disk space, and whether it can connect to this process. Nothing is changed.
+    executor. It also reports its free disk space, and whether it can connect to this process.
+    Nothing is changed.
 
     Parameters
     ----------
