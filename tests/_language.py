@@ -40,7 +40,7 @@ CHECKED = (
 )
 
 LONGEST_TEST_NAME = 60
-LONGEST_SENTENCE = 30  # words; the rule is 20, the margin spares lists of names
+LONGEST_SENTENCE = 20
 
 #: Quotations of users or of TensorFlow: (path, text of the quotation).
 QUOTATIONS: tuple[tuple[str, str], ...] = ()

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 Severity = Literal["error", "warning", "info"]
 #: Subjects of a check. ``process`` is this process, ``tasks`` the tasks of a description, and
-#: ``service`` a tf.data service.
+#: ``service`` a tf.data service. ``spark`` is a Spark installation.
 About = Literal["process", "tasks", "service", "cluster", "dataset", "spark"]
 
 #: Most severe first.

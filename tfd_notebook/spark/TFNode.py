@@ -37,8 +37,8 @@ def hdfs_path(ctx: Any, path: str) -> str:
         The node's context, with ``defaultFS`` and ``working_dir``.
     path : str
         With a scheme: returned unchanged. Absolute: appended to the default file system. Relative:
-        below the working directory of a local file system. Others: below the user's directory of
-        ``hdfs`` and ``viewfs``, and below the root of any other.
+        on a local file system, below the working directory. On ``hdfs`` and ``viewfs``, below the
+        user's directory. On any other, below the root.
 
     Returns
     -------

@@ -27,8 +27,9 @@ from tfd_notebook.net import messages, validation
 TOKEN = "TFD_JUPYTER_TOKEN"
 #: Timeouts in seconds: to connect, and for the reply.
 _REQUEST_SECONDS = (10.0, 30.0)
-#: Seconds without any message, four pings, after which a connection counts as lost. Seconds between
-#: queries if the kernel still exists. The server does not report the end of a kernel.
+#: Seconds without any message, four pings, after which a connection counts as lost. Seconds after
+#: which the server is asked if the kernel still exists. The server does not report the end of a
+#: kernel.
 _SILENT_SECONDS, _CHECK_SECONDS = 20.0, 7.0
 #: Page parts of the addresses that Jupyter prints and a browser shows.
 _PAGES = re.compile(r"/(lab(/(tree|workspaces)/.*)?|tree|(tree|notebooks)/.*\.ipynb)$")
