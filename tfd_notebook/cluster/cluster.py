@@ -435,8 +435,7 @@ class Cluster:
     @property
     def version(self) -> Hashable:
         """A value that is different after each change of `snapshot`."""
-        streams = self._context.consumers.states
-        return self._monitor.version, streams, self._training.row_version
+        return self._monitor.version, self._training.row_version
 
     @property
     def detached(self) -> bool:

@@ -245,7 +245,6 @@ class Monitor:
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster."""
-        streams = self._consumers.rows()
         # Not under the lock: the coordinator acquires its own locks.
         coordinator = self._coordinator(self.tasks())
         with self._changed:
@@ -258,7 +257,7 @@ class Monitor:
                 launcher=self._config.launcher,
                 state=self._shown_state,
                 tasks=tasks,
-                streams=streams,
+                streams=self._consumers.rows(),
                 gpus=tuple(itertools.chain.from_iterable(gpus)),
                 planned=dict(self._planned),
                 requested=dict(self._requested),

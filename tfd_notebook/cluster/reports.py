@@ -194,10 +194,10 @@ class ClusterReports:
                 fix="read dataset.apply(cluster.distribute('dynamic')), and try again",
             )
         workers, process = Workers(self._data_service), ProcessSampler()
-        readings = [source.reading()]
+        readings = [self._consumers.measure(source)]
         for _ in range(_FORECAST_SECONDS):
             time.sleep(1.0)
-            readings.append(source.reading())
+            readings.append(self._consumers.measure(source))
         process.sample()
         used = workers.read()
         first, last = readings[0], readings[-1]

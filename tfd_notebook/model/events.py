@@ -114,11 +114,10 @@ class TaskMeasured(Event):
 
 @dataclass(frozen=True)
 class ConsumerMeasured(Event):
-    """Totals of a consumer, `seconds` after its creation. ``waited`` is in seconds, too."""
-
-    name = "consumer"
+    """State and totals of a consumer, `seconds` after its creation. `waited` is in seconds."""
 
     consumer: str
+    state: str
     seconds: float
     elements: int
     bytes: int

@@ -40,10 +40,9 @@ class RateWindow:
     @property
     def rate(self) -> float | None:
         """The mean rate per second over the window, or None with fewer than two measurements."""
-        return self.rate_until(*self._entries[-1]) if self._entries else None
-
-    def rate_until(self, at: float, total: float) -> float | None:
-        """Return the mean rate per second over a window that ends with `total` at the time `at`."""
+        if not self._entries:
+            return None
+        at, total = self._entries[-1]
         began, first = self._since(at - self._seconds)[0]
         return (total - first) / (at - began) if at > began else None
 

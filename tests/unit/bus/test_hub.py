@@ -26,12 +26,16 @@ from tests._coordinator import FakeCoordinator
 from tests._patch import Tree, merged, tree_of
 from tests._waiting import until
 from tfd_notebook import bus, errors
+from tfd_notebook._compat.tf_data.meter import MetricTotals
 from tfd_notebook.bus import hub, running_cell, session
 from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
 from tfd_notebook.bus.session import ControllerPresence, Session
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed, difference
 from tfd_notebook.cluster import commands, registry
 from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.data.bottleneck.live_limit import LiveLimit
+from tfd_notebook.data.consume import sampler
+from tfd_notebook.data.consume.consumers import Series
 from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import (
@@ -794,14 +798,26 @@ def test_changes_in_one_interval_are_published_together(
     assert counts(proxies) == [2, 1]
 
 
-def test_new_stream_and_its_state_are_changes(cluster: Cluster) -> None:
-    versions = [cluster.version]
-    source: Any = SimpleNamespace(state="new")
-    cluster._context.consumers.add(source, "train")
-    versions.append(cluster.version)
-    source.state = "failed"
-    versions.append(cluster.version)
-    assert len(set(versions)) == 3
+def test_new_stream_and_its_state_are_published_without_a_check(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_shown(state: str) -> bool:
+        shown = panel.tree.get("clusters", {}).get("shown", {})
+        return bool(shown.get("streams", {}).get("train", {}).get("state") == state)
+
+    monkeypatch.setattr(hub, "CHECK_SECONDS", 10_000.0)
+    monkeypatch.setattr(sampler, "watch", lambda registry: None)
+    panel.send("hello")
+    until(lambda: "shown" in panel.tree.get("clusters", {}))
+    source: Any = SimpleNamespace(kind="stream", error=None, meter=None, ended=None)
+    source.series, source.live, source.sample = Series(), LiveLimit(), MetricTotals
+    consumers = cluster._context.consumers
+    for state in ("new", "running", "paused", "running", "failed"):
+        source.state = state
+        consumers.add(source, "train") if state == "new" else consumers.measure(source)
+        until(lambda state=state: is_shown(state))  # type: ignore[misc]
+    before = replace(cluster.snapshot(), time=0.0)
+    assert replace(cluster.snapshot(), time=0.0) == before
 
 
 def test_nothing_is_built_without_clients(panel: Browser, proxies: dict[str, FakeProxy]) -> None:

@@ -72,6 +72,9 @@ class Watcher(Protocol):
     def opened(self, meter: IteratorMetrics) -> None:
         """Handle a new iterator with its metrics."""
 
+    def ended(self) -> None:
+        """Handle the end of an iterator while it exists. Its deletion does not call this."""
+
     def failure(self, error: Any) -> BaseException:
         """Return the error that the consumer gets for TensorFlow's `error`."""
 
@@ -246,6 +249,12 @@ class WatchedIterator(iterator_ops.OwnedIterator):
 
     def fail(self, error: BaseException) -> NoReturn:
         """Record the end of the iteration, and raise the consumer's error for `error`."""
+        try:
+            self._fail(error)
+        finally:
+            self._watcher.ended()
+
+    def _fail(self, error: BaseException) -> NoReturn:
         meter = self.meter
         if isinstance(error, _END):
             meter.finish()
@@ -355,10 +364,10 @@ class _Clock:
         self._iterator = weakref.ref(iterator)
         self._handle = handle
         self._element_bytes = iterator._static_bytes
-        self._last = MetricTotals()
+        self.totals = MetricTotals()
 
-    def read(self) -> MetricTotals:
-        last = self._last
+    def sample(self) -> None:
+        last = self.totals
         latencies = self._latencies()
         size = self._element_bytes
         if latencies is not None:
@@ -375,8 +384,7 @@ class _Clock:
             total = root.bytes
         else:  # the iterator was deleted: estimate from the size of earlier elements
             total = last.bytes * elements // max(1, last.elements)
-        self._last = MetricTotals(elements, total, waited)
-        return self._last
+        self.totals = MetricTotals(elements, total, waited)
 
     def starved(self) -> bool:
         model = self._model()

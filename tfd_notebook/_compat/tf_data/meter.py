@@ -30,9 +30,14 @@ Blocked = tuple[float, Callable[[], None], bool]
 
 
 class GraphClock(Protocol):
-    """Metrics that TensorFlow counts for an iterator that a ``tf.function`` reads."""
+    """Metrics that TensorFlow counts for an iterator that a ``tf.function`` reads.
 
-    def read(self) -> MetricTotals: ...
+    `totals` has the result of the latest `sample`.
+    """
+
+    totals: MetricTotals
+
+    def sample(self) -> None: ...
 
     def starved(self) -> bool:
         """Return True if no element is buffered for the consumer."""
@@ -46,7 +51,8 @@ class IteratorMetrics:
     Attributes
     ----------
     elements, bytes, waited
-        Counted by Python's ``next``. `read` adds the consumption of a ``tf.function``.
+        Counted by Python's ``next``. `read` adds the consumption of a ``tf.function``, as of the
+        latest `sample`.
     blocked : dict of int to Blocked
         The calls in progress, by thread.
     iterator : callable
@@ -104,14 +110,20 @@ class IteratorMetrics:
         """Return the totals up to now, including the current wait."""
         reading = MetricTotals(self.elements, self.bytes, self.waited)
         if (clock := self.clock) is not None:
-            reading = reading.plus(clock.read())
+            reading = reading.plus(clock.totals)
         if self.ended is None and (since := self._waiting_since(reading.elements)) is not None:
             reading = reading._replace(waited=reading.waited + time.perf_counter() - since)
         return reading
 
     def sample(self) -> MetricTotals:
-        """Return `read`, and record the progress. Release the clock of an ended iterator."""
-        ended, reading, clock = self.ended, self.read(), self.clock
+        """Read the clock, record the progress, and return the totals.
+
+        Release the clock of an ended iterator. Only one thread at a time may call this.
+        """
+        ended, clock = self.ended, self.clock
+        if clock is not None:
+            clock.sample()
+        reading = self.read()
         if reading.elements != self._progress[0]:
             self._progress = (reading.elements, time.perf_counter())
         if ended is not None and clock is not None:
@@ -122,7 +134,7 @@ class IteratorMetrics:
     def waiting_since(self) -> float | None:
         """Return the start of the consumer's current wait (`time.perf_counter`), or None."""
         clock = self.clock
-        return self._waiting_since(self.elements + (clock.read().elements if clock else 0))
+        return self._waiting_since(self.elements + (clock.totals.elements if clock else 0))
 
     def _waiting_since(self, elements: int) -> float | None:
         calls = list(self.blocked.values())
@@ -141,8 +153,6 @@ class IteratorMetrics:
     def finish(self) -> None:
         """Record the end of the data."""
         self.finished = self.complete = True
-        if self.clock is not None:
-            self.clock.read()  # some figures can only be read while the iterator exists
         self.end()
 
     def end(self) -> None:

@@ -54,8 +54,12 @@ class Series:
         self.start = self._moved = time.perf_counter()
         #: Elements per second in the last 60 seconds, latest last.
         self.recent: tuple[float, ...] = ()
-        self._latest = MetricTotals()
-        self._windows = [RateWindow(keep=keep + 1) for _ in self._latest]
+        #: Elements/s, bytes/s and the share of waiting over the seconds before the latest sample.
+        self.rates = (0.0, 0.0, 0.0)
+        #: The totals of the latest sample.
+        self.latest = MetricTotals()
+        self._sampled, self._state = self.start, "new"
+        self._windows = [RateWindow(keep=keep + 1) for _ in self.latest]
         for window in self._windows:
             window.add(0.0, 0)
 
@@ -63,27 +67,26 @@ class Series:
         """Add a sample."""
         totals = (event.elements, event.bytes, event.waited)
         # TensorFlow's clocks are estimates, which may decrease.
-        latest = MetricTotals._make(map(max, self._latest, totals))
-        if latest.elements > self._latest.elements:
-            self._moved = self.start + event.seconds
-        self._latest = latest
+        latest = MetricTotals._make(map(max, self.latest, totals))
+        self._sampled = self.start + event.seconds
+        if latest.elements > self.latest.elements or event.state != self._state:
+            self._moved = self._sampled
+        self.latest, self._state = latest, event.state
         for window, total in zip(self._windows, latest, strict=True):
             window.add(event.seconds, total)
+        elements, size, waited = (max(0.0, window.rate or 0.0) for window in self._windows)
+        self.rates = elements, size, min(1.0, waited)
         seconds = self._windows[0].by_second(61)
         self.recent = tuple(new - old for (_, old), (_, new) in itertools.pairwise(seconds))
 
-    def rates(self, reading: MetricTotals, ended: float | None) -> tuple[float, float, float]:
-        """Return elements/s, bytes/s and the share of waiting over the seconds up to `reading`."""
-        at = (ended or time.perf_counter()) - self.start
-        elements, size, waited = (
-            max(0.0, window.rate_until(at, total) or 0.0)
-            for window, total in zip(self._windows, reading, strict=True)
-        )
-        return elements, size, min(1.0, waited)
-
     def moved(self, reading: MetricTotals, now: float) -> float:
-        """Return the time of the latest element: that of a sample, or `now` if it is newer."""
-        return now if reading.elements > self._latest.elements else self._moved
+        """Return the time of the latest element or start: of a sample, or `now` if it is newer."""
+        return now if reading.elements > self.latest.elements else self._moved
+
+    def is_idle(self, reading: MetricTotals) -> bool:
+        """Return True if no element has arrived for a while, up to the latest sample and since."""
+        idle = self._sampled - self._moved >= _IDLE_SECONDS
+        return idle and reading.elements <= self.latest.elements
 
     def history(self) -> list[RateSample]:
         """Return the metrics of all whole seconds, latest last."""
@@ -125,10 +128,11 @@ class Consumer(Protocol):
     def ended(self) -> float | None:
         """The time of its end (`time.perf_counter`). None before."""
 
-    def reading(self) -> MetricTotals: ...
+    def reading(self) -> MetricTotals:
+        """Return the totals. Those of a ``tf.function`` are as of the latest sample."""
 
     def sample(self) -> MetricTotals:
-        """Return `reading`, and record the state of its iterators. Only the sampler calls it."""
+        """Read the iterators and return the totals. Only `Consumers.measure` calls it."""
 
     def waiting_since(self) -> float | None: ...
 
@@ -227,9 +231,10 @@ class Consumers:
     def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
         self.task_of = task_of or (lambda address: None)
         self._consumers: dict[str, Consumer] = {}
-        #: The rows of the consumers that were sampled after their end.
-        self._final: dict[str, StreamRow] = {}
+        self._rows: dict[str, StreamRow] = {}
         self._lock = threading.RLock()
+        #: Held from a sample to its event, so that a later event has the later sample.
+        self._sampling = threading.RLock()
         self._publish: Callable[[Event], None] | None = None
         self._workers: _Workers = lambda: ()
 
@@ -239,26 +244,44 @@ class Consumers:
 
     def add(self, consumer: Consumer, name: str) -> str:
         """Register `consumer`. Return its name, unique among the consumers that have not ended."""
-        with self._lock:
-            unique = next(
-                (known for known, each in self._consumers.items() if each is consumer), ""
-            )
-            if not unique:
-                unique, number = name, 1
-                while unique in self._consumers and not _has_ended(self._consumers[unique].state):
-                    number += 1
-                    unique = f"{name}-{number}"
-                self._consumers.pop(unique, None)
-                self._consumers[unique] = consumer
-                self._discard_oldest()
-            self._final.pop(unique, None)  # of the previous epoch
+        with self._sampling:
+            with self._lock:
+                unique = self._name_of(consumer)
+                if not unique:
+                    running = {known for known, _ in self._running()}
+                    unique, number = name, 1
+                    while unique in running:
+                        number += 1
+                        unique = f"{name}-{number}"
+                    self._discard(unique)
+                    self._consumers[unique] = consumer
+                    self._discard_oldest()
+            self.measure(consumer)
         if consumer.state == "running":
-            self.activate(unique)
+            sampler.watch(self)
         return unique
 
-    def activate(self, name: str) -> None:
-        """Take the first sample of a consumer that now runs, and start the sampler if needed."""
-        self._measure(name, self._consumers[name])
+    def measure(self, consumer: Consumer, process: ProcessSampler | None = None) -> MetricTotals:
+        """Sample a consumer and publish its state and totals. No-op if it is not registered.
+
+        Call this after each change of its state. With `process`, update its bottleneck too.
+        """
+        with self._sampling:
+            # First the state: the totals of an ended consumer are final.
+            state, totals = consumer.state, consumer.sample()
+            seconds = (consumer.ended or time.perf_counter()) - consumer.series.start
+            if process is not None and state == "running" and not consumer.live.disabled:
+                iterator = consumer.meter.iterator() if consumer.meter is not None else None
+                consumer.live.update(iterator, totals, process, self._workers(), consumer.used)
+            with self._lock:
+                name = self._name_of(consumer)
+            if name:
+                (self._publish or self.apply)(ConsumerMeasured(name, state, seconds, *totals))
+        return totals
+
+    def activate(self, consumer: Consumer) -> None:
+        """Measure a consumer that now runs, and start the sampler if needed."""
+        self.measure(consumer)
         sampler.watch(self)
 
     @property
@@ -272,16 +295,16 @@ class Consumers:
         Without `process`, measure only the consumers that have ended since the last sample.
         """
         with self._lock:
-            consumers = [item for item in self._consumers.items() if item[0] not in self._final]
+            consumers = [
+                (name, consumer)
+                for name, consumer in self._consumers.items()
+                if name not in self._rows or not _has_ended(self._rows[name].state)
+            ]
         for name, consumer in consumers:
             state = consumer.state
             try:
                 if _has_ended(state) or (process is not None and state != "new"):
-                    self._measure(name, consumer)
-                if process is not None and state == "running" and not consumer.live.disabled:
-                    iterator = consumer.meter.iterator() if consumer.meter is not None else None
-                    reading, workers = consumer.reading(), self._workers()
-                    consumer.live.update(iterator, reading, process, workers, consumer.used)
+                    self.measure(consumer, process)
             except Exception as error:  # the thread must continue with the other consumers
                 what = f"measuring {name} failed: {type(error).__name__}: {error}"
                 if consumer.live.disabled:
@@ -293,27 +316,17 @@ class Consumers:
                     log.error("%s", what)
 
     def apply(self, event: ConsumerMeasured) -> None:
-        """Record a sample. Only this changes what the queries return."""
+        """Record a sample. Only this changes the rows."""
         with self._lock:
             consumer = self._consumers.get(event.consumer)
             if consumer is not None:
                 consumer.series.add(event)
-                if _has_ended(consumer.state):
-                    self._final[event.consumer] = self._row(event.consumer, consumer)
+                self._rows[event.consumer] = _row(event, consumer)
 
     def rows(self) -> tuple[StreamRow, ...]:
-        """Return a row for each consumer in the order of their start."""
+        """Return the row of each consumer as of its latest sample, in the order of their start."""
         with self._lock:
-            return tuple(
-                self._final.get(name) or self._row(name, consumer)
-                for name, consumer in self._consumers.items()
-            )
-
-    @property
-    def states(self) -> tuple[tuple[str, str], ...]:
-        """The name and the state of each consumer."""
-        with self._lock:
-            return tuple((name, consumer.state) for name, consumer in self._consumers.items())
+            return tuple(self._rows[name] for name in self._consumers if name in self._rows)
 
     def latest(self) -> Consumer | None:
         """Return the consumer that received an element last, of those that have not ended."""
@@ -323,6 +336,12 @@ class Consumers:
             key=lambda consumer: consumer.series.moved(consumer.reading(), now),
             default=None,
         )
+
+    def has_finished(self, name: str) -> bool:
+        """Return True if a consumer of this name has read all its data."""
+        with self._lock:
+            consumer = self._consumers.get(name)
+        return consumer is not None and consumer.state == "finished"
 
     def named(self, name: str) -> Consumer:
         """Return the consumer with this name, or raise UnknownName."""
@@ -334,8 +353,11 @@ class Consumers:
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration. Blocked consumers, and later calls, raise `error`."""
-        for _, consumer in self._running():
+        running = self._running()
+        for _, consumer in running:
             consumer.cancel(error)
+        for _, consumer in running:
+            self.measure(consumer)
 
     def stuck(self, seconds: float) -> tuple[str, ...]:
         """Return the names of consumers that have waited for one element at least `seconds`."""
@@ -348,10 +370,9 @@ class Consumers:
 
     def idle(self) -> bool:
         """Return True if no stream runs and no dataset is being read."""
-        now = time.perf_counter()
         return not any(
             consumer.kind == "stream"
-            or now - consumer.series.moved(consumer.reading(), now) < _IDLE_SECONDS
+            or not consumer.series.is_idle(consumer.reading())
             or consumer.waiting_since() is not None
             for _, consumer in self._running()
             if consumer.state == "running"
@@ -377,38 +398,40 @@ class Consumers:
         with self._lock:
             return [item for item in self._consumers.items() if not _has_ended(item[1].state)]
 
-    def _measure(self, name: str, consumer: Consumer) -> None:
-        reading = consumer.sample()
-        seconds = (consumer.ended or time.perf_counter()) - consumer.series.start
-        (self._publish or self.apply)(ConsumerMeasured(name, seconds, *reading))
-
-    def _row(self, name: str, consumer: Consumer) -> StreamRow:
-        state, reading = consumer.state, consumer.reading()
-        elements, size, waiting = consumer.series.rates(reading, consumer.ended)
-        error, meter = consumer.error, consumer.meter
-        use = meter.use if meter is not None else None
-        bottleneck = consumer.live.history and not _has_ended(state)
-        return StreamRow(
-            name=name,
-            kind=consumer.kind,
-            state=state,
-            elements=reading.elements,
-            bytes=reading.bytes,
-            elements_per_s=elements,
-            bytes_per_s=size,
-            wait_fraction=waiting,
-            history=consumer.series.recent,
-            error=str(error) if error is not None else "",
-            limit=consumer.live.limit.sentence() if bottleneck else "",
-            epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
-            job=(use.job_name or "") if use else "",
-        )
+    def _name_of(self, consumer: Consumer) -> str:
+        return next((name for name, each in self._consumers.items() if each is consumer), "")
 
     def _discard_oldest(self) -> None:
         over = [name for name, consumer in self._consumers.items() if _has_ended(consumer.state)]
         for name in over[:-_ENDED_LISTED]:
-            del self._consumers[name]
-            self._final.pop(name, None)
+            self._discard(name)
+
+    def _discard(self, name: str) -> None:
+        self._consumers.pop(name, None)
+        self._rows.pop(name, None)
+
+
+def _row(event: ConsumerMeasured, consumer: Consumer) -> StreamRow:
+    """Return the row of a consumer after the event was added to its series."""
+    series, error, meter = consumer.series, consumer.error, consumer.meter
+    elements, size, waiting = series.rates
+    use = meter.use if meter is not None else None
+    bottleneck = consumer.live.history and not _has_ended(event.state)
+    return StreamRow(
+        name=event.consumer,
+        kind=consumer.kind,
+        state=event.state,
+        elements=series.latest.elements,
+        bytes=series.latest.bytes,
+        elements_per_s=elements,
+        bytes_per_s=size,
+        wait_fraction=waiting,
+        history=series.recent,
+        error=str(error) if error is not None else "",
+        limit=consumer.live.limit.sentence() if bottleneck else "",
+        epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
+        job=(use.job_name or "") if use else "",
+    )
 
 
 def _has_ended(state: str) -> bool:

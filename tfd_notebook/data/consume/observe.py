@@ -135,6 +135,9 @@ class _ErrorTranslator:
         if self.before is not None:
             self.before()
 
+    def ended(self) -> None:
+        pass
+
     def failure(self, error: Any) -> BaseException:
         return translate(error, self._consumers)
 
@@ -153,6 +156,9 @@ class _Watcher(_ErrorTranslator):
         super().opened(meter)
         self._consumer.add(meter)
         self._consumers.add(self._consumer, self._name)
+
+    def ended(self) -> None:
+        self._consumers.measure(self._consumer)
 
 
 _MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)

@@ -136,7 +136,7 @@ class Stream:
     @property
     def wait_fraction(self) -> float | None:
         """Share of the last seconds that the stream waited for data, 0 to 1. None if unknown."""
-        return self.series.rates(self.reading(), self.ended)[2]
+        return self.series.rates[2]
 
     @property
     def ended(self) -> float | None:
@@ -170,7 +170,7 @@ class Stream:
                     target=self._run, name=f"tfd-stream-{self.name}", daemon=True
                 )
                 _running.add(self)
-                self._consumers.activate(self.name)
+                self._consumers.activate(self)
                 self._thread.start()
         return self
 
@@ -179,12 +179,14 @@ class Stream:
         with self._changed:
             self._require_state("pause", "running")
             self._paused, self._attention = True, 0
+            self._consumers.measure(self)
 
     def resume(self) -> None:
         """Continue after `pause`."""
         with self._changed:
             self._require_state("resume", "running")
             self._paused = False
+            self._consumers.measure(self)
             self._changed.notify_all()
 
     def stop(self, timeout: float = _STOP_SECONDS) -> None:
@@ -266,6 +268,7 @@ class Stream:
                     raise TimeLimit(self._timeout_text(elements, timeout), fix=self._hint())
                 self._changed.wait(left)
             if elements is not None and self._handled >= elements:
+                self._consumers.measure(self)  # `throughput` then includes these elements
                 return True
             self._raise_error()
             if self._state == "stopped":
@@ -351,7 +354,7 @@ class Stream:
 
     def throughput(self) -> float:
         """Return elements per second over the last seconds."""
-        return self.series.rates(self.reading(), self.ended)[0]
+        return self.series.rates[0]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per second, for the last hour at most.
@@ -366,7 +369,8 @@ class Stream:
     def reading(self) -> MetricTotals:
         return self._meter.read()
 
-    sample = reading
+    def sample(self) -> MetricTotals:
+        return self._meter.sample()
 
     def waiting_since(self) -> float | None:
         return self._meter.waiting_since()
@@ -450,6 +454,7 @@ class Stream:
         good = "finished" if cancelled is None else "stopped"
         self._meter.end()
         self._state = good if error is None else "failed"
+        self._consumers.measure(self)
         self._buffer.put(_END)
         sampler.wake()
         self._iterator = None

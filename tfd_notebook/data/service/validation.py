@@ -213,10 +213,7 @@ def check_job(cluster: DataServiceProtocol, reading: ReadOptions, full_name: str
     if full_name is None:
         return
     if cluster.journal is None:
-        finished = any(
-            row.name == listed_as(reading.job_name) and row.state == "finished"
-            for row in cluster.consumers.rows()
-        )
+        finished = cluster.consumers.has_finished(listed_as(reading.job_name) or "")
         taken = set()
     else:
         state = cluster.journal.read()

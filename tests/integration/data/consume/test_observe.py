@@ -135,6 +135,7 @@ def test_keras_datasets_are_counted_with_their_wait_fraction(service, steps_per_
     network.evaluate(check, verbose=0)
     assert network.predict(check, verbose=0).shape == (32, 1)
     gc.collect()
+    until(lambda: {row.state for row in consumers.rows()} == {"finished"})
     rows = {row.name: row for row in consumers.rows()}
     assert rows["train"].state == "finished"
     assert rows["train"].elements == 32

@@ -114,6 +114,30 @@ def test_pause_and_resume(consumers):
         assert stream.wait(elements=held + 100, timeout=20)
 
 
+def test_each_change_of_its_state_is_an_event(consumers):
+    states = []
+    consumers.connect(lambda event: (states.append(event.state), consumers.apply(event)), tuple)
+    stream = Stream(numbers(), consumers)
+    assert states == ["new"]
+    stream.start()
+    assert states[-1] == "running"
+    stream.pause()
+    assert states[-1] == consumers.rows()[0].state == "paused"
+    stream.resume()
+    assert states[-1] == consumers.rows()[0].state == "running"
+    stream.stop()
+    assert states[-1] == consumers.rows()[0].state == "stopped"
+
+
+def test_its_last_event_has_all_elements(consumers):
+    stream = Stream(numbers(500), consumers)
+    for count, _ in enumerate(stream, 1):
+        last = count
+    (row,) = consumers.rows()
+    assert (row.state, row.elements, row.bytes) == ("finished", last, 8 * last)
+    assert row.elements_per_s == stream.throughput() > 0
+
+
 def test_stop_without_workers_is_prompt_and_final(tasks, consumers):
     with Service(tasks) as own:
         stream = Stream(distributed(numbers(), own), consumers).start()

@@ -271,15 +271,15 @@ class TestThroughACluster:
         dataset = Range(ENDLESS).map(heavy).batch(2).apply(cluster.distribute("off"))
         with cluster.stream(dataset, name="live").start() as stream:
             deadline = time.monotonic() + 30
-            while not cluster.limits(stream.name):
+            while not any(row.limit for row in cluster.snapshot().streams if row.name == "live"):
                 stream.wait(elements=stream.elements + 1, timeout=30)
                 assert time.monotonic() < deadline
             limit = stream.limit
             assert limit.kind == "workers"
             assert limit.figures["elements_per_s"] > 0
             assert cluster.limit.kind == limit.kind
-            row = next(row for row in cluster.snapshot().streams if row.name == "live")
-            assert row.limit == stream.limit.sentence()
+            rows = {row.name: row for row in cluster.snapshot().streams}
+            assert rows["live"].limit == stream.limit.sentence()
             assert {task.limit.kind for task in cluster.tasks} <= {"workers", "none"}
             now, predicted = cluster.what_if(4).records()
             assert now["data_workers"] == 2

@@ -122,7 +122,7 @@ def test_latency_and_model_are_measured():
     )
     total = tf.function(lambda iterator: tf.reduce_sum(next(iterator)))
     assert [int(total(iterator)) for _ in range(2)] == [1, 5], VERSION
-    reading = iterator.meter.read()
+    reading = iterator.meter.sample()
     assert reading.elements == 2, VERSION
     assert reading.waited > 0, VERSION
     if tf.__version__.startswith("2.15."):  # it does not expose its model

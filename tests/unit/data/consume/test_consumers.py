@@ -9,8 +9,9 @@ from tests._calls import count_calls
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
+from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer, Series
-from tfd_notebook.model.events import ConsumerMeasured, from_json
+from tfd_notebook.model.events import ConsumerMeasured
 
 
 def started(name, consumers):
@@ -19,12 +20,23 @@ def started(name, consumers):
     return source, meter, consumers.add(source, name)
 
 
+def finish(meter, source, consumers):
+    """End the iteration as an observed iterator does."""
+    meter.finish()
+    consumers.measure(source)
+
+
+@pytest.fixture
+def no_sampler(monkeypatch):
+    monkeypatch.setattr(sampler, "watch", lambda registry: None)
+
+
 def test_running_consumers_have_unique_names():
     consumers = Consumers()
-    _, first, name = started("train", consumers)
+    source, first, name = started("train", consumers)
     assert name == "train"
     assert started("train", consumers)[2] == "train-2"
-    first.finish()
+    finish(first, source, consumers)
     assert started("train", consumers)[2] == "train"
     assert [row.name for row in consumers.rows()] == ["train-2", "train"]
     consumers.cancel_all(errors.Interrupted("stopped"))
@@ -34,12 +46,13 @@ def test_epochs_share_one_row():
     consumers = Consumers()
     source, meter, _ = started("train", consumers)
     meter.elements, meter.bytes = 10, 80
-    meter.finish()
+    finish(meter, source, consumers)
     assert consumers.rows()[0].state == "finished"
     again = IteratorMetrics()
     source.add(again)
     assert consumers.add(source, "train") == "train"
     again.elements = 5
+    consumers.measure(source)
     (row,) = consumers.rows()
     assert (row.state, row.elements, row.bytes) == ("running", 15, 80)
     again.end()
@@ -78,8 +91,10 @@ def test_function_waits_only_for_an_empty_buffer():
     class Clock:
         buffered = True
 
-        def read(self):
-            return MetricTotals(3, 24, 0.5)
+        totals = MetricTotals()
+
+        def sample(self):
+            self.totals = MetricTotals(3, 24, 0.5)
 
         def starved(self):
             return not self.buffered
@@ -91,7 +106,8 @@ def test_function_waits_only_for_an_empty_buffer():
     meter = IteratorMetrics()
     meter.clock = clock = Clock()
     meter.blocked[1] = (time.perf_counter(), lambda: None, True)
-    assert meter.read() == MetricTotals(3, 24, 0.5)
+    assert meter.read() == MetricTotals()
+    assert meter.sample() == meter.read() == MetricTotals(3, 24, 0.5)
     assert meter.waiting_since() is None
     clock.buffered = False
     assert meter.waiting_since() is not None
@@ -114,7 +130,7 @@ def test_wait_returns_when_consumers_are_idle():
 
 
 def sample(series, seconds, elements, waited=0.0):
-    series.add(ConsumerMeasured("train", seconds, elements, elements * 8, waited))
+    series.add(ConsumerMeasured("train", "running", seconds, elements, elements * 8, waited))
 
 
 def test_rates_cover_the_last_seconds():
@@ -122,7 +138,7 @@ def test_rates_cover_the_last_seconds():
     for step in range(1, 11):
         elements = 100 * min(step, 5) + 10 * max(0, step - 5)
         sample(series, step, elements, 0.5 * step)
-    elements, size, waiting = series.rates(MetricTotals(560, 4480, 5.5), series.start + 11)
+    elements, size, waiting = series.rates
     assert elements == pytest.approx(10)
     assert size == pytest.approx(80)
     assert waiting == pytest.approx(0.5)
@@ -135,7 +151,9 @@ def test_rates_cover_the_last_seconds():
 
 def test_first_rate_needs_no_second_sample():
     series = Series()
-    assert series.rates(MetricTotals(50, 400, 0.1), series.start + 0.5) == (100.0, 800.0, 0.2)
+    assert series.rates == (0.0, 0.0, 0.0)
+    sample(series, 0.5, 50, 0.1)
+    assert series.rates == (100.0, 800.0, 0.2)
 
 
 def test_a_gap_between_samples_is_spread_over_its_seconds():
@@ -164,24 +182,44 @@ def test_consumer_is_sampled_once_a_second_and_at_its_end():
     meter.finish()
     until(lambda: events[-1].elements == 20)
     assert [event.consumer for event in events] == ["train"] * len(events)
-    assert from_json(events[-1].to_json()) == events[-1]
+    assert events[-1].state == consumers.rows()[0].state == "finished"
     assert events[-1].seconds == pytest.approx(meter.ended - source.series.start)
     until(lambda: all(thread.name != "tfd-sampler" for thread in threading.enumerate()))
 
 
-def test_queries_change_nothing(monkeypatch):
+@pytest.mark.usefixtures("no_sampler")
+def test_rows_change_only_with_an_event():
     consumers = Consumers()
     source, meter, _ = started("train", consumers)
-    monkeypatch.setattr(source.series, "add", None)
+    before = consumers.rows()
+    assert [(row.state, row.elements) for row in before] == [("running", 0)]
+    meter.elements = 10
+    meter.finish()
+    assert consumers.rows() == before
+    seconds = time.perf_counter() - source.series.start
+    consumers.apply(ConsumerMeasured("train", "finished", seconds, 10, 80, 0.0))
+    rows = consumers.rows()
+    assert [(row.state, row.elements, row.bytes) for row in rows] == [("finished", 10, 80)]
+    assert rows[0].elements_per_s == pytest.approx(10 / seconds)
+    assert consumers.rows() == rows
+
+
+@pytest.mark.usefixtures("no_sampler")
+def test_queries_change_nothing():
+    class Clock:
+        totals = MetricTotals()
+
+    consumers = Consumers()
+    source, meter, _ = started("train", consumers)
+    meter.clock = Clock()  # it cannot be sampled
     before = dict(vars(source.series))
     meter.elements = 10
     for _ in range(2):
-        assert consumers.rows()[0].elements == 10
+        assert consumers.rows()[0].elements == 0
         assert consumers.latest() is source
+        assert consumers.stuck(0.0) == ()
         assert not consumers.idle()
     assert vars(source.series) == before
-    monkeypatch.undo()
-    meter.end()
 
 
 def test_reading_rows_is_cheap():

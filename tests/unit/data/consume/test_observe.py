@@ -11,6 +11,7 @@ import time
 import pytest
 import tensorflow as tf
 
+from tests._waiting import until
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import load_compat, watch
 from tfd_notebook.errors import PipelineError
@@ -128,9 +129,7 @@ def test_iterator_moves_from_python_to_a_function(numbers, consumers):
     next(iterator)
     tf.function(lambda it: next(it))(iterator)
     tf.function(lambda it: next(it))(iterator)
-    (row,) = consumers.rows()
-    assert row.elements == 3
-    assert row.bytes == 24
+    until(lambda: [(row.elements, row.bytes) for row in consumers.rows()] == [(3, 24)])
 
 
 def test_default_strategy_distributes_it(numbers, consumers):
@@ -208,8 +207,7 @@ def test_error_names_the_line_of_the_users_function(consumers, call, function):
 def test_collected_iterator_is_not_running(numbers, consumers):
     next(iter(numbers))
     gc.collect()
-    (row,) = consumers.rows()
-    assert (row.state, row.elements) == ("stopped", 1)
+    until(lambda: [(row.state, row.elements) for row in consumers.rows()] == [("stopped", 1)])
 
 
 @pytest.mark.parametrize("left", ["loop", "next", "numpy", "error", "function"])
@@ -253,7 +251,7 @@ def test_collection_of_an_iterator_does_not_block(consumers, left):
             leave()
         gc.collect()
         assert not waited.is_set()
-        assert consumers.rows()[0].state in ("stopped", "finished")
+        until(lambda: consumers.rows()[0].state in ("stopped", "finished"))
     finally:
         go_on.set()
 
