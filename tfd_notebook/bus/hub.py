@@ -25,7 +25,8 @@ log = logging.getLogger("tfd_notebook")
 
 #: Minimum seconds between two updates of a session.
 TICK_SECONDS = 0.1
-#: Seconds between two checks for silent clients and elapsed times, while nothing changes.
+#: Seconds between two checks without a change. They find silent clients, and update the elapsed
+#: times and falling rates of coordinators. All other changes wake the thread.
 CHECK_SECONDS = 1.0
 #: Seconds between two keep-alive messages while no client reads.
 ALIVE_SECONDS = 60.0
