@@ -168,6 +168,9 @@ class GpusMeasured(Event):
     gpus: tuple[Mapping[str, Any], ...]
     host: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gpus", tuple(self.gpus))
+
 
 @dataclass(frozen=True)
 class StateChanged(Event):
