@@ -1,0 +1,133 @@
+"""Snapshots of a cluster after its events."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.model.events import (
+    ClusterEnded,
+    ConsumerMeasured,
+    ExpiryChanged,
+    GpusMeasured,
+    HostReconnected,
+    JournalMeasured,
+    LeaseChanged,
+    PlanChanged,
+    StateChanged,
+    TaskChanged,
+    TaskMeasured,
+    TaskRemoved,
+)
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.net import clock
+
+
+@pytest.fixture
+def monitor() -> Monitor:
+    config = ClusterConfig("c", "local", {Role.WORKER: 2})
+    monitor = Monitor(config, Consumers(), lambda tasks: None, lambda: "")
+    for task in ("worker:1", "worker:0"):
+        monitor.apply(ready(task))
+    return monitor
+
+
+def ready(task: str) -> TaskChanged:
+    return TaskChanged(task, TaskState.READY, address="host-a:5", pid=5)
+
+
+def test_tasks_are_sorted_and_counted(monitor: Monitor) -> None:
+    snapshot = monitor.snapshot()
+    assert [row.task for row in snapshot.tasks] == ["worker:0", "worker:1"]
+    assert snapshot.observed == {Role.WORKER: 2}
+    assert {row.host for row in snapshot.tasks} == {"host-a"}
+
+
+def test_state_is_degraded_while_planned_tasks_are_missing(monitor: Monitor) -> None:
+    monitor.apply(StateChanged("ready"))
+    states = [monitor.state]
+    for event in (
+        PlanChanged(Role.WORKER, planned=3, requested=4),
+        ready("worker:2"),
+        TaskRemoved("worker:0"),
+        PlanChanged(Role.WORKER, planned=2),
+    ):
+        monitor.apply(event)
+        states.append(monitor.state)
+    assert states == ["ready", "degraded", "ready", "degraded", "ready"]
+    snapshot = monitor.snapshot()
+    assert (snapshot.planned, snapshot.requested) == ({Role.WORKER: 2}, {Role.WORKER: 4})
+
+
+def test_deadlines_can_be_set_and_removed(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 50.0)
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    monitor.apply(ExpiryChanged(10.0))
+    monitor.apply(LeaseChanged(20.0))
+    snapshot = monitor.snapshot()
+    assert (snapshot.expires, snapshot.lease) == (1010.0, 1020.0)
+    assert (monitor.expired, monitor.detached) == (False, True)
+    monitor.apply(ExpiryChanged(-1.0))
+    assert monitor.expired
+    monitor.apply(ExpiryChanged(None))
+    monitor.apply(LeaseChanged(None))
+    snapshot = monitor.snapshot()
+    assert (snapshot.expires, snapshot.lease) == (None, None)
+    assert (monitor.expired, monitor.detached) == (False, False)
+
+
+def test_gpus_belong_to_a_host_and_its_tasks(monitor: Monitor) -> None:
+    gpu: dict[str, Any] = {"index": 0, "name": "H200", "memory": 2e9, "use_percent": 50.0}
+    monitor.apply(GpusMeasured(({**gpu, "task": "worker:1"},), host="host-a"))
+    monitor.apply(GpusMeasured((gpu,)))
+    snapshot = monitor.snapshot()
+    assert [(row.host, row.task, row.memory_mb) for row in snapshot.gpus] == [
+        ("host-a", "worker:1", 2000.0),
+        ("localhost", "", 2000.0),
+    ]
+    assert [bool(row.gpu) for row in snapshot.tasks] == [False, True]
+    monitor.apply(GpusMeasured((), host="host-a"))
+    assert [row.host for row in monitor.snapshot().gpus] == ["localhost"]
+    monitor.apply(StateChanged("stopped"))
+    assert monitor.snapshot().gpus == ()
+
+
+def test_measurements_of_an_exited_task_are_removed(monitor: Monitor) -> None:
+    monitor.apply(TaskMeasured("worker:0", cpu_percent=50.0, rss_mb=10.0))
+    monitor.apply(TaskMeasured("worker:7", cpu_percent=50.0))  # a removed task
+    assert monitor.snapshot().task("worker:0").cpu_percent == 50.0  # type: ignore[union-attr]
+    monitor.apply(TaskChanged("worker:0", TaskState.STOPPED))
+    row = monitor.snapshot().task("worker:0")
+    assert row is not None
+    assert (row.pid, row.cpu_percent, row.rss_mb) == (None, None, None)
+
+
+def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
+    before = monitor.snapshot()
+    monitor.apply(JournalMeasured(4096))
+    monitor.apply(TaskMeasured("worker:0", cpu_percent=1.0))
+    monitor.apply(ConsumerMeasured("train", 1.0, 2, 3, 0.0))
+    after = monitor.snapshot()
+    assert (after.journal_bytes, after.events) == (4096, before.events)
+    assert after.version == before.version + 3
+    monitor.apply(StateChanged("ready"))
+    monitor.apply(StateChanged("ready"))  # changes nothing
+    assert monitor.snapshot().events[len(before.events) :] == (StateChanged("ready"),)
+    assert monitor.version == after.version + 1
+
+
+def test_end_and_reconnects_are_reported(monitor: Monitor) -> None:
+    monitor.apply(HostReconnected("host-a", 3.0))
+    monitor.apply(HostReconnected("host-a", 3.0))
+    monitor.apply(ClusterEnded("its lease has expired"))
+    assert monitor.reconnects == {"host-a": 2}
+    assert monitor.end_reason == "its lease has expired"
+    reconnected, _, ended = monitor.snapshot().notices
+    assert "host-a after 3 s (worker:1, worker:0)" in reconnected.what
+    assert "its lease has expired" in ended.what
