@@ -65,6 +65,6 @@ class RateWindow:
         ][-count:]
 
     def _since(self, start: float) -> tuple[tuple[float, float], ...]:
-        """Return the measurements since `start`, at least the latest."""
+        """Return the measurements since `start`, at least the latest two if there are two."""
         entries = self._entries
-        return entries[min(bisect.bisect_left(entries, (start,)), len(entries) - 1) :]
+        return entries[max(0, min(bisect.bisect_left(entries, (start,)), len(entries) - 2)) :]

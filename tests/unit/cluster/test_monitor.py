@@ -112,7 +112,7 @@ def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
     before = monitor.snapshot()
     monitor.apply(JournalMeasured(4096))
     monitor.apply(TaskMeasured("worker:0", cpu_percent=1.0))
-    monitor.apply(ConsumerMeasured("train", 1.0, 2, 3, 0.0))
+    monitor.apply(ConsumerMeasured("train", "running", 1.0, 2, 3, 0.0))
     after = monitor.snapshot()
     assert (after.journal_bytes, after.events) == (4096, before.events)
     assert after.version == before.version + 3

@@ -19,16 +19,19 @@ def test_rate_needs_two_measurements() -> None:
     assert (empty.rate, empty.rates, empty.by_second()) == (None, (), [])
     single = window((1, 10))
     assert (single.rate, single.rates, single.by_second()) == (None, (), [])
-    assert single.rate_until(3, 30) == 10
+    single.add(3, 30)
+    assert single.rate == 10
 
 
 def test_rate_covers_the_window_only() -> None:
     measured = window((0, 0), (1, 1000), (2, 1010), (4, 1050), seconds=3)
     assert measured.rates == (10, 20)
     assert measured.rate == pytest.approx(50 / 3)
-    assert measured.rate_until(5, 1080) == pytest.approx(70 / 3)
+    measured.add(5, 1080)
+    assert measured.rate == pytest.approx(70 / 3)
     # A measurement before the window is used if there is no later one.
-    assert measured.rate_until(54, 1100) == 1
+    measured.add(55, 1130)
+    assert measured.rate == 1
 
 
 def test_close_measurements_are_merged() -> None:
