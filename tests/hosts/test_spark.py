@@ -81,7 +81,9 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-@pytest.fixture
+# Each test has its own, because a test may lose an executor. With this scope, the fixture precedes
+# `_test_leaves_nothing`, which permits only processes that were started before it.
+@pytest.fixture(scope="class")
 def ready(session: Any) -> Any:
     """Return the session after each executor has started its process for TensorFlow."""
 
