@@ -166,7 +166,7 @@ class ClusterReports:
         Table
             One row for each number and for the current number. Columns: ``data_workers``,
             ``elements_per_s``, its expected range ``low`` to ``high``, and the bottleneck
-            ``because``. New workers on this machine share its processors. Waiting Python code is
+            ``because``. New workers on this host share its processors. Waiting Python code is
             not modeled. If the source has fewer splits than workers, a line below the rows
             reports it.
 

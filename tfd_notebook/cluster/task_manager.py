@@ -480,7 +480,7 @@ class TaskManager:
         return self.task_host.free_disk_space()
 
     def unreachable_peers(self) -> list[str]:
-        """Return a sentence for each host that cannot reach a ready task. Takes some seconds."""
+        """Return a sentence for each host that cannot reach a ready task. Takes a few seconds."""
         ready = {
             row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
         }

@@ -454,7 +454,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
             queue.control(False)
 
     def control_for(self, seconds: float) -> None:
-        """Keep a live control open for some seconds, for a remote client such as a terminal.
+        """Keep a live control open for a few seconds, for a remote client such as a terminal.
 
         Parameters
         ----------

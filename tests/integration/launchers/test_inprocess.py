@@ -129,7 +129,7 @@ def test_next_epoch_is_complete_after_a_worker_was_replaced(again: str) -> None:
 
 
 def first_waits(started: threading.Event, proceed: threading.Event) -> Any:
-    """Return an endless dataset whose first element waits for `proceed`."""
+    """Return an infinite dataset whose first element waits for `proceed`."""
 
     def wait(x: Any) -> Any:
         if not started.is_set():

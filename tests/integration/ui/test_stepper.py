@@ -73,7 +73,7 @@ def test_functions_are_scheduled(notebook: Notebook) -> None:
         "%tfd_join\n"
         "print(len(several), max(float(v.fetch()) for v in [first, *several]))"
     )
-    assert "all have ended" in output, output
+    assert "all closures ended" in output, output
     assert output.endswith("3 5.0\n"), output
     output = notebook.run("%tfd_values --rows 3 --state ready")
     assert len(re.findall(r"\badd +✓? ?● ready", output)) == 3, output
@@ -106,7 +106,7 @@ def test_closures_pause_step_and_resume(notebook: Notebook) -> None:
     assert notebook.run("%tfd_step 2 train").startswith("2 closures ended: 1 paused")
     assert "‖ paused (by request)" in notebook.run("%tfd_cluster status")
     assert "resumed" in notebook.run("%tfd_resume")
-    assert "all have ended" in notebook.run("%tfd_join --timeout 30 train")
+    assert "all closures ended" in notebook.run("%tfd_join --timeout 30 train")
 
 
 def test_closure_is_cancelled(notebook: Notebook) -> None:

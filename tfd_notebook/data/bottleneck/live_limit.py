@@ -43,7 +43,7 @@ class ProcessSampler:
         self._at, self._cpu = time.perf_counter(), time.process_time()
         self._machine = Machine()
         self.cpu = 0.0
-        #: Busy cores of this machine, including all processes.
+        #: Busy cores of this host, including all processes.
         self.machine = 0.0
         self.locked = 0.0
 

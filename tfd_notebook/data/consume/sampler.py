@@ -39,7 +39,7 @@ def wake() -> None:
 
 
 def busy_cores() -> float:
-    """Return the number of busy cores of this machine in the last second, or 0 if unknown."""
+    """Return the number of busy cores of this host in the last second, or 0 if unknown."""
     return _process.machine if _process is not None else 0.0
 
 

@@ -120,7 +120,7 @@ class _Explanation:
         warm_up = min(1.0, 0.15 * seconds)
         workers = Workers(cluster) if cluster is not None else None
         self._workers: tuple[WorkerUtilization, ...] = ()
-        #: Busy cores of this machine, including all processes.
+        #: Busy cores of this host, including all processes.
         self._busy = 0.0
 
         machine = Machine()

@@ -1,4 +1,4 @@
-"""Runs a pipeline for some seconds and records the use of time by its stages."""
+"""Runs a pipeline for a few seconds and records the use of time by its stages."""
 
 from __future__ import annotations
 

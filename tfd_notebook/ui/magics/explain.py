@@ -24,7 +24,7 @@ def command_line(shell: Any) -> CommandLine:
             step_time=options.step_time,
         )
 
-    summary = "Run a pipeline for some seconds and report its bottleneck."
+    summary = "Run a pipeline for a few seconds and report its bottleneck."
     example = "batches --seconds 5"
     return SingleCommand(Command("%tfd_explain", summary, run, _arguments, example=example))
 
