@@ -42,9 +42,9 @@ def test_parameter_servers_on_the_driver() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_executors": 0}, "num_executors 0"),
-        ({"num_executors": True}, "num_executors True"),
-        ({"num_executors": 2, "num_ps": -1}, "num_ps -1"),
+        ({"num_executors": 0}, "num_executors=0"),
+        ({"num_executors": True}, "num_executors=True"),
+        ({"num_executors": 2, "num_ps": -1}, "num_ps=-1"),
         ({"num_executors": 2, "num_ps": 2}, "leaves no worker in addition to ps, ps"),
         ({"num_executors": 1, "eval_node": True}, "leaves no worker"),
         ({"num_executors": 2, "master_node": "leader"}, "chief or master"),
