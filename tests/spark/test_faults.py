@@ -54,10 +54,7 @@ def running_cluster(sc: Any, function: Any = None, nodes: int = 2, **options: An
 
 
 def all_ended(pids: list[int]) -> bool:
-    return not any(
-        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        for pid in pids
-    )
+    return not any(runtime_dir.process_start(pid) for pid in pids)
 
 
 def processes_of(cluster: Any) -> list[int]:

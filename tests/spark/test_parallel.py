@@ -112,7 +112,7 @@ def test_too_few_slots_are_refused_at_once(sc: Any) -> None:
 
     with pytest.raises(NotEnoughSlots, match="3"):
         TFParallel.run(sc, never, None, 3)
-    with pytest.raises(UsageError, match="num_executors=0"):
+    with pytest.raises(UsageError, match="num_executors 0"):
         TFParallel.run(sc, never, None, 0)
 
 

@@ -339,7 +339,7 @@ def test_the_doctor_includes_the_findings_of_spark(spark: Any) -> None:
 
 
 def test_invalid_arguments_of_check(spark: Any) -> None:
-    with pytest.raises(errors.UsageError, match="invalid num_executors=0"):
+    with pytest.raises(errors.UsageError, match="invalid num_executors 0: "):
         check.require_slots(spark, 0)
     with pytest.raises(errors.UsageError, match="invalid spark=3: "):
         tfd.spark.check(3)
