@@ -226,7 +226,7 @@ def single_elements(inspected: InspectedDataset) -> Iterator[Finding]:
             yield SINGLE.finding(
                 f"{source.name} is divided into {count:,} splits of one element",
                 "use a source of files or ranges, and flat_map() or interleave() their content, or "
-                'use "off"',
+                'use distribute("off")',
                 _name(inspected),
             )
 
