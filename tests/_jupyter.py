@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests._ports import free_port
 from tests._waiting import until
 
 _START_SECONDS = 90.0
@@ -21,9 +22,7 @@ def serving(application: str, home: Path, token: str, *options: str) -> Iterator
 
     Its kernels have the commands of this Python's environment.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     log = home / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(

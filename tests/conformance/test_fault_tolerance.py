@@ -49,7 +49,7 @@ class Run:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), *(f"FaultTolerance.{test}" for test in tests)],
-                env=dict(os.environ, PATH=path, TMPDIR=self._temporary),
+                env=dict(os.environ, PATH=path, PYTHONPATH=os.getcwd(), TMPDIR=self._temporary),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests._ports import free_port
 from tests._waiting import until
 from tests.hosts._spark import server, settings, state
 
@@ -27,7 +27,7 @@ class Standalone:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.secret = os.urandom(16).hex()
-        self._ports = _free_ports(2)
+        self._ports = [free_port(), free_port()]
         self.master = f"spark://127.0.0.1:{self._ports[0]}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -92,11 +92,3 @@ class Standalone:
 
     def _state(self) -> dict[str, Any]:
         return state(f"127.0.0.1:{self._ports[1]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
+from tests._ports import free_port
 from tests._waiting import until
 
 pytestmark = [
@@ -23,21 +23,12 @@ pytestmark = [
 ]
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
-
-
 class Servers:
     """Context manager with the servers of a cluster, each in a separate process."""
 
     def __init__(self, tasks: Any, **counts: int) -> None:
-        ports = iter(free_ports(sum(counts.values())))
         self.spec = {
-            job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in counts.items()
+            job: [f"127.0.0.1:{free_port()}" for _ in range(count)] for job, count in counts.items()
         }
         self._tasks = tasks
         self._pids: dict[str, int] = {}

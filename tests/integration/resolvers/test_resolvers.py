@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environmen
 #: The program of each worker. The workers add up their values.
 WORKER = """
 import tensorflow as tf
+from tests._ports import free_port
 from tfd_notebook.resolvers import TFConfigResolver
 
 resolver = TFConfigResolver()
@@ -34,10 +34,7 @@ print(strategy.num_replicas_in_sync, total, dict(resolver.num_accelerators()))
 
 @pytest.mark.slow
 def test_two_workers_train_with_a_mirrored_strategy() -> None:
-    with socket.socket() as first, socket.socket() as second:
-        for held in (first, second):
-            held.bind(("127.0.0.1", 0))
-        addresses = [f"localhost:{held.getsockname()[1]}" for held in (first, second)]
+    addresses = [f"localhost:{free_port()}" for _ in range(2)]
     processes = []
     for index in (0, 1):
         task = {"type": "worker", "index": index}

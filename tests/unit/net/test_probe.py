@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from tests._grpc import STATUS, Server, fails
+from tests._ports import free_port
 from tests._waiting import until
 from tfd_notebook.errors import DataError, DispatcherLost, TimeLimit, UsageError
 from tfd_notebook.net import probe as net_probe
@@ -66,11 +67,6 @@ def listening(answer: bytes | None) -> Iterator[str]:
         finally:
             event.set()
             thread.join()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 DISPATCHER = {VERSION: tf_messages.GetVersionResponse(version=9).SerializeToString()}
