@@ -7,12 +7,14 @@ import socket
 
 #: Ports below those that Linux gives to outgoing connections.
 _PORTS = range(10_001, 32_768)
+#: TensorFlow's tests seed the generator of the module `random`.
+_random = random.SystemRandom()
 
 
 def free_port() -> int:
     """Return a free port. No outgoing connection takes it before the server starts."""
     while True:
-        port = random.choice(_PORTS)
+        port = _random.choice(_PORTS)
         try:
             with socket.create_server(("0.0.0.0", port)):
                 return port
