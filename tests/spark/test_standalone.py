@@ -26,7 +26,8 @@ _END_SECONDS = 120.0
 
 #: After a line on stdin, uses both clusters, stops Spark, starts all again, and prints a report.
 PROGRAM = """
-import json, os, sys
+import faulthandler, json, os, sys
+faulthandler.dump_traceback_later(240)
 from tfd_notebook.net import secure_channel
 
 secrets = []
@@ -133,7 +134,7 @@ def run(standalone: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Ite
         lines: list[str] = []
         while not lines or lines[-1] != "ready\n":
             lines.append(program.stdout.readline())
-            assert lines[-1], errors.read_text()[-5_000:]
+            assert lines[-1]
         ports = listening()
         assert "java" in ports.values()
         assert len([port for port, name in ports.items() if name != "java"]) >= 4
@@ -143,11 +144,12 @@ def run(standalone: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Ite
         program.stdin.write("go on\n")
         program.stdin.flush()
         output = next((line for line in program.stdout if line.startswith("{")), "")
-        assert output, errors.read_text()[-5_000:]
+        assert output
         started = {*members()} - before
     finally:
         program.kill()
         program.communicate()
+        print(errors.read_text()[-10_000:])  # shown if the test fails
     run = Run(lines, json.loads(output), errors, bomb, results, before, started)
     yield run
     until(run.ended, _END_SECONDS)

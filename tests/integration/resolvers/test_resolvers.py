@@ -9,12 +9,13 @@ import sys
 
 import pytest
 
+from tests._ports import free_port
+
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("plain_environment")]
 
 #: The program of each worker. The workers add up their values.
 WORKER = """
 import tensorflow as tf
-from tests._ports import free_port
 from tfd_notebook.resolvers import TFConfigResolver
 
 resolver = TFConfigResolver()
