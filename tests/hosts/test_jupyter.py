@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tfd_notebook as tfd
-from tests._waiting import until
+from tests._waiting import SERVER_STOP_SECONDS, until
 from tests.hosts._conformance import OWNER, Conformance, Make, numbers, pids_on
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyters, write_profile
@@ -109,6 +109,7 @@ class TestJupyter(Conformance):
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
         until(lambda: kernel_counts(jupyter) == before)
 
+    @pytest.mark.timeout(170 + SERVER_STOP_SECONDS)
     def test_cluster_outlives_its_owner_and_is_attached(
         self,
         hosts: Hosts,
@@ -140,7 +141,8 @@ class TestJupyter(Conformance):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         write_profile(tmp_path, jupyter)
         reader = [sys.executable, "-c", READER]
-        completed = subprocess.run(reader, capture_output=True, text=True, timeout=90)
+        seconds = 90 + SERVER_STOP_SECONDS
+        completed = subprocess.run(reader, capture_output=True, text=True, timeout=seconds)
         assert completed.stdout == "4950\n", completed.stderr
         attached = tfd.attach("orphan")
         try:

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests._waiting import until
+from tests._waiting import SERVER_STOP_SECONDS, until
 from tests.spark._standalone import Standalone
 from tests.spark._unauthenticated import forms, junk, knock, listening, members
 from tfd_notebook.launchers.client import orphans
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300 + 2 * SERVER_STOP_SECONDS)]
 
 #: Timeout in seconds of the end of processes whose driver was killed.
 _END_SECONDS = 120.0
@@ -27,7 +27,7 @@ _END_SECONDS = 120.0
 #: After a line on stdin, uses both clusters, stops Spark, starts all again, and prints a report.
 PROGRAM = """
 import faulthandler, json, os, sys
-faulthandler.dump_traceback_later(240)
+faulthandler.dump_traceback_later(360)
 from tfd_notebook.net import secure_channel
 
 secrets = []
