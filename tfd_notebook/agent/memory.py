@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import resource
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfd_notebook.agent.cgroups import MINE, PROC, ROOT, directories
@@ -105,7 +106,8 @@ def reached(before: Sequence[Group], root: Path = ROOT) -> str:
             now = _read(group.path, _VERSIONS["memory" if v1 else ""])
             killed |= now.kills > group.kills
             if now.limit is not None:
-                limited.append((now.limit - max(now.peak, group.peak), now))
+                peak = max(now.peak, group.peak)
+                limited.append((now.limit - peak, replace(now, peak=peak)))
     if not killed or not limited:
         return ""
     _, group = min(limited, key=lambda candidate: candidate[0])
@@ -114,6 +116,41 @@ def reached(before: Sequence[Group], root: Path = ROOT) -> str:
         f"{_REACHED}, {group.limit / 1e9:.2f} GB, was reached "
         f"(peak {group.peak / 1e9:.2f} GB, {group.path})"
     )
+
+
+class GroupHistory:
+    """The last samples of the control groups of a process.
+
+    The kernel counts a kill before the process has ended, so that the last sample may already
+    include it. The end of a process is therefore compared with several samples.
+    """
+
+    def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
+        self._root, self._proc = root, proc
+        self._samples: deque[tuple[Group, ...]] = deque(maxlen=8)
+
+    def start(self) -> None:
+        """Begin with the groups of this process, in which its child processes start."""
+        self._samples.clear()
+        self.sample("self")
+
+    def sample(self, pid: int | str) -> None:
+        """Add a sample of the process, which may have moved to another group."""
+        sample = groups(pid, self._root, self._proc)
+        if not sample:  # it has ended
+            return
+        paths = [group.path for group in sample]
+        if self._samples and [group.path for group in self._samples[-1]] != paths:
+            self._samples.clear()
+        self._samples.append(sample)
+
+    def reached(self) -> str:
+        """Return a sentence about the memory limit that ended the process; empty if none did."""
+        before = (
+            replace(samples[0], peak=max(sample.peak for sample in samples))
+            for samples in zip(*self._samples, strict=True)
+        )
+        return reached(tuple(before), self._root)
 
 
 def too_much(megabytes: float) -> str:

@@ -67,8 +67,7 @@ class TaskSupervisor:
         self._crashes = 0
         #: Reason for which the process was ended because of its memory; empty otherwise.
         self._memory_violation = ""
-        #: The control groups of the process, as last sampled.
-        self._groups: tuple[memory.Group, ...] = ()
+        self._groups = memory.GroupHistory()
         self._restart_requested = False
         self._wake = asyncio.Event()
         self.open_to = ""
@@ -195,8 +194,8 @@ class TaskSupervisor:
 
     def limit_memory(self, megabytes: float) -> None:
         """End the process if it uses more memory than the administrator allows."""
-        if self.process is not None:  # it may have moved to another control group
-            self._groups = memory.groups(self.process.pid) or self._groups
+        if self.process is not None:
+            self._groups.sample(self.process.pid)
         self._memory_violation = self.cluster.limits.too_much_memory(megabytes)
         if self._memory_violation and self.process is not None:
             self.process.kill()
@@ -273,7 +272,7 @@ class TaskSupervisor:
         if self.state is TaskState.PLANNED:
             self._enter(TaskState.STARTING)
         policy = self.cluster.policy
-        self._groups = memory.groups()  # a task starts in the control groups of its agent
+        self._groups.start()
         try:
             await asyncio.wait_for(self._start_process(), policy.start_timeout)
         except asyncio.TimeoutError:
@@ -402,7 +401,7 @@ class TaskSupervisor:
     def _why_ended(self) -> str:
         assert self.process is not None
         violation, self._memory_violation = self._memory_violation, ""
-        return violation or why_ended(self.process.ended.result(), memory.reached(self._groups))
+        return violation or why_ended(self.process.ended.result(), self._groups.reached())
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
@@ -417,7 +416,7 @@ def why_ended(status: int, limit: str = "") -> str:
     ----------
     status : int
     limit : str
-        The memory limit that was reached, as `memory.reached` returns it.
+        The memory limit that was reached, as `memory.GroupHistory.reached` returns it.
     """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -109,6 +109,50 @@ def test_a_process_that_has_ended(tree: Tree) -> None:
     assert memory.groups(8, tree.root, tree.proc) == ()
 
 
+class TestGroupHistory:
+    @staticmethod
+    def history(tree: Tree) -> memory.GroupHistory:
+        tree.write("job/task", 10**9, 5 * 10**8, 2)
+        tree.write("job", None, 5 * 10**8, 2)
+        history = memory.GroupHistory(tree.root, tree.proc)
+        history.sample(7)
+        return history
+
+    def test_a_kill_before_the_last_sample_is_found(self, tree: Tree) -> None:
+        history = self.history(tree)
+        tree.write("job/task", 10**9, 10**9, 3)
+        history.sample(7)
+        history.sample(8)  # has ended
+        assert "1.00 GB, was reached (peak 1.00 GB" in history.reached()
+
+    def test_the_peak_of_all_samples_is_used(self, tree: Tree) -> None:
+        history = self.history(tree)
+        tree.write("job/task", 10**9, 9 * 10**8, 2)
+        history.sample(7)
+        tree.write("job/task", 10**9, 10**8, 3)
+        assert "(peak 0.90 GB" in history.reached()
+
+    def test_an_old_kill_is_not_the_reason(self, tree: Tree) -> None:
+        history = self.history(tree)
+        tree.write("job/task", 10**9, 10**9, 3)
+        for _ in range(8):
+            history.sample(7)
+        assert history.reached() == ""
+
+    def test_a_kill_in_a_former_group_is_not_the_reason(self, tree: Tree) -> None:
+        history = self.history(tree)
+        tree.write("job/task", 10**9, 10**9, 3)
+        (tree.top / "other").mkdir()
+        tree.write("other", 10**9, 10**8, 0)
+        for line in tree.file.read_text().splitlines()[1:]:
+            tree.file.write_text(line.replace("/job/task", "/other") + "\n")
+        history.sample(7)
+        assert history.reached() == ""
+
+    def test_without_a_sample_no_limit_was_reached(self, tree: Tree) -> None:
+        assert memory.GroupHistory(tree.root, tree.proc).reached() == ""
+
+
 @pytest.fixture
 def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a host with many cores, because the quotas must be below their number."""
