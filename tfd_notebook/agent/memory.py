@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfd_notebook.agent.cgroups import MINE, PROC, ROOT, directories
@@ -90,34 +89,6 @@ def _read(group: Path, version: _Version) -> Group:
     return Group(group, limit, used, int(stat.get("oom_kill", 0)))
 
 
-def reached(before: Sequence[Group], root: Path = ROOT) -> str:
-    """Return a sentence about the memory limit that ended a process; empty if none did.
-
-    Parameters
-    ----------
-    before : sequence of Group
-        The result of `groups` while the process ran.
-    root : Path
-    """
-    killed, limited = False, []
-    for group in before:
-        v1 = group.path == root / "memory" or root / "memory" in group.path.parents
-        with contextlib.suppress(OSError, ValueError):
-            now = _read(group.path, _VERSIONS["memory" if v1 else ""])
-            killed |= now.kills > group.kills
-            if now.limit is not None:
-                peak = max(now.peak, group.peak)
-                limited.append((now.limit - peak, replace(now, peak=peak)))
-    if not killed or not limited:
-        return ""
-    _, group = min(limited, key=lambda candidate: candidate[0])
-    assert group.limit is not None
-    return (
-        f"{_REACHED}, {group.limit / 1e9:.2f} GB, was reached "
-        f"(peak {group.peak / 1e9:.2f} GB, {group.path})"
-    )
-
-
 class GroupHistory:
     """The last samples of the control groups of a process.
 
@@ -127,6 +98,7 @@ class GroupHistory:
 
     def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
         self._root, self._proc = root, proc
+        #: One a second; a large process may take some seconds to end on a busy host.
         self._samples: deque[tuple[Group, ...]] = deque(maxlen=8)
 
     def start(self) -> None:
@@ -146,11 +118,20 @@ class GroupHistory:
 
     def reached(self) -> str:
         """Return a sentence about the memory limit that ended the process; empty if none did."""
-        before = (
-            replace(samples[0], peak=max(sample.peak for sample in samples))
-            for samples in zip(*self._samples, strict=True)
-        )
-        return reached(tuple(before), self._root)
+        killed, limited = False, []
+        for samples in zip(*self._samples, strict=True):
+            path = samples[0].path
+            v1 = path == self._root / "memory" or self._root / "memory" in path.parents
+            with contextlib.suppress(OSError, ValueError):
+                now = _read(path, _VERSIONS["memory" if v1 else ""])
+                killed |= now.kills > samples[0].kills
+                if now.limit is not None:
+                    peak = max(group.peak for group in (*samples, now))
+                    limited.append((now.limit - peak, now.limit, peak, path))
+        if not killed or not limited:
+            return ""
+        _, limit, peak, path = min(limited)
+        return f"{_REACHED}, {limit / 1e9:.2f} GB, was reached (peak {peak / 1e9:.2f} GB, {path})"
 
 
 def too_much(megabytes: float) -> str:

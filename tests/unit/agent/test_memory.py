@@ -65,11 +65,11 @@ class Tree:
     def file(self) -> Path:
         return self.proc / "7" / "cgroup"
 
-    def groups(self) -> tuple[memory.Group, ...]:
-        return memory.groups(7, self.root, self.proc)
-
-    def reached(self, before: tuple[memory.Group, ...]) -> str:
-        return memory.reached(before, self.root)
+    def history(self) -> memory.GroupHistory:
+        """Return a history with one sample."""
+        history = memory.GroupHistory(self.root, self.proc)
+        history.sample(7)
+        return history
 
 
 @pytest.fixture(params=[1, 2])
@@ -80,9 +80,9 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
 def test_limit_of_the_task_is_used(tree: Tree) -> None:
     tree.write("job/task", 10**9, 5 * 10**8, 0)
     tree.write("job", 4 * 10**9, 5 * 10**8, 0)
-    before = tree.groups()
+    history = tree.history()
     tree.write("job/task", 10**9, 10**9, 1)
-    reason = tree.reached(before)
+    reason = history.reached()
     assert "1.00 GB, was reached (peak 1.00 GB" in reason
     assert reason.endswith("job/task)")
     assert memory.is_reason(reason)
@@ -92,16 +92,16 @@ def test_limit_of_a_parent_group_is_used(tree: Tree) -> None:
     """Version 1 counts the kill in the group of the process that was killed."""
     tree.write("job/task", None, 10**8, 3)
     tree.write("job", 2 * 10**9, 10**9, 3)
-    before = tree.groups()
+    history = tree.history()
     tree.write("job/task", None, 10**9, 4)
     tree.write("job", 2 * 10**9, 2 * 10**9, 3 if tree.version == 1 else 4)
-    assert "2.00 GB, was reached" in tree.reached(before)
+    assert "2.00 GB, was reached" in history.reached()
 
 
 def test_other_ends_are_not_memory_limits(tree: Tree) -> None:
     tree.write("job/task", 10**9, 10**9, 2)
-    assert tree.reached(tree.groups()) == ""
-    assert tree.reached(()) == ""
+    assert tree.history().reached() == ""
+    assert memory.GroupHistory(tree.root, tree.proc).reached() == ""
     assert not memory.is_reason("killed by signal 9 (SIGKILL)")
 
 
@@ -109,38 +109,38 @@ def test_a_process_that_has_ended(tree: Tree) -> None:
     assert memory.groups(8, tree.root, tree.proc) == ()
 
 
-class TestGroupHistory:
-    @staticmethod
-    def history(tree: Tree) -> memory.GroupHistory:
+class TestSamples:
+    @pytest.fixture
+    def history(self, tree: Tree) -> memory.GroupHistory:
         tree.write("job/task", 10**9, 5 * 10**8, 2)
         tree.write("job", None, 5 * 10**8, 2)
-        history = memory.GroupHistory(tree.root, tree.proc)
-        history.sample(7)
-        return history
+        return tree.history()
 
-    def test_a_kill_before_the_last_sample_is_found(self, tree: Tree) -> None:
-        history = self.history(tree)
+    def test_a_kill_before_the_last_sample_is_found(
+        self, tree: Tree, history: memory.GroupHistory
+    ) -> None:
         tree.write("job/task", 10**9, 10**9, 3)
         history.sample(7)
         history.sample(8)  # has ended
         assert "1.00 GB, was reached (peak 1.00 GB" in history.reached()
 
-    def test_the_peak_of_all_samples_is_used(self, tree: Tree) -> None:
-        history = self.history(tree)
+    def test_the_peak_of_all_samples_is_used(
+        self, tree: Tree, history: memory.GroupHistory
+    ) -> None:
         tree.write("job/task", 10**9, 9 * 10**8, 2)
         history.sample(7)
         tree.write("job/task", 10**9, 10**8, 3)
         assert "(peak 0.90 GB" in history.reached()
 
-    def test_an_old_kill_is_not_the_reason(self, tree: Tree) -> None:
-        history = self.history(tree)
+    def test_an_old_kill_is_not_the_reason(self, tree: Tree, history: memory.GroupHistory) -> None:
         tree.write("job/task", 10**9, 10**9, 3)
         for _ in range(8):
             history.sample(7)
         assert history.reached() == ""
 
-    def test_a_kill_in_a_former_group_is_not_the_reason(self, tree: Tree) -> None:
-        history = self.history(tree)
+    def test_a_kill_in_a_former_group_is_not_the_reason(
+        self, tree: Tree, history: memory.GroupHistory
+    ) -> None:
         tree.write("job/task", 10**9, 10**9, 3)
         (tree.top / "other").mkdir()
         tree.write("other", 10**9, 10**8, 0)
@@ -148,9 +148,6 @@ class TestGroupHistory:
             tree.file.write_text(line.replace("/job/task", "/other") + "\n")
         history.sample(7)
         assert history.reached() == ""
-
-    def test_without_a_sample_no_limit_was_reached(self, tree: Tree) -> None:
-        assert memory.GroupHistory(tree.root, tree.proc).reached() == ""
 
 
 @pytest.fixture
