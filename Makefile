@@ -114,15 +114,15 @@ clean: ## remove the outputs of all targets, including the environment
 
 $(VENV)/.python:
 	@for python in $(PYTHONS); do \
-		if $$python -c '$(USABLE)' 2>/dev/null; then found=$$python; break; fi; \
+		if $$python -c '$(USABLE)' 2>/dev/null; then chosen=$$python; break; fi; \
 	done; \
-	if [ -z "$$found" ]; then \
+	if [ -z "$$chosen" ]; then \
 		echo "No usable Python found: Python 3.10 to 3.13 with the venv module is needed."; \
 		echo "Next: install one (on Debian and Ubuntu: apt-get install python3 python3-venv)."; \
 		exit 1; \
 	fi; \
-	echo "Setting up $(VENV) with $$($$found --version); the first time takes a few minutes."; \
-	$$found -m venv $(VENV)
+	echo "Setting up $(VENV) with $$($$chosen --version); the first time takes a few minutes."; \
+	$$chosen -m venv $(VENV)
 	@touch $@
 
 # Build dependencies of the package, because pip runs with --no-build-isolation. setuptools and

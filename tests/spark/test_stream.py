@@ -117,7 +117,7 @@ def test_a_dstream_is_fed_until_the_nodes_have_enough(
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
-def test_a_batch_during_the_shutdown_is_no_error(
+def test_a_batch_during_the_shutdown_is_not_an_error(
     sc: Any, context: Any, tmp_path: Path, clusters: list[Any]
 ) -> None:
     """The nodes' functions have left the loop over the feed, but still run."""

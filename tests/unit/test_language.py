@@ -284,20 +284,6 @@ def test_names_in_notebooks_are_checked():
     assert all(f"{hit.text} = " in lines[hit.line - 1] for hit in hits)
 
 
-def test_quotations_are_allowed(monkeypatch):
-    source = '"""Explain why the user asks "is it on the way"."""\n'
-    assert _python(source)
-    quotation = ("tfd_notebook/sample.py", 'asks "is it on the way"')
-    monkeypatch.setattr(_language, "QUOTATIONS", (quotation,))
-    assert _python(source) == []
-
-
-def test_every_quotation_is_in_use():
-    for name, quotation in _language.QUOTATIONS:
-        flowing = [" ".join(text.text.split()) for text in _texts.texts(name)]
-        assert any(quotation in text for text in flowing), f"{name} no longer has {quotation!r}"
-
-
 def test_the_command_prints_and_counts(capsys):
     assert _language.main(["tests/unit/test_language.py"]) == 0
     assert capsys.readouterr().out.strip() == "0 in all"

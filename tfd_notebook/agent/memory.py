@@ -70,7 +70,7 @@ class Group:
     kills: int
 
 
-def groups(pid: int | str = "self", root: Path = ROOT, proc: Path = PROC) -> tuple[Group, ...]:
+def groups(pid: int | str, root: Path, proc: Path) -> tuple[Group, ...]:
     """Return the control groups of a process, the innermost first; none if it has ended."""
     current_groups = []
     with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ class GroupHistory:
     def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
         self._root, self._proc = root, proc
         #: One a second; a large process may take some seconds to end on a busy host.
-        self._samples: deque[tuple[Group, ...]] = deque(maxlen=8)
+        self._samples: deque[tuple[Group, ...]] = deque(maxlen=4)
 
     def start(self) -> None:
         """Begin with the groups of this process, in which its child processes start."""

@@ -449,18 +449,15 @@ def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, i
 def trim_log(path: Path) -> None:
     """Limit the size of a log: about the last megabyte stays.
 
-    Output written in the microseconds between the last read and the truncation is lost.
+    Output written between the last read and the truncation is lost.
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size > _LOG_LIMIT:
             # Linux locks a file to write and to change its times, so this waits for a long write.
             os.utime(path)
             kept, end = read_log(path, _LOG_KEPT)
-            for _ in range(8):  # a process may write faster than this one reads
-                more, end = read_log(path, _LOG_KEPT, end)
-                if not more:
-                    break
-                kept += more
+            more, _ = read_log(path, _LOG_LIMIT, end)
+            kept = (kept + more)[-_LOG_KEPT:]
             # Writers append (O_APPEND), so they continue at the new end.
             with path.open("r+b") as file:
                 file.truncate(0)

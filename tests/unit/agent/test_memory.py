@@ -134,7 +134,7 @@ class TestSamples:
 
     def test_an_old_kill_is_not_the_reason(self, tree: Tree, history: memory.GroupHistory) -> None:
         tree.write("job/task", 10**9, 10**9, 3)
-        for _ in range(8):
+        for _ in range(4):
             history.sample(7)
         assert history.reached() == ""
 
