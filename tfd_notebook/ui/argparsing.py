@@ -371,22 +371,19 @@ def launchers_table() -> views.Table:
     return views.Table(
         (views.Column("launcher"), views.Column("where the tasks run", note=True)),
         [
-            *(
-                (views.Cell(name), views.Cell(launcher.summary))
-                for name, launcher in base.available_launchers().items()
-            ),
-            *(
-                (views.Cell(name), _profile_cell(profile))
-                for name, profile in profiles.profiles().items()
-            ),
+            {"launcher": name, "where the tasks run": where}
+            for name, where in [
+                *((name, each.summary) for name, each in base.available_launchers().items()),
+                *((name, _profile_text(each)) for name, each in profiles.profiles().items()),
+            ]
         ],
         label="launchers",
         empty="no launcher is installed",
     )
 
 
-def _profile_cell(profile: Any) -> views.Cell:
+def _profile_text(profile: Any) -> str:
     """Return a profile's launcher and file, or the error of reading the file."""
     if isinstance(profile, UsageError):
-        return views.Cell(profile.what)
-    return views.Cell(f"{profile.launcher}, from {profile.path}")
+        return str(profile.what)
+    return f"{profile.launcher}, from {profile.path}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.model.snapshot import Snapshot
+from tfd_notebook.views.cluster import html, text
 from tfd_notebook.views.cluster_lists import (
     brief,
     clusters_table,
@@ -16,7 +17,6 @@ from tfd_notebook.views.coordinator import coordinator_bundle, counted, values_t
 from tfd_notebook.views.diagnostics import findings_table
 from tfd_notebook.views.formatting import clean_lines, short_error
 from tfd_notebook.views.gpus import gpus_table
-from tfd_notebook.views.html import html
 from tfd_notebook.views.resolution import (
     changes_table,
     resolution_bundle,
@@ -27,7 +27,6 @@ from tfd_notebook.views.resolution import (
     task_status_table,
 )
 from tfd_notebook.views.table import Cell, Column, Table
-from tfd_notebook.views.text import text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,78 +1,110 @@
-"""The tables and lines of a snapshot, shared by the text and HTML views."""
+"""The view of a snapshot, as text and HTML."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from tfd_notebook.model.events import Notice
-from tfd_notebook.model.snapshot import CoordinatedRow, NodeRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.model.snapshot import Snapshot, StreamRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.views import blocks
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.table import Cell, Column, Row, state_cell
+from tfd_notebook.views.coordinator import coordinator_blocks
+from tfd_notebook.views.gpus import GpuStrip
+from tfd_notebook.views.spark import spark_sections
+from tfd_notebook.views.table import STATE, Cell, Column, Table, urgency, urgent_table
 
-_AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow, CoordinatedRow, NodeRow)
-
-#: Maximum number of rows. The most urgent states come first.
-MAX_ROWS = 50
 _MAX_NOTICES = 5
 
-_URGENCY = (
-    "failed",
-    "lost",
-    "hung",
-    "restarting",
-    "starting",
-    "planned",
-    "reserved",
-    "paused",
-    "new",
-    "running",
-    "idle",
-    "ready",
-    "finished",
-    "stopped",
-)
-
-ROLE_COLUMNS = (
+_ROLE_COLUMNS = (
     Column("role"),
     Column("planned", right=True),
     Column("requested", right=True),
     Column("observed", right=True),
     Column("why", note=True),
 )
-
-TASK_COLUMNS = (
+_OPEN_TO = Column("open to", lambda row: row.open_to, drop=1)
+_TASK_COLUMNS = (
     Column("task"),
-    Column("state"),
+    STATE,
     Column("address", drop=2),
     Column("pid", right=True, drop=9),
-    Column("CPU", right=True, drop=5),
-    Column("memory", right=True, drop=4),
-    Column("sent", right=True, drop=6),
-    Column("rate", right=True, drop=3),
-    Column("GPU", drop=7),
-    Column("restarts", right=True, drop=8),
-    Column("open to", drop=1),
+    Column("CPU", lambda row: figures.percent(row.cpu_percent), right=True, drop=5),
+    Column("memory", lambda row: _memory(row), right=True, drop=4),
+    Column("sent", lambda row: _sent(row, figures.size(row.bytes_sent)), right=True, drop=6),
+    Column("rate", lambda row: _sent(row, _rate(row)), right=True, drop=3),
+    Column("GPU", lambda row: row.gpu, drop=7),
+    Column("restarts", lambda row: row.restarts or None, right=True, drop=8),
+    _OPEN_TO,
     Column("reason", note=True),
 )
-
 STREAM_COLUMNS = (
-    Column("data"),
-    Column("state"),
-    Column("elements", right=True),
-    Column("elements/s", right=True),
-    Column("bytes/s", right=True, drop=2),
-    Column("waiting", right=True, drop=1),
-    Column("last minute", drop=3),
+    Column("data", lambda row: row.name),
+    STATE,
+    Column("elements", lambda row: figures.count(row.elements), right=True),
+    Column("elements/s", lambda row: figures.count(row.elements_per_s), right=True),
+    Column(
+        "bytes/s",
+        lambda row: figures.rate(row.bytes_per_s) if row.bytes else None,
+        right=True,
+        drop=2,
+    ),
+    Column("waiting", lambda row: _waiting(row), right=True, drop=1),
+    Column("last minute", lambda row: Cell(history=tuple(row.history)), drop=3),
     Column("epoch", note=True),
     Column("limit", note=True),
     Column("error", note=True),
 )
 
 
-def facts(snapshot: Snapshot) -> list[str]:
+def text(snapshot: Snapshot, width: int | None = None) -> str:
+    """Return `snapshot` as plain text.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    width : int, optional
+        Maximum width. Tables drop their least important columns first. Default 110.
+
+    Returns
+    -------
+    str
+        Lines without a trailing newline and without control characters.
+    """
+    return blocks.text(_sections(snapshot), 110 if width is None else width)
+
+
+def html(snapshot: Snapshot) -> str:
+    """Return `snapshot` as one HTML element with its style sheet.
+
+    All text is escaped. Colors come from the theme of the page.
+    """
+    return blocks.html(_sections(snapshot))
+
+
+def _sections(snapshot: Snapshot) -> Iterator[Sequence[blocks.Block]]:
+    state = f"{figures.sign(snapshot.state)} {snapshot.state}"
+    name = f"{figures.sign(snapshot.state)} {snapshot.name}: {snapshot.state}"
+    spans = ((snapshot.name, "name"), (state, figures.tone(snapshot.state)))
+    yield [blocks.Head(name, spans, _facts(snapshot))]
+    yield [Table(_ROLE_COLUMNS, _role_rows(snapshot), label="tasks by role")]
+    columns: Sequence[Column] = _TASK_COLUMNS
+    if _open_to(snapshot.tasks) is not None:  # the head has it
+        columns = [column for column in columns if column is not _OPEN_TO]
+    yield [urgent_table(columns, snapshot.tasks, "tasks")]
+    yield [GpuStrip(snapshot.gpus)]
+    if snapshot.spark is not None:
+        yield from spark_sections(snapshot.spark, snapshot.time)
+    if snapshot.coordinator is not None:
+        yield coordinator_blocks(snapshot.coordinator)
+    yield [urgent_table(STREAM_COLUMNS, snapshot.streams, "streams and datasets")]
+    yield [
+        blocks.Words(str(notice), figures.tone(notice.severity), figures.signed(notice.severity))
+        for notice in snapshot.notices[-_MAX_NOTICES:]
+    ]
+
+
+def _facts(snapshot: Snapshot) -> list[str]:
     """Return short facts for the line with the cluster's name."""
     facts = [f"launcher {snapshot.launcher}"]
     if (clients := _open_to(snapshot.tasks)) is not None:
@@ -93,16 +125,21 @@ def _open_to(tasks: Sequence[TaskRow]) -> str | None:
     return known.pop() if len(known) == 1 else None
 
 
-def role_rows(snapshot: Snapshot) -> list[Row]:
-    """Return one row per role: planned, requested and observed counts, and why they differ."""
-    tables = (snapshot.planned, snapshot.requested, snapshot.observed)
-    rows: list[Row] = []
+def _role_rows(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Yield one row per role: planned, requested and observed counts, and why they differ."""
     for role in Role:
-        numbers = [table.get(role, 0) for table in tables]
-        if any(numbers):
-            why = _difference(snapshot, role, *numbers)
-            rows.append([Cell(str(role)), *(Cell(str(n)) for n in numbers), Cell(why)])
-    return rows
+        planned, requested, observed = (
+            counts.get(role, 0)
+            for counts in (snapshot.planned, snapshot.requested, snapshot.observed)
+        )
+        if planned or requested or observed:
+            yield {
+                "role": role,
+                "planned": planned,
+                "requested": requested,
+                "observed": observed,
+                "why": _difference(snapshot, role, planned, requested, observed),
+            }
 
 
 def _difference(snapshot: Snapshot, role: Role, planned: int, requested: int, observed: int) -> str:
@@ -116,7 +153,7 @@ def _difference(snapshot: Snapshot, role: Role, planned: int, requested: int, ob
     missing = [
         row for row in snapshot.tasks if row.role is role and row.state is not TaskState.READY
     ]
-    missing.sort(key=lambda row: _urgency(row.state))
+    missing.sort(key=urgency)
     for row in missing[:3]:
         reasons.append(f"{row.task} {row.state}" + (f" ({row.reason})" if row.reason else ""))
     if len(missing) > 3:
@@ -124,70 +161,18 @@ def _difference(snapshot: Snapshot, role: Role, planned: int, requested: int, ob
     return "; ".join(reasons)
 
 
-def task_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
-    """Return the rows of the tasks, and a sentence about omitted rows."""
-    shown, rest = cut(snapshot.tasks)
-    same = _open_to(snapshot.tasks) is not None
-    return [_task_row(row, "" if same else row.open_to) for row in shown], rest
-
-
-def _task_row(row: TaskRow, opened: str) -> Row:
-    serves = row.role is not Role.DISPATCHER
+def _memory(row: TaskRow) -> str | None:
     memory = row.pss_mb if row.pss_mb is not None else row.rss_mb
-    return [
-        Cell(row.task),
-        state_cell(str(row.state)),
-        Cell(row.address),
-        Cell("" if row.pid is None else str(row.pid)),
-        Cell(figures.percent(row.cpu_percent)),
-        Cell("" if memory is None else figures.size(memory * 1e6)),
-        Cell(figures.size(row.bytes_sent) if serves else ""),
-        Cell(figures.rate(row.bytes_per_s) if serves and not row.state.ended else ""),
-        Cell(row.gpu),
-        Cell(str(row.restarts) if row.restarts else ""),
-        Cell(opened),
-        Cell(row.reason),
-    ]
+    return None if memory is None else figures.size(memory * 1e6)
 
 
-def stream_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
-    """Return the rows of the consumers, and a sentence about omitted rows."""
-    shown, rest = cut(snapshot.streams)
-    return [stream_row(row) for row in shown], rest
+def _sent(row: TaskRow, value: str) -> str:
+    return "" if row.role is Role.DISPATCHER else value
 
 
-def stream_row(row: StreamRow) -> Row:
-    """Return the row of one consumer."""
-    share = row.wait_fraction
-    return [
-        Cell(row.name),
-        state_cell(row.state),
-        Cell(figures.count(row.elements)),
-        Cell(figures.count(row.elements_per_s)),
-        Cell(figures.rate(row.bytes_per_s) if row.bytes else ""),
-        Cell("" if share is None else figures.percent(100 * share)),
-        Cell(history=tuple(row.history)),
-        Cell(row.epoch),
-        Cell(row.limit),
-        Cell(row.error),
-    ]
+def _rate(row: TaskRow) -> str:
+    return "" if row.state.ended else figures.rate(row.bytes_per_s)
 
 
-def _urgency(state: object) -> int:
-    word = str(state)
-    return _URGENCY.index(word) if word in _URGENCY else 0
-
-
-def cut(rows: Sequence[_AnyRow]) -> tuple[list[_AnyRow], str]:
-    """Return the most urgent rows, and a sentence about omitted rows."""
-    if len(rows) <= MAX_ROWS:
-        return list(rows), ""
-    ordered = sorted(rows, key=lambda row: _urgency(row.state))
-    left = Counter(str(row.state) for row in ordered[MAX_ROWS:])
-    kinds = ", ".join(f"{number:,} {state}" for state, number in left.items())
-    return ordered[:MAX_ROWS], f"… and {len(rows) - MAX_ROWS:,} more ({kinds})"
-
-
-def notices(snapshot: Snapshot) -> tuple[Notice, ...]:
-    """Return the latest notices, oldest first."""
-    return snapshot.notices[-_MAX_NOTICES:]
+def _waiting(row: StreamRow) -> str:
+    return "" if row.wait_fraction is None else figures.percent(100 * row.wait_fraction)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from tfd_notebook.model.snapshot import STREAM_COLUMNS, Snapshot
 from tfd_notebook.views import cluster as parts
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.table import Cell, Column, Table, state_cell
+from tfd_notebook.views.table import STATE, Column, Table
 
 _CLUSTER_COLUMNS = (
-    Column("cluster"),
-    Column("state"),
+    Column("cluster", lambda summary: summary["name"]),
+    STATE,
     Column("launcher", drop=1),
-    Column("tasks ready", right=True),
+    Column("tasks ready", lambda summary: _ready(summary["observed"], summary["planned"]), True),
     Column("reading", right=True),
-    Column("detached", drop=2),
-    Column("pid", right=True),
+    Column("detached", lambda summary: _lease_text(summary.get("lease")), drop=2),
+    Column("pid", lambda summary: _process(summary), right=True),
 )
 
 
@@ -50,25 +51,9 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
 
 def clusters_table(briefs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of summaries from `brief`, each with its ``pid`` or ``agent``."""
-    rows = [
-        (
-            Cell(str(summary["name"])),
-            state_cell(str(summary["state"])),
-            Cell(str(summary["launcher"])),
-            Cell(_ready(summary["observed"], summary["planned"])),
-            Cell(str(summary["reading"])),
-            Cell(_lease_text(summary.get("lease"))),
-            Cell(
-                f"agent {summary['agent']}"
-                if summary.get("agent")
-                else str(summary.get("pid") or "")
-            ),
-        )
-        for summary in briefs
-    ]
     return Table(
         _CLUSTER_COLUMNS,
-        rows,
+        briefs,
         label="clusters",
         empty="no running cluster",
         records=[dict(summary) for summary in briefs],
@@ -79,26 +64,28 @@ def _ready(observed: int | None, planned: int) -> str:
     return f"{'?' if observed is None else observed} of {planned}"
 
 
+def _process(summary: Mapping[str, Any]) -> str:
+    return f"agent {summary['agent']}" if summary.get("agent") else str(summary.get("pid") or "")
+
+
 def _lease_text(lease: float | None) -> str:
     return "" if lease is None else f"for {figures.duration(max(0.0, lease - time.time()))}"
 
 
 def streams_table(snapshots: Iterable[Snapshot]) -> Table:
     """Return the table of all consumers of some clusters."""
-    rows = [(snapshot.name, row) for snapshot in snapshots for row in snapshot.streams]
+    rows = [
+        SimpleNamespace(cluster=snapshot.name, **vars(row))
+        for snapshot in snapshots
+        for row in snapshot.streams
+    ]
+    first, *others = parts.STREAM_COLUMNS
     return Table(
-        (*parts.STREAM_COLUMNS[:1], Column("cluster", drop=4), *parts.STREAM_COLUMNS[1:]),
-        [
-            (first, Cell(figures.clean(name)), *rest)
-            for name, row in rows
-            for first, *rest in (parts.stream_row(row),)
-        ],
+        (first, Column("cluster", drop=4), *others),
+        rows,
         label="streams and datasets",
         empty="no consumer reads from a cluster",
-        records=[
-            {"cluster": name, **{column: getattr(row, column) for column in STREAM_COLUMNS}}
-            for name, row in rows
-        ],
+        names=("cluster", *STREAM_COLUMNS),
     )
 
 
@@ -106,11 +93,16 @@ _JOB_COLUMNS = (
     Column("job"),
     Column("mode"),
     Column("pass", right=True),
-    Column("state"),
+    STATE,
     Column("readers", right=True),
-    Column("read here by", drop=2),
-    Column("splits", right=True, drop=3),
-    Column("workers done", right=True, drop=1),
+    Column("read here by", lambda record: record["read_here_by"], drop=2),
+    Column(
+        "splits",
+        lambda record: _progress(record["splits"], record["splits_total"]),
+        right=True,
+        drop=3,
+    ),
+    Column("workers done", lambda record: record["workers_done"], right=True, drop=1),
 )
 
 
@@ -153,20 +145,7 @@ def jobs_table(
                 "workers_done": f"{finished} of {len(iteration_tasks)}",
             }
         )
-    rows = [
-        (
-            Cell(figures.clean(r["job"])),
-            Cell(r["mode"]),
-            Cell(str(r["pass"])),
-            state_cell(r["state"]),
-            Cell(str(r["readers"])),
-            Cell(r["read_here_by"]),
-            Cell(_progress(r["splits"], r["splits_total"])),
-            Cell(r["workers_done"]),
-        )
-        for r in records
-    ]
-    return Table(_JOB_COLUMNS, rows, label="jobs", empty="no data job yet", records=records)
+    return Table(_JOB_COLUMNS, records, label="jobs", empty="no data job yet", records=records)
 
 
 def _progress(finished: int, total: int | None) -> str:
@@ -179,11 +158,11 @@ def _progress(finished: int, total: int | None) -> str:
 
 
 _FORECAST_COLUMNS = (
-    Column("data workers", right=True),
-    Column("elements/s", right=True),
-    Column("low", right=True),
-    Column("high", right=True),
-    Column("because of"),
+    Column("data workers", lambda forecast: forecast.data_workers, right=True),
+    Column("elements/s", lambda forecast: figures.count(forecast.elements_per_s), right=True),
+    Column("low", lambda forecast: figures.count(forecast.low), right=True),
+    Column("high", lambda forecast: figures.count(forecast.high), right=True),
+    Column("because of", lambda forecast: forecast.because),
 )
 
 
@@ -196,19 +175,9 @@ def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
     foot : str
         A sentence below the rows.
     """
-    rows = [
-        (
-            Cell(str(forecast.data_workers)),
-            Cell(figures.count(forecast.elements_per_s)),
-            Cell(figures.count(forecast.low)),
-            Cell(figures.count(forecast.high)),
-            Cell(forecast.because),
-        )
-        for forecast in forecasts
-    ]
     return Table(
         _FORECAST_COLUMNS,
-        rows,
+        forecasts,
         label="estimates",
         empty="no numbers of data workers given",
         records=[dataclasses.asdict(forecast) for forecast in forecasts],

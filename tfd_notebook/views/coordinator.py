@@ -2,77 +2,55 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow
-from tfd_notebook.views import cluster as parts
+from tfd_notebook.views import blocks
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.style import wrap
-from tfd_notebook.views.table import Cell, Column, Row, Table, html_table, state_cell, text_table
+from tfd_notebook.views.table import STATE, Cell, Column, Table, urgent_table
 
 _WORKER_COLUMNS = (
-    Column("worker"),
-    Column("state"),
-    Column("closure", right=True, drop=4),
+    Column("worker", lambda row: f"worker:{row.index}"),
+    STATE,
+    Column("closure", lambda row: row.id, right=True, drop=4),
     Column("function", drop=1),
-    Column("for", right=True, drop=3),
-    Column("done", right=True),
-    Column("failed", right=True),
-    Column("lost", right=True, drop=2),
-    Column("datasets", right=True, drop=5),
+    Column("for", lambda row: _span(row.seconds), right=True, drop=3),
+    Column("done", lambda row: figures.count(row.done), right=True),
+    Column("failed", lambda row: Cell(_number(row.failed), "bad"), right=True),
+    Column("lost", lambda row: Cell(_number(row.lost), "warn"), right=True, drop=2),
+    Column("datasets", lambda row: _datasets(row), right=True, drop=5),
 )
 
 _VALUE_COLUMNS = (
     Column("id", right=True),
     Column("function"),
-    Column("state"),
-    Column("worker", right=True),
-    Column("attempts", right=True, drop=2),
-    Column("waited", right=True, drop=1),
-    Column("ran", right=True, drop=1),
-    Column("fetched", right=True, drop=3),
-    Column("error", note=True),
+    STATE,
+    Column("worker", lambda record: _at_least(0, record["worker"]), right=True),
+    Column("attempts", lambda record: _at_least(2, record["attempts"]), right=True, drop=2),
+    Column("waited", lambda record: _span(record["queue_ms"], 1e-3), right=True, drop=1),
+    Column("ran", lambda record: _span(record["run_ms"], 1e-3), right=True, drop=1),
+    Column("fetched", lambda record: _span(record["fetch_ms"], 1e-3), right=True, drop=3),
+    Column("error", lambda record: figures.short_error(record["error"]), note=True),
 )
 #: Maximum number of functions or parameter servers that a line names.
 _MAX_NAMED = 5
 
 
-def coordinator_text(row: CoordinatorRow, width: int) -> list[str]:
-    """Return the lines of a coordinator."""
-    facts = " · ".join([f"coordinator: {_state(row)}", *map(figures.clean, _facts(row))])
-    rows, more = _worker_rows(row)
-    lines = textwrap.wrap(facts, max(width, 20), subsequent_indent="  ")
-    lines += text_table(_WORKER_COLUMNS, rows, width)
-    lines += [more] if more else []
-    for words in _sentences(row):
-        lines += textwrap.wrap(figures.clean(words), max(width, 20), subsequent_indent="  ")
-    return lines
-
-
-def coordinator_html(row: CoordinatorRow) -> str:
-    """Return the elements of a coordinator."""
-    facts = "".join(f'<span class="tfd-quiet">{escape(fact)}</span>' for fact in _facts(row))
-    rows, more = _worker_rows(row)
-    below = [more] if more else []
-    return (
-        '<div class="tfd-head"><span>coordinator</span>'
-        f'<span class="tfd-{figures.tone(row.state)}">{escape(_state(row))}</span>{facts}</div>'
-        + html_table(_WORKER_COLUMNS, rows, "workers of the coordinator")
-        + "".join(
-            f'<div class="tfd-quiet">{escape(words)}</div>' for words in (*below, *_sentences(row))
-        )
-    )
+def coordinator_blocks(row: CoordinatorRow) -> list[blocks.Block]:
+    """Return the blocks of a coordinator."""
+    state = _state(row)
+    spans = (("coordinator", "quiet"), (state, figures.tone(row.state)))
+    return [
+        blocks.Head(f"coordinator: {state}", spans, _facts(row)),
+        urgent_table(_WORKER_COLUMNS, row.workers, "workers of the coordinator"),
+        *map(blocks.Words, _sentences(row)),
+    ]
 
 
 def coordinator_bundle(row: CoordinatorRow) -> dict[str, str]:
     """Return the text and the HTML view of a coordinator by MIME type."""
-    return {
-        "text/plain": "\n".join(coordinator_text(row, 110)),
-        "text/html": wrap(coordinator_html(row)),
-    }
+    return blocks.bundle([coordinator_blocks(row)])
 
 
 def _state(row: CoordinatorRow) -> str:
@@ -116,24 +94,21 @@ def _sentences(row: CoordinatorRow) -> list[str]:
     return sentences
 
 
-def _worker_rows(row: CoordinatorRow) -> tuple[list[Row], str]:
-    shown, rest = parts.cut(row.workers)
-    return [_worker_row(worker) for worker in shown], rest
+def _number(number: int) -> str:
+    return figures.count(number) if number else ""
 
 
-def _worker_row(row: CoordinatedRow) -> Row:
-    built = figures.count(row.built) if row.built else ""
-    return [
-        Cell(f"worker:{row.index}"),
-        state_cell(row.state),
-        Cell("" if row.id is None else str(row.id)),
-        Cell(row.function),
-        Cell("" if row.seconds is None else figures.brief(row.seconds)),
-        Cell(figures.count(row.done)),
-        Cell(figures.count(row.failed) if row.failed else "", "bad"),
-        Cell(figures.count(row.lost) if row.lost else "", "warn"),
-        Cell(f"{built or 0}, {row.unbuilt} failed" if row.unbuilt else built),
-    ]
+def _datasets(row: CoordinatedRow) -> str:
+    built = _number(row.built)
+    return f"{built or 0}, {row.unbuilt} failed" if row.unbuilt else built
+
+
+def _span(value: float | None, unit: float = 1.0) -> str | None:
+    return None if value is None else figures.brief(value * unit)
+
+
+def _at_least(least: int, number: int) -> int | None:
+    return number if number >= least else None
 
 
 def counted(counts: Mapping[str, int]) -> str:
@@ -155,26 +130,9 @@ def values_table(records: Sequence[Mapping[str, Any]], counts: Mapping[str, int]
     shown = "" if len(records) == total else f"{len(records):,} shown of "
     return Table(
         _VALUE_COLUMNS,
-        [_value_row(record) for record in records],
+        records,
         label="closures",
         empty="no matching closure" if total else "no closure scheduled yet",
         records=[dict(record) for record in records],
         foot=f"{shown}{total:,}: {counted(counts)}" if total else "",
     )
-
-
-def _value_row(record: Mapping[str, Any]) -> Row:
-    def span(name: str) -> Cell:
-        return Cell("" if record[name] is None else figures.brief(record[name] / 1e3))
-
-    return [
-        Cell(str(record["id"])),
-        Cell(record["function"]),
-        state_cell(record["state"]),
-        Cell(str(record["worker"]) if record["worker"] >= 0 else ""),
-        Cell(str(record["attempts"]) if record["attempts"] > 1 else ""),
-        span("queue_ms"),
-        span("run_ms"),
-        span("fetch_ms"),
-        Cell(figures.short_error(record["error"])),
-    ]

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _COLUMNS = (
-    Column("severity"),
+    Column("severity", lambda finding: state_cell(finding["severity"])),
     Column("code"),
     Column("where", drop=1),
     Column("what", note=True),
-    Column("why", note=True),
-    Column("next", note=True),
+    Column("why", lambda finding: Cell(finding["why"], tone="quiet"), note=True),
+    Column("next", lambda finding: f"Next: {finding['fix']}", note=True),
 )
 
 
@@ -30,24 +30,12 @@ def findings_table(findings: Sequence[Mapping[str, str]], checked: Sequence[str]
     checked : sequence of str
         The checked things, shown below the table.
     """
-    rows = [
-        (
-            state_cell(finding["severity"]),
-            Cell(finding["code"]),
-            Cell(finding["where"]),
-            Cell(finding["what"]),
-            Cell(finding["why"], tone="quiet"),
-            Cell(f"Next: {finding['fix']}"),
-        )
-        for finding in findings
-    ]
     return Table(
         _COLUMNS,
-        rows,
+        findings,
         label="findings",
         empty="no findings",
-        records=[dict(finding) for finding in findings],
-        foot=f"checked: {', '.join(checked)}" + (". More: tfd why CODE" if rows else ""),
+        foot=f"checked: {', '.join(checked)}" + (". More: tfd why CODE" if findings else ""),
         names=FIELDS,
     )
 
@@ -87,9 +75,7 @@ class Findings(Sequence[Finding]):
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with the columns code, severity, where, what, why and fix."""
-        import pandas as pd
-
-        return pd.DataFrame.from_records(self.records(), columns=list(FIELDS))
+        return self.table.to_frame()
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...
@@ -105,4 +91,4 @@ class Findings(Sequence[Finding]):
         return self.table.text()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.table.text(), "text/html": self.table.html()}
+        return self.table._repr_mimebundle_()

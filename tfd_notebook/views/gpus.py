@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from tfd_notebook.model.snapshot import GPU_COLUMNS, GpuRow
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.table import Cell, Column, Row, Table, text_table
+from tfd_notebook.views.table import Cell, Column, Table
 
 FREE = "free"
 #: Maximum number of GPUs in the strip. The totals include all GPUs.
@@ -17,64 +18,62 @@ MAX_GPUS = 256
 _GPUS_PER_LINE = 16
 
 _STRIP_COLUMNS = (
-    Column("GPUs of"),
-    Column("numbers", drop=3),
-    Column("use", drop=2),
-    Column("busy", right=True),
-    Column("memory", drop=4),
-    Column("used", right=True, drop=1),
-    Column("tasks", note=True),
+    Column("GPUs of", lambda chunk: chunk[0].host),
+    Column("numbers", lambda chunk: _numbers(chunk), drop=3),
+    Column("use", lambda chunk: "".join(figures.block(gpu.use_percent) for gpu in chunk), drop=2),
+    Column(
+        "busy", lambda chunk: figures.percent(_mean(gpu.use_percent for gpu in chunk)), right=True
+    ),
+    Column(
+        "memory", lambda chunk: "".join(figures.block(_memory_percent(g)) for g in chunk), drop=4
+    ),
+    Column("used", lambda chunk: _memory(chunk), right=True, drop=1),
+    Column(
+        "tasks",
+        lambda chunk: ", ".join(f"{task} {_numbers(gpus)}" for task, gpus in _by_task(chunk)),
+        note=True,
+    ),
 )
 _COLUMNS = (
     Column("host"),
-    Column("GPU", right=True),
+    Column("GPU", lambda gpu: gpu.index, right=True),
     Column("name", drop=1),
-    Column("task"),
-    Column("use", right=True),
-    Column("memory", right=True),
+    Column("task", lambda gpu: Cell(gpu.task or FREE, "" if gpu.task else "quiet")),
+    Column("use", lambda gpu: figures.percent(gpu.use_percent), right=True),
+    Column("memory", lambda gpu: _memory([gpu]), right=True),
 )
 
 
-def strip_text(gpus: Sequence[GpuRow], width: int) -> list[str]:
-    """Return the lines of the strip, with two bars per GPU: utilization and memory."""
-    rows: list[Row] = []
-    for host, host_gpus in _by_host(gpus[:MAX_GPUS]):
-        for start in range(0, len(host_gpus), _GPUS_PER_LINE):
-            chunk = host_gpus[start : start + _GPUS_PER_LINE]
-            rows.append(
-                [
-                    Cell(host),
-                    Cell(_numbers(chunk)),
-                    Cell("".join(figures.block(gpu.use_percent) for gpu in chunk)),
-                    Cell(figures.percent(_mean(gpu.use_percent for gpu in chunk))),
-                    Cell("".join(figures.block(_memory_percent(gpu)) for gpu in chunk)),
-                    Cell(_memory(chunk)),
-                    Cell(
-                        ", ".join(
-                            f"{task} {_numbers(task_gpus)}" for task, task_gpus in _by_task(chunk)
-                        )
-                    ),
-                ]
-            )
-    lines = text_table(_STRIP_COLUMNS, rows, width)
-    return [*lines, _rest(gpus)] if _rest(gpus) else lines
+@dataclass(frozen=True)
+class GpuStrip:
+    """The GPUs of a cluster by host, with two bars per GPU: utilization and memory."""
 
+    gpus: Sequence[GpuRow]
 
-def strip_html(gpus: Sequence[GpuRow]) -> str:
-    """Return the elements of the strip. Each GPU has its values as text for screen readers."""
-    if not gpus:
-        return ""
-    hosts = "".join(
-        f'<div class="tfd-gpuhost"><div class="tfd-gpuname" title="{escape(host)}">{escape(host)}'
-        f"</div>{''.join(itertools.starmap(_task_html, _by_task(host_gpus)))}</div>"
-        for host, host_gpus in _by_host(gpus[:MAX_GPUS])
-    )
-    rest = f'<div class="tfd-quiet">{_rest(gpus)}</div>' if _rest(gpus) else ""
-    return (
-        '<div class="tfd-gpus" role="group" aria-label="GPUs"><div class="tfd-head">'
-        f'<span>GPUs</span><span class="tfd-quiet">{summary(gpus)}; bars: use, memory</span></div>'
-        f"{hosts}{rest}</div>"
-    )
+    def lines(self, width: int) -> list[str]:
+        chunks = [
+            host_gpus[start : start + _GPUS_PER_LINE]
+            for _, host_gpus in _by_host(self.gpus[:MAX_GPUS])
+            for start in range(0, len(host_gpus), _GPUS_PER_LINE)
+        ]
+        return Table(_STRIP_COLUMNS, chunks, label="GPUs", foot=_rest(self.gpus)).lines(width)
+
+    def element(self) -> str:
+        """Return the HTML. Each GPU has its values as text for screen readers."""
+        if not self.gpus:
+            return ""
+        hosts = "".join(
+            f'<div class="tfd-gpuhost"><div class="tfd-gpuname" title="{escape(host)}">'
+            f"{escape(host)}</div>{''.join(itertools.starmap(_task_html, _by_task(host_gpus)))}"
+            "</div>"
+            for host, host_gpus in _by_host(self.gpus[:MAX_GPUS])
+        )
+        rest = f'<div class="tfd-quiet">{_rest(self.gpus)}</div>' if _rest(self.gpus) else ""
+        return (
+            '<div class="tfd-gpus" role="group" aria-label="GPUs"><div class="tfd-head"><span>GPUs'
+            f'</span><span class="tfd-quiet">{summary(self.gpus)}; bars: use, memory</span></div>'
+            f"{hosts}{rest}</div>"
+        )
 
 
 def _task_html(task: str, gpus: Sequence[GpuRow]) -> str:
@@ -126,23 +125,11 @@ def summary(gpus: Sequence[GpuRow]) -> str:
 
 def gpus_table(gpus: Sequence[GpuRow]) -> Table:
     """Return the table of some GPUs, with `GPU_COLUMNS` as the names of its records."""
-    rows = [
-        (
-            Cell(gpu.host),
-            Cell(str(gpu.index)),
-            Cell(gpu.name),
-            Cell(gpu.task or FREE, "" if gpu.task else "quiet"),
-            Cell(figures.percent(gpu.use_percent)),
-            Cell(_memory([gpu])),
-        )
-        for gpu in gpus
-    ]
     return Table(
         _COLUMNS,
-        rows,
+        gpus,
         label="GPUs",
         empty="no GPUs available to tasks",
-        records=[{name: getattr(gpu, name) for name in GPU_COLUMNS} for gpu in gpus],
         names=GPU_COLUMNS,
         foot=summary(gpus) if gpus else "",
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Sequence
 
 from tfd_notebook.model.resolution import (
     COLUMNS,
@@ -14,29 +12,33 @@ from tfd_notebook.model.resolution import (
     TaskStatus,
     records,
 )
+from tfd_notebook.views import blocks
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.style import wrap
-from tfd_notebook.views.table import Cell, Column, Table, html_table, state_cell, text_table
+from tfd_notebook.views.table import STATE, Cell, Column, Table, state_cell
 
 #: Maximum number of rows. Tasks that are not alive come first.
 MAX_ROWS = 100
 _MAX_CHANGES = 10
 
 _TASKS = (
-    Column("task"),
-    Column("state"),
+    Column("task", lambda task: task.name),
+    STATE,
     Column("address", drop=1),
-    Column("identity", drop=3),
+    Column("identity", lambda task: _identity(task), drop=3),
     Column("accelerators", drop=2),
-    Column("latency", right=True, drop=4),
+    Column("latency", lambda task: figures.brief(task.latency_ms / 1e3), right=True, drop=4),
     Column("reason", note=True),
 )
-_RULES = (Column("rule"), Column("outcome"), Column("why", note=True))
+_RULES = (
+    Column("rule"),
+    Column("outcome", lambda result: Cell(result.outcome, _tone(result))),
+    Column("why", note=True),
+)
 _CHANGES = (
-    Column("time"),
+    Column("time", lambda change: time.strftime("%H:%M:%S", time.localtime(change.time))),
     Column("task"),
-    Column("before"),
-    Column("after"),
+    Column("before", lambda change: _state(change.before, "new")),
+    Column("after", lambda change: _state(change.after, "gone")),
     Column("reason", note=True),
 )
 
@@ -51,7 +53,7 @@ def task_status_table(snapshot: ResolutionSnapshot, most: int | None = None) -> 
     omitted = len(snapshot.tasks) - len(rows)
     return Table(
         _TASKS,
-        [_row(task) for task in rows],
+        rows,
         label="tasks",
         empty="no tasks",
         records=records(snapshot.tasks),
@@ -62,87 +64,60 @@ def task_status_table(snapshot: ResolutionSnapshot, most: int | None = None) -> 
 
 def rules_table(considered: Sequence[RuleResult]) -> Table:
     """Return the outcomes of the rules as a table."""
-    rows = [
-        (Cell(result.rule), Cell(result.outcome, _tone(result)), Cell(result.why))
-        for result in considered
-    ]
-    return Table(_RULES, rows, label="rules", empty="no rule")
+    return Table(_RULES, considered, label="rules", empty="no rule")
 
 
 def changes_table(snapshot: ResolutionSnapshot, most: int | None = None) -> Table:
     """Return the changes of tasks as a table, the latest first."""
-    rows = [
-        (
-            Cell(time.strftime("%H:%M:%S", time.localtime(change.time))),
-            Cell(change.task),
-            state_cell(change.before) if change.before else Cell("new", "quiet"),
-            state_cell(change.after) if change.after else Cell("gone", "quiet"),
-            Cell(change.reason),
-        )
-        for change in snapshot.changes[::-1][:most]
-    ]
-    data = [vars(change) for change in snapshot.changes]
-    names = ("time", "task", "before", "after", "reason")
     return Table(
-        _CHANGES, rows, label="changes", empty="nothing changed", records=data, names=names
+        _CHANGES,
+        snapshot.changes[::-1][:most],
+        label="changes",
+        empty="nothing changed",
+        records=[vars(change) for change in snapshot.changes],
+        names=("time", "task", "before", "after", "reason"),
     )
 
 
 def resolution_text(snapshot: ResolutionSnapshot, width: int = 110) -> str:
     """Return the text view of `snapshot`, at most `width` columns wide if possible."""
-    lines = textwrap.wrap(_head(snapshot), width)
-    lines += [
-        line
-        for why in _partial_results(snapshot)
-        for line in textwrap.wrap(why, width, subsequent_indent="  ")
-    ]
-    if snapshot.trouble:
-        lines += textwrap.wrap(f"{figures.sign('error')} {figures.clean(snapshot.trouble)}", width)
-    if snapshot.tasks:
-        lines += task_status_table(snapshot, MAX_ROWS).text(width).splitlines()
-    if snapshot.changes:
-        table = changes_table(snapshot, _MAX_CHANGES)
-        lines += ["", "changes, the latest first", *text_table(table.columns, table.rows, width)]
-    if snapshot.cell:
-        lines += ["", "the next cell:", *map(_code, snapshot.cell.splitlines())]
-    return "\n".join(lines)
+    return blocks.text(_sections(snapshot), width)
 
 
 def resolution_html(snapshot: ResolutionSnapshot) -> str:
     """Return the HTML view of `snapshot`."""
-    parts = [
-        f'<div class="tfd-head"><span class="tfd-name">{escape(_what(snapshot))}</span>'
-        f"<span>{escape(_counts(snapshot))}</span></div>"
-    ]
-    if snapshot.considered:
-        fired = snapshot.considered[-1]
-        table = rules_table(snapshot.considered)
-        parts.append(
-            f'<details><summary class="tfd-quiet">rule {escape(fired.rule)}: {escape(fired.why)}'
-            f"</summary>{html_table(table.columns, table.rows, table.label)}</details>"
-        )
-    parts += [f'<div class="tfd-quiet">{escape(why)}</div>' for why in _partial_results(snapshot)]
-    if snapshot.trouble:
-        parts.append(f'<div class="tfd-bad">{escape(snapshot.trouble)}</div>')
-    tasks = task_status_table(snapshot, MAX_ROWS)
-    parts.append(html_table(tasks.columns, tasks.rows, tasks.label))
-    if tasks.foot:
-        parts.append(f'<div class="tfd-quiet">{escape(tasks.foot)}</div>')
-    if snapshot.changes:
-        changed = changes_table(snapshot, _MAX_CHANGES)
-        parts.append('<div class="tfd-quiet">changes, the latest first</div>')
-        parts.append(html_table(changed.columns, changed.rows, changed.label))
-    if snapshot.cell:
-        parts.append(
-            '<div class="tfd-quiet">the next cell:</div>'
-            f"<pre><code>{escape(snapshot.cell)}</code></pre>"
-        )
-    return wrap("".join(parts))
+    return blocks.html(_sections(snapshot))
 
 
 def resolution_bundle(snapshot: ResolutionSnapshot) -> dict[str, str]:
     """Return both views by MIME type."""
-    return {"text/plain": resolution_text(snapshot), "text/html": resolution_html(snapshot)}
+    return blocks.bundle(_sections(snapshot))
+
+
+def _sections(snapshot: ResolutionSnapshot) -> Iterator[list[blocks.Block]]:
+    what, counts, fired = snapshot.place or "no cluster yet", _counts(snapshot), ""
+    head: list[blocks.Block] = []
+    if snapshot.considered:
+        fired = f"rule {snapshot.considered[-1].rule}: {snapshot.considered[-1].why}"
+        head = [blocks.Folded(fired, rules_table(snapshot.considered))]
+    words = ", ".join(filter(None, (what, counts)))
+    head.insert(0, blocks.Head(f"{words} ({fired})", ((what, "name"), (counts, "quiet"))))
+    head += [
+        blocks.Words(f"partial: {result.rule}: {result.why}")
+        for result in snapshot.considered
+        if result.outcome == "partial"
+    ]
+    if snapshot.trouble:
+        head.append(blocks.Words(f"{figures.sign('error')} {snapshot.trouble}", "bad"))
+    if snapshot.tasks:
+        head.append(task_status_table(snapshot, MAX_ROWS))
+    yield head
+    if snapshot.changes:
+        changes = changes_table(snapshot, _MAX_CHANGES)
+        yield [blocks.Words("changes, the latest first"), changes]
+    if snapshot.cell:
+        cell = blocks.Code(snapshot.cell.splitlines(), "    ", truncate=False)
+        yield [blocks.Words("the next cell:"), cell]
 
 
 def resolution_change_key(snapshot: ResolutionSnapshot) -> object:
@@ -150,25 +125,17 @@ def resolution_change_key(snapshot: ResolutionSnapshot) -> object:
     return snapshot.trouble, [(task.name, task.address, task.state) for task in snapshot.tasks]
 
 
-def _row(task: TaskStatus) -> tuple[Cell, ...]:
+def _identity(task: TaskStatus) -> Cell:
     expected = task.identity in ("", task.name, task.job)
-    return (
-        Cell(task.name),
-        state_cell(task.state),
-        Cell(task.address),
-        Cell(task.identity, "" if expected else "bad"),
-        Cell(task.accelerators),
-        Cell(figures.brief(task.latency_ms / 1e3)),
-        Cell(task.reason),
-    )
+    return Cell(task.identity, "" if expected else "bad")
+
+
+def _state(state: str, absent: str) -> Cell:
+    return state_cell(state) if state else Cell(absent, "quiet")
 
 
 def _tone(result: RuleResult) -> str:
     return {"fired": "good", "partial": "warn"}.get(result.outcome, "quiet")
-
-
-def _what(snapshot: ResolutionSnapshot) -> str:
-    return snapshot.place or "no cluster yet"
 
 
 def _counts(snapshot: ResolutionSnapshot) -> str:
@@ -179,21 +146,3 @@ def _counts(snapshot: ResolutionSnapshot) -> str:
     states = ", ".join(f"{count:,} {state}" for state, count in snapshot.counts.items())
     noun = "task" if len(snapshot.tasks) == 1 else "tasks"
     return f"{len(snapshot.tasks):,} {noun}: {states}; probed in {figures.brief(snapshot.seconds)}"
-
-
-def _head(snapshot: ResolutionSnapshot) -> str:
-    fired = (
-        snapshot.considered[-1] if snapshot.considered else RuleResult(snapshot.rule, "fired", "")
-    )
-    what = f"{_what(snapshot)}, {_counts(snapshot)}" if snapshot.place else _what(snapshot)
-    return figures.clean(f"{what} (rule {fired.rule}: {fired.why})")
-
-
-def _code(line: str) -> str:
-    """Return a line of source code, indented and without control characters."""
-    return "    " + "".join(char if char.isprintable() else "\ufffd" for char in line)
-
-
-def _partial_results(snapshot: ResolutionSnapshot) -> list[str]:
-    partial = [result for result in snapshot.considered if result.outcome == "partial"]
-    return [figures.clean(f"partial: {result.rule}: {result.why}") for result in partial]

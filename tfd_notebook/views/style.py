@@ -45,8 +45,6 @@ border-top:4px solid var(--jp-brand-color1,currentColor)}
 white-space:pre-wrap;overflow-wrap:anywhere;
 border:1px solid var(--jp-border-color2,rgba(128,128,128,.4));
 font-size:var(--jp-code-font-size,12px);line-height:1.35;color:inherit}
-.tfd-view ul{list-style:none;margin:.3em 0 0;padding:0}
-.tfd-view li{overflow-wrap:anywhere}
 """.replace("\n", "").replace(".tfd-view", ".tfd-view.tfd-view")
 
 

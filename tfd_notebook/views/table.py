@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -14,31 +15,27 @@ from tfd_notebook.views.style import wrap
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Maximum number of rows of `urgent_table`.
+MAX_ROWS = 50
+_URGENCY = (
+    "failed",
+    "lost",
+    "hung",
+    "restarting",
+    "starting",
+    "planned",
+    "reserved",
+    "paused",
+    "new",
+    "running",
+    "idle",
+    "ready",
+    "finished",
+    "stopped",
+)
 _GAP = "  "
 #: Minimum width of truncated text.
 _MIN_WIDTH = 8
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Parameters
-    ----------
-    title : str
-    right : bool
-        Whether the cells are right-aligned, for numbers.
-    drop : int
-        If text is too wide, columns with the highest `drop` are removed first. 0 (the default)
-        keeps the column.
-    note : bool
-        Whether the cells move below their row if text is too wide.
-    """
-
-    title: str
-    right: bool = False
-    drop: int = 0
-    note: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,40 @@ class Cell:
     history: tuple[float, ...] = ()
 
 
-Row = Sequence[Cell]
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Parameters
+    ----------
+    title : str
+    cell : callable, optional
+        Returns the cell, or its text, of a row. Default: the row's value with the title as its
+        name.
+    right : bool
+        Whether the cells are right-aligned, for numbers.
+    drop : int
+        If text is too wide, columns with the highest `drop` are removed first. 0 (the default)
+        keeps the column.
+    note : bool
+        Whether the cells move below their row if text is too wide.
+    """
+
+    title: str
+    cell: Callable[[Any], Cell | str | int | None] | None = None
+    right: bool = False
+    drop: int = 0
+    note: bool = False
+
+    def of(self, row: Any) -> Cell:
+        """Return the cell of a row. None is empty."""
+        value = self.cell(row) if self.cell else value_of(row, self.title)
+        return value if isinstance(value, Cell) else Cell("" if value is None else str(value))
+
+
+def value_of(row: Any, name: str) -> Any:
+    """Return a value of a row, which is a mapping or an object with attributes."""
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
 
 
 def state_cell(state: str) -> Cell:
@@ -67,7 +97,13 @@ def state_cell(state: str) -> Cell:
     return Cell(figures.signed(state), tone=figures.tone(state))
 
 
-def text_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[str]:
+#: The column of the rows' states.
+STATE = Column("state", lambda row: state_cell(str(value_of(row, "state"))))
+
+Row = Sequence[Cell]
+
+
+def _text_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[str]:
     """Return the lines of a table, at most `width` columns wide if possible."""
     if not rows:
         return []
@@ -123,7 +159,7 @@ def _cell_text(cell: Cell) -> str:
     return figures.sparkline(cell.history) if cell.history else figures.clean(cell.text)
 
 
-def html_table(columns: Sequence[Column], rows: Sequence[Row], label: str) -> str:
+def _html_table(columns: Sequence[Column], rows: Sequence[Row], label: str) -> str:
     """Return a table element. `label` is its name for screen readers."""
     if not rows:
         return ""
@@ -146,7 +182,7 @@ def _right(column: Column) -> str:
 
 def _td(column: Column, cell: Cell) -> str:
     if cell.history:
-        return f"<td>{sparkline_svg(cell.history)}</td>"
+        return f"<td>{_sparkline_svg(cell.history)}</td>"
     classes = [
         *(["tfd-r"] if column.right else []),
         *(["tfd-note"] if column.note else []),
@@ -159,7 +195,7 @@ def _td(column: Column, cell: Cell) -> str:
     return f"<td{kind}{title}>{text}</td>"
 
 
-def sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) -> str:
+def _sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) -> str:
     """Return the last 60 values as an SVG line chart with a text alternative."""
     shown = [max(value, 0.0) for value in values[-60:]]
     top = max(shown, default=0.0) or 1.0
@@ -185,36 +221,40 @@ class Table:
     Parameters
     ----------
     columns : sequence of Column
-    rows : sequence of sequence of Cell
-        One cell for each column.
+    rows : iterable
+        Mappings or objects, from which the columns take their cells.
     label : str
         Name of the rows, such as ``"clusters"``.
     empty : str
         Text for a table without rows.
     records : list of dict, optional
-        The rows as JSON values. Default: the text of the cells.
+        The rows as JSON values. Default: the values of `names` or, without them, the text of the
+        cells.
     foot : str
         A sentence below the rows.
     names : sequence of str
-        The keys in `records`, so that an empty DataFrame has columns.
+        The keys in the records, so that an empty DataFrame has columns.
     """
 
     def __init__(
         self,
         columns: Sequence[Column],
-        rows: Sequence[Row],
+        rows: Iterable[Any],
         *,
         label: str,
-        empty: str,
+        empty: str = "",
         records: list[dict[str, Any]] | None = None,
         foot: str = "",
         names: Sequence[str] = (),
     ) -> None:
+        rows = list(rows)
         self.columns = tuple(columns)
-        self.rows = tuple(tuple(row) for row in rows)
+        self.rows = tuple(tuple(column.of(row) for column in columns) for row in rows)
         self.label = label
         self.empty = empty
         self.foot = foot
+        if records is None and names:
+            records = [{name: value_of(row, name) for name in names} for row in rows]
         self._records = records
         self._names = list(names) or None
 
@@ -231,17 +271,26 @@ class Table:
 
         return pd.DataFrame.from_records(self.records(), columns=self._names)
 
+    def lines(self, width: int) -> list[str]:
+        """Return the lines of text, at most `width` columns wide if possible."""
+        lines = _text_table(self.columns, self.rows, width)
+        if not lines and self.empty:
+            lines = [self.empty]
+        return [*lines, *textwrap.wrap(figures.clean(self.foot), max(width, 20))]
+
+    def element(self) -> str:
+        """Return the HTML without the style sheet."""
+        empty = f"<div>{escape(self.empty)}</div>" if self.empty else ""
+        foot = f'<div class="tfd-quiet">{escape(self.foot)}</div>' if self.foot else ""
+        return (_html_table(self.columns, self.rows, self.label) or empty) + foot
+
     def text(self, width: int = 110) -> str:
         """Return the table as text, at most `width` columns wide if possible."""
-        lines = text_table(self.columns, self.rows, width) or [self.empty]
-        return "\n".join([*lines, *textwrap.wrap(figures.clean(self.foot), max(width, 20))])
+        return "\n".join(self.lines(width))
 
     def html(self) -> str:
         """Return the table as HTML."""
-        return wrap(
-            (html_table(self.columns, self.rows, self.label) or f"<div>{escape(self.empty)}</div>")
-            + (f'<div class="tfd-quiet">{escape(self.foot)}</div>' if self.foot else "")
-        )
+        return wrap(self.element())
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -251,3 +300,20 @@ class Table:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.html()}
+
+
+def urgent_table(columns: Sequence[Column], rows: Sequence[Any], label: str) -> Table:
+    """Return the table of the rows with the most urgent states, and a foot about the others."""
+    foot = ""
+    if len(rows) > MAX_ROWS:
+        rows = sorted(rows, key=urgency)
+        left = Counter(str(row.state) for row in rows[MAX_ROWS:])
+        kinds = ", ".join(f"{number:,} {state}" for state, number in left.items())
+        foot = f"… and {len(rows) - MAX_ROWS:,} more ({kinds})"
+    return Table(columns, rows[:MAX_ROWS], label=label, foot=foot)
+
+
+def urgency(row: Any) -> int:
+    """Return the sort key of a row, which is lower for states that are more urgent."""
+    state = str(row.state)
+    return _URGENCY.index(state) if state in _URGENCY else 0

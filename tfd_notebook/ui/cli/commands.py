@@ -14,7 +14,7 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook.cluster import attach
 from tfd_notebook.errors import StateError, UnknownName, UsageError
-from tfd_notebook.launchers.client.orphans import sweep
+from tfd_notebook.launchers.client.orphans import Orphan, sweep
 from tfd_notebook.model.resolution import as_json
 from tfd_notebook.resolution import resolve
 from tfd_notebook.resolution.resolution import check_seconds
@@ -380,15 +380,12 @@ def _sweep_args(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list them, but end nothing")
 
 
+def _orphan(orphan: Orphan) -> str:
+    return "directory" if orphan.pid is None else f"process {orphan.pid}"
+
+
 def _sweep(options: argparse.Namespace) -> int:
     orphans = sweep(dry_run=options.dry_run)
-    rows = [
-        (
-            views.Cell("directory" if orphan.pid is None else f"process {orphan.pid}"),
-            views.Cell(orphan.what),
-        )
-        for orphan in orphans
-    ]
     records = [
         {"agent": orphan.agent, "pid": orphan.pid, "what": orphan.what} for orphan in orphans
     ]
@@ -397,10 +394,10 @@ def _sweep(options: argparse.Namespace) -> int:
         return 0
     table = views.Table(
         (
-            views.Column("would end" if options.dry_run else "ended"),
+            views.Column("would end" if options.dry_run else "ended", _orphan),
             views.Column("what", note=True),
         ),
-        rows,
+        orphans,
         label="orphans",
         empty="no orphans",
         records=records,
