@@ -128,6 +128,11 @@ class TfdError(Exception):
         tail = f"\nNext: {self.fix}" if self.fix else ""
         return f"[{self.code}] {head}{self.what}{tail}"
 
+    @property
+    def in_one_line(self) -> str:
+        """The problem and the next step, without code and task."""
+        return self.what if self.fix is None else f"{self.what}; next: {self.fix}"
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.task, self.fix)
 

@@ -25,7 +25,7 @@ from tfd_notebook._compat.tf_data import graph, py_functions
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.model.spec import Role
-from tfd_notebook.net import agent_protocol, ports, process_control
+from tfd_notebook.net import agent_protocol, process_control
 
 #: Samples of the threads for one request of their share of work.
 _THREAD_SAMPLES = 5
@@ -75,7 +75,6 @@ class TaskProcess:
     def __init__(self, replies: Any) -> None:
         self._replies = replies
         self._server: tf_servers.Server | None = None
-        self._sent: ports.SentBytes | None = None
         self._samples = False
         self._modules: dict[str, float] = {}
         self._record_modules()
@@ -102,19 +101,17 @@ class TaskProcess:
     def start(
         self, role: str, port: int, host: str, settings: dict[str, Any], allow: list[str]
     ) -> dict[str, Any]:
-        self._server = tf_servers.start(Role(role), port, settings)
-        open_to = ports.restrict_port(self._server.port, allow, host)
-        self._sent = ports.SentBytes(self._server.port)
+        self._server = tf_servers.Server(Role(role), port).start(settings, allow, host)
         self._samples = role == Role.DATA_WORKER
-        return {"port": self._server.port, "open_to": open_to}
+        return {"open_to": self._server.open_to}
 
     def stats(self) -> dict[str, Any]:
-        if self._sent is None:
+        if self._server is None:
             return {"bytes_sent": None, "connections": [], "working": None}
-        sent = self._sent.read()
+        sent = self._server.sent
         return {
-            "bytes_sent": sent,
-            "connections": list(self._sent.descriptors.items()),
+            "bytes_sent": sent.read(),
+            "connections": list(sent.descriptors.items()),
             "working": _working_share() if self._samples else None,
         }
 

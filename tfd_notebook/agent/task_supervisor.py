@@ -281,8 +281,7 @@ class TaskSupervisor:
             return error.what, False
         except TfdError as error:
             died = await self._has_died()
-            message = error.what if error.fix is None else f"{error.what}; next: {error.fix}"
-            reason = self._why_ended() if died else message
+            reason = self._why_ended() if died else error.in_one_line
             await self._end_process()
             # An error that the task reports (an invalid preload or setting) would occur again.
             return reason, not died

@@ -1,93 +1,170 @@
-"""TensorFlow's servers, created from JSON settings, as they run in a task."""
+"""TensorFlow's servers in this process: start, packet filter, stop and wait.
+
+The task process, the in-process launcher, `tfd_notebook.Dispatcher` and Spark nodes use them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from tfd_notebook._compat.tf_data import servers as compat
 from tfd_notebook.agent import work_dir as agent_work_dir
-from tfd_notebook.errors import LaunchError, StateError, TfdError
+from tfd_notebook.errors import FilterFailed, LaunchError, StateError, TfdError
 from tfd_notebook.model.spec import SERVER_ROLES, Role
+from tfd_notebook.net import ports
 from tfd_notebook.net.runtime_dir import variables
 
+#: Seconds for a server to stop after a failure.
+STOP_SECONDS = 3.0
 
-class Server(ABC):
-    """A running TensorFlow server in this process.
+
+class Server:
+    """A TensorFlow server of this process, which starts once and may never stop.
+
+    Parameters
+    ----------
+    role : Role
+    port : int
+        TCP port to listen on. A parameter server, worker or evaluator listens on the port of its
+        entry in ``cluster``.
+    reserved : socket.socket, optional
+        The reservation of the port, which is closed when the server has stopped.
 
     Attributes
     ----------
-    port : int
-        The port on which it listens.
+    open_to : str
+        Peers that can connect, see `ports.restrict_port`. Empty before the start.
+    sent : ports.SentBytes
+        Counts the bytes that the server has sent.
     why_not_stopped : str
         The reason for which it may continue after `stop`, as a sentence.
     unstoppable : bool
         True if it ends only with its process.
     """
 
-    port: int
-    why_not_stopped: ClassVar[str] = "TensorFlow keeps it until its last consumer ends"
-    unstoppable: ClassVar[bool] = False
+    def __init__(self, role: Role, port: int, reserved: socket.socket | None = None) -> None:
+        self.open_to = ""
+        self.sent = ports.SentBytes(port)
+        self.unstoppable = role in SERVER_ROLES
+        self.why_not_stopped = (
+            "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
+            if self.unstoppable
+            else "TensorFlow keeps it until its last consumer ends"
+        )
+        self._role = role
+        self._port = port
+        self._reserved = reserved
+        self._server: Any = None
+        self._ended = threading.Event()
+        self._stopping: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
 
-    @abstractmethod
+    @property
+    def running(self) -> bool:
+        """True after the start and before `stop`."""
+        return self._server is not None
+
+    def start(
+        self, settings: Mapping[str, Any], allow: Iterable[str] | None = None, host: str = ""
+    ) -> Server:
+        """Start the server, close its port to other hosts, and return it.
+
+        Parameters
+        ----------
+        settings : mapping
+            Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. For a
+            ``tf.distribute.Server``: ``cluster`` (addresses by job), ``job`` and ``index``.
+            ``gpus`` is true if it uses the visible GPUs (default true). ``threads`` is the number
+            of ops that it runs at a time (default: TensorFlow's choice).
+        allow : iterable of str, optional
+            Networks that may connect in addition to this host. None: the port stays open.
+        host : str
+            The name or address that peers use.
+
+        Raises
+        ------
+        LaunchError
+            With TensorFlow's message.
+        FilterFailed
+            The port cannot be closed to other hosts. The server was stopped if possible.
+        StateError
+            This process runs too many servers that cannot be stopped.
+        """
+        try:
+            self._server = _STARTERS[self._role](self._port, settings)
+        except TfdError:
+            raise
+        except Exception as error:
+            raise LaunchError(
+                f"starting the {str(self._role).replace('_', ' ')} on port {self._port} failed: "
+                f"{error}",
+                fix="check its configuration and the log",
+            ) from error
+        try:
+            if allow is not None:
+                self.open_to = ports.restrict_port(self._port, allow, host)
+        except FilterFailed as error:
+            if not self.stop(STOP_SECONDS):
+                error.what += f". Its server: {self.why_not_stopped}"
+            raise
+        return self
+
     def stop(self, timeout: float | None) -> bool:
         """Stop the server; return False if it still stops in the background after `timeout` s."""
-
-
-class _DataServer(Server):
-    """A dispatcher or data worker of the tf.data service."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self._stopping: threading.Thread | None = None
-        self.port = compat.port_of(server)
-
-    def stop(self, timeout: float | None) -> bool:
+        if os.getpid() != self._pid:
+            return True  # a forked child has none of the server's threads
+        if self.unstoppable:
+            return not self.running
         # TensorFlow's method blocks while a client iterates, and holds the GIL while it blocks.
         # `compat.stop` runs it without the GIL.
-        if self._stopping is None:
-            self._stopping = threading.Thread(
-                target=compat.stop, args=(self._server,), name="tfd-server-stop", daemon=True
-            )
-            self._stopping.start()
+        with self._lock:
+            if self._stopping is None:
+                self._stopping = threading.Thread(
+                    target=self._stop, name="tfd-server-stop", daemon=True
+                )
+                self._stopping.start()
         self._stopping.join(timeout)
-        return not self._stopping.is_alive()
+        return self._ended.is_set()
+
+    def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            compat.stop(server)
+        # TensorFlow's finalizer of a worker unregisters its address. It must run before another
+        # server can use the port.
+        del server
+        if self._reserved is not None:
+            self._reserved.close()
+        self._ended.set()
+
+    def join(self, timeout: float | None) -> bool:
+        """Wait until the server has stopped; return False if it runs after `timeout` seconds."""
+        return self._ended.wait(timeout)
 
 
-def _dispatcher(port: int, settings: Mapping[str, Any]) -> Server:
+def _dispatcher(port: int, settings: Mapping[str, Any]) -> Any:
     from tensorflow.data.experimental import service
 
     if work_dir := settings.get("work_dir"):
         agent_work_dir.make_private(work_dir)
-    config = service.DispatcherConfig(port=port, **settings)
-    return _DataServer(compat.start(service.DispatchServer(config, start=False)))
+    config = service.DispatcherConfig(**{**settings, "port": port})
+    return compat.start(service.DispatchServer(config, start=False))
 
 
-def _data_worker(port: int, settings: Mapping[str, Any]) -> Server:
+def _data_worker(port: int, settings: Mapping[str, Any]) -> Any:
     from tensorflow.data.experimental import service
 
-    config = service.WorkerConfig(port=port, **settings)
-    return _DataServer(compat.start(service.WorkerServer(config, start=False)))
+    config = service.WorkerConfig(**{**settings, "port": port})
+    return compat.start(service.WorkerServer(config, start=False))
 
 
-class _TaskServer(Server):
-    """A ``tf.distribute.Server``: parameter server, worker or evaluator."""
-
-    why_not_stopped = "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
-    unstoppable = True
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self.port = int(server.target.rpartition(":")[2])
-
-    def stop(self, timeout: float | None) -> bool:
-        return False
-
-
-def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
+def _task_server(port: int, settings: Mapping[str, Any]) -> Any:
     import tensorflow as tf
 
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=settings.get("threads", 0))
@@ -96,10 +173,8 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
     # The server reads the variable in its constructor, to share the port with the socket that
     # reserves it. In the environment of a fork, the variable would require another fork server.
     with _counted(), variables({"TF_GRPC_REUSE_PORT": "1"}):
-        return _TaskServer(
-            tf.distribute.Server(
-                settings["cluster"], settings["job"], settings["index"], config=config
-            )
+        return tf.distribute.Server(
+            settings["cluster"], settings["job"], settings["index"], config=config
         )
 
 
@@ -141,38 +216,3 @@ _STARTERS = {
     Role.DATA_WORKER: _data_worker,
     **dict.fromkeys(SERVER_ROLES, _task_server),
 }
-
-
-def start(role: Role, port: int, settings: Mapping[str, Any]) -> Server:
-    """Start the server of a task in this process.
-
-    Parameters
-    ----------
-    role : Role
-    port : int
-        TCP port to listen on, 0 for a free one. A parameter server, worker or evaluator listens on
-        the port of its entry in ``cluster``.
-    settings : mapping
-        Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. For a
-        ``tf.distribute.Server``: ``cluster`` (addresses by job), ``job`` and ``index``. ``gpus`` is
-        true if it uses the visible GPUs (default true). ``threads`` is the number of ops that it
-        runs at a time (default: TensorFlow's choice).
-
-    Raises
-    ------
-    LaunchError
-        With TensorFlow's message.
-    StateError
-        This process runs too many servers that cannot be stopped.
-    """
-    if role not in _STARTERS:
-        raise StateError(f"invalid role {role}: it has no server")
-    try:
-        return _STARTERS[role](port, settings)
-    except TfdError:
-        raise
-    except Exception as error:
-        raise LaunchError(
-            f"starting TensorFlow's server for {role} failed: {error}",
-            fix="see the task's log",
-        ) from error

@@ -120,10 +120,8 @@ def answer(work: Callable[[], Any]) -> dict[str, Any]:
     """Call `work`; return its result as ``{"value": ...}`` or its error as ``{"error": ...}``."""
     try:
         return {"value": work()}
-    except errors.TfdError as error:
-        return {"error": pack_error(error)}
     except Exception as error:
-        return {"error": pack_error(errors.TfdError(f"{type(error).__name__}: {error}"))}
+        return {"error": pack_error(error)}
 
 
 def queue_of(request: Mapping[str, Any]) -> Hashable | None:

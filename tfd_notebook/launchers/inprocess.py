@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
-from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
+from tfd_notebook.errors import StateError, TfdError, UnknownName, Unsupported
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import Notice, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import (
@@ -73,8 +73,6 @@ class _InProcessTask:
     port: int
     address: str
     server: tf_servers.Server | None = None
-    sent: ports.SentBytes | None = None
-    open_to: str = ""
     restarts: int = field(default=0)
     error_server: ErrorServer | None = None
 
@@ -181,25 +179,14 @@ class InProcessTaskHost(TaskHost):
 
     def _serve(self, name: str, task: _InProcessTask) -> None:
         self._publish(name, task, TaskState.STARTING)
+        host = Endpoint.parse(task.address).host
+        server = tf_servers.Server(task.role, task.port)
         try:
-            task.server = tf_servers.start(task.role, task.port, task.settings)
+            task.server = server.start(task.settings, self._allow, host)
         except TfdError as error:
-            self._publish(name, task, TaskState.FAILED, error.what)
-            return
-        try:
-            host = Endpoint.parse(task.address).host
-            task.open_to = ports.restrict_port(task.port, self._allow, host)
-        except FilterFailed as error:
-            server, task.server = task.server, None
-            still_running = (
-                "" if server.stop(_STOP_SECONDS) else f". Its server: {server.why_not_stopped}"
-            )
-            self._publish(
-                name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{still_running}"
-            )
-            return
-        task.sent = ports.SentBytes(task.port)
-        self._publish(name, task, TaskState.READY)
+            self._publish(name, task, TaskState.FAILED, error.in_one_line)
+        else:
+            self._publish(name, task, TaskState.READY)
 
     def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
         with self._lock:
@@ -208,11 +195,9 @@ class InProcessTaskHost(TaskHost):
 
     def _stop(self, name: str) -> None:
         task = self._task(name)
-        stopped = task.server is None or task.server.stop(_STOP_SECONDS)
-        server, task.server, task.sent = task.server, None, None
+        server, task.server = task.server, None
+        stopped = server is None or server.stop(_STOP_SECONDS)
         reason = "" if stopped or server is None else server.why_not_stopped
-        if stopped:
-            server = None  # finalized before its address is used again
         del self._tasks[name]
         if task.role is Role.DATA_WORKER and not self._closing.is_set():
             self._removed.append((name, task))
@@ -278,9 +263,6 @@ class InProcessTaskHost(TaskHost):
                     fix="stop the stream or leave the loop that reads from it, and try again; "
                     "TensorFlow's autotuning thread can delay the stop by up to 60 s",
                 )
-            # TensorFlow's finalizer of a worker unregisters its address. It has to run before the
-            # next server registers the same address.
-            in_process.server = None
             self._serve(task, in_process)
 
     def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
@@ -325,7 +307,7 @@ class InProcessTaskHost(TaskHost):
                 address=task.address,
                 pid=os.getpid() if not state.ended else None,
                 restarts=task.restarts,
-                open_to=task.open_to if state is TaskState.READY else "",
+                open_to=task.server.open_to if task.server and state is TaskState.READY else "",
             )
         )
 
@@ -333,7 +315,9 @@ class InProcessTaskHost(TaskHost):
         while not self._closing.wait(1.0):
             with self._lock:
                 measured = {
-                    name: task.sent.read() for name, task in self._tasks.items() if task.sent
+                    name: task.server.sent.read()
+                    for name, task in self._tasks.items()
+                    if task.server
                 }
             for name, sent in measured.items():
                 if sent < _HEARTBEAT_BYTES:

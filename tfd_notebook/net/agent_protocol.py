@@ -105,7 +105,7 @@ def decode_head(line: bytes) -> tuple[int, int] | None:
 def pack_error(error: BaseException) -> dict[str, Any]:
     """Return `error` as JSON values."""
     if not isinstance(error, errors.TfdError):
-        error = errors.LaunchError(f"{type(error).__name__}: {error}")
+        error = errors.TfdError(f"{type(error).__name__}: {error}")
     return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
 
 

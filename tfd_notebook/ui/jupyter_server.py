@@ -27,7 +27,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent import interpreter
 from tfd_notebook.model.spec import CLUSTER_NAME
 from tfd_notebook.net import runtime_dir
-from tfd_notebook.net.agent_protocol import unpack_error
+from tfd_notebook.net.agent_protocol import pack_error, unpack_error
 
 __all__ = ["act", "tfd", "unattached_clusters"]
 
@@ -68,7 +68,7 @@ class _Handler(APIHandler):
         except errors.TfdError as error:
             statuses = (status for kind, status in _STATUS.items() if isinstance(error, kind))
             self.set_status(next(statuses, 500))
-            response = {"what": error.what, "fix": error.fix, "code": error.code}
+            response = pack_error(error)
         self.finish(json.dumps(response))
 
 

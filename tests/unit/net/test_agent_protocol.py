@@ -37,7 +37,7 @@ def test_errors_survive_the_transfer():
     assert type(back) is errors.PortInUse
     assert (back.what, back.task, back.fix) == (error.what, error.task, error.fix)
     foreign = agent_protocol.unpack_error(agent_protocol.pack_error(OSError("disk full")))
-    assert type(foreign) is errors.LaunchError
+    assert type(foreign) is errors.TfdError
     assert "disk full" in foreign.what
 
 

@@ -43,11 +43,6 @@ def stop(server: Any) -> None:
         call()
 
 
-def port_of(server: Any) -> int:
-    """Return the port of a ``DispatchServer`` or ``WorkerServer``."""
-    return int(server._address.rpartition(":")[2])
-
-
 def is_readable(native: Any) -> bool:
     """Return True if pybind11 stores the C++ object where `unlocked_stop` reads it.
 

@@ -7,28 +7,18 @@ error is also a ``tf.errors.OpError``. A port is never shared with another serve
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tfd_notebook._compat.tf_data import servers
+from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.work_dir import check_usable
 from tfd_notebook.data.op_errors import as_op_errors
-from tfd_notebook.errors import (
-    FilterFailed,
-    LaunchError,
-    StateError,
-    TfdError,
-    TimeLimit,
-    UsageError,
-)
-from tfd_notebook.model.spec import check_protocol
-from tfd_notebook.net.ports import reserve_port, restrict_port
+from tfd_notebook.errors import FilterFailed, LaunchError, StateError, TimeLimit, UsageError
+from tfd_notebook.model.spec import Role, check_protocol
+from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
 
 _STOP_SECONDS = 10.0
@@ -36,53 +26,10 @@ _FINALIZER_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 
 
-class _Running:
-    """Resources of a server. Separate from the server, so that its finalizer can release them."""
-
-    def __init__(self, holder: socket.socket) -> None:
-        self.holder = holder
-        self.server: Any = None
-        self.ended = threading.Event()
-        self._stopping: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-
-    def stop(self, timeout: float) -> bool:
-        """Stop the server. Return False if it has not stopped within `timeout` seconds."""
-        if os.getpid() != self._pid:
-            return True  # a forked child has none of the server's threads
-        with self._lock:
-            if self._stopping is None:
-                self._stopping = threading.Thread(
-                    target=self._stop, name="tfd-server-stop", daemon=True
-                )
-                self._stopping.start()
-        limit = time.monotonic() + timeout
-        self._stopping.join(timeout)
-        return self.ended.wait(max(0.0, limit - time.monotonic()))
-
-    def _stop(self) -> None:
-        server, self.server = self.server, None
-        if server is not None:
-            servers.stop(server)
-        # TensorFlow's finalizer of a worker unregisters its address. It must run before another
-        # server can use the port.
-        del server
-        self.holder.close()
-        self.ended.set()
-
-
 class _Server(ABC):
-    """Common base of both servers.
+    """Common base of both servers."""
 
-    Attributes
-    ----------
-    open_to : str
-        Peers that can connect: ``"loopback"``, a list of networks, ``"everyone"`` or
-        ``"unknown: why"``. Empty unless the server runs.
-    """
-
-    _role: ClassVar[str]
+    _role: ClassVar[Role]
 
     def __init__(self, config: Any, start: bool, allow: Iterable[str]) -> None:
         port = config.port or 0
@@ -90,13 +37,13 @@ class _Server(ABC):
             raise UsageError(f"invalid port={port!r}: expected 0 to 65535")
         check_protocol(config)
         self._allow = tuple(allow)
-        self._running = _Running(reserve_port(port))
-        self._port = self._running.holder.getsockname()[1]
+        reserved = reserve_port(port)
+        self._port = reserved.getsockname()[1]
         self._config = config._replace(port=self._port)
         self._lock = threading.Lock()
-        self.open_to = ""
+        self._server = tf_servers.Server(self._role, self._port, reserved)
         # This also runs at exit, while the server's threads can still run Python functions.
-        self._finalizer = weakref.finalize(self, self._running.stop, _FINALIZER_SECONDS)
+        self._finalizer = weakref.finalize(self, self._server.stop, _FINALIZER_SECONDS)
         if start:
             try:
                 self.start()
@@ -119,7 +66,19 @@ class _Server(ABC):
         """``"planned"`` before the start, ``"ready"``, or ``"stopped"``."""
         if not self._finalizer.alive:
             return "stopped"
-        return "planned" if self._running.server is None else "ready"
+        return "ready" if self._server.running else "planned"
+
+    @property
+    def open_to(self) -> str:
+        """Peers that can connect. Empty unless the server runs.
+
+        ``"loopback"``, a list of networks, ``"everyone"`` or ``"unknown: why"``.
+        """
+        return self._server.open_to if self.state == "ready" else ""
+
+    @property
+    def _name(self) -> str:
+        return f"{self._role} at {self.address}".replace("_", " ", 1)
 
     @as_op_errors()
     def start(self) -> None:
@@ -139,23 +98,14 @@ class _Server(ABC):
         with self._lock:
             if self.state == "stopped":
                 raise StateError(
-                    f"the {self._role} at {self.address} was stopped",
+                    f"the {self._name} was stopped",
                     fix=f"create a new {type(self).__name__}",
                 )
             if self.state == "ready":
                 return
             self._check()
             try:
-                self._running.server = self._create()
-            except TfdError:
-                raise
-            except Exception as error:
-                raise LaunchError(
-                    f"starting the {self._role} at {self.address} failed: {error}",
-                    fix="check the config",
-                ) from error
-            try:
-                self.open_to = restrict_port(self._port, self._allow, "localhost")
+                self._server.start(self._config._asdict(), self._allow, "localhost")
             except FilterFailed:
                 self._finalizer()
                 raise
@@ -177,10 +127,9 @@ class _Server(ABC):
         """
         with self._lock:
             self._finalizer.detach()
-            self.open_to = ""
-        if not self._running.stop(timeout):
+        if not self._server.stop(timeout):
             raise TimeLimit(
-                f"the {self._role} at {self.address} is still stopping after {timeout:g} s",
+                f"the {self._name} is still stopping after {timeout:g} s",
                 fix="call join() to wait for it; TensorFlow's autotuning thread can delay the stop "
                 "by up to 60 s",
             )
@@ -202,12 +151,9 @@ class _Server(ABC):
             The server still runs after `timeout` seconds.
         """
         if self.state == "planned":
-            raise StateError(f"the {self._role} was not started", fix="call start() first")
-        if not self._running.ended.wait(timeout):
-            raise TimeLimit(
-                f"the {self._role} at {self.address} still runs after {timeout:g} s",
-                fix="call stop()",
-            )
+            raise StateError(f"the {self._name} was not started", fix="call start() first")
+        if not self._server.join(timeout):
+            raise TimeLimit(f"the {self._name} still runs after {timeout:g} s", fix="call stop()")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target} {self.state}>"
@@ -215,10 +161,6 @@ class _Server(ABC):
     @abstractmethod
     def _check(self) -> None:
         """Raise an error for conditions under which TensorFlow would hang or fail silently."""
-
-    @abstractmethod
-    def _create(self) -> Any:
-        """Return TensorFlow's server, started."""
 
 
 class Dispatcher(_Server):
@@ -251,7 +193,7 @@ class Dispatcher(_Server):
     tf.data.experimental.service.DispatchServer
     """
 
-    _role = "dispatcher"
+    _role = Role.DISPATCHER
 
     @as_op_errors()
     def __init__(
@@ -282,11 +224,6 @@ class Dispatcher(_Server):
         if self._config.work_dir:
             check_usable(self._config.work_dir)
 
-    def _create(self) -> Any:
-        from tensorflow.data.experimental.service import DispatchServer
-
-        return servers.start(DispatchServer(self._config, start=False))
-
 
 class DataWorker(_Server):
     """A tf.data service worker in this process.
@@ -314,7 +251,7 @@ class DataWorker(_Server):
     tf.data.experimental.service.WorkerServer
     """
 
-    _role = "data worker"
+    _role = Role.DATA_WORKER
 
     @as_op_errors()
     def __init__(self, config: Any, start: bool = True, *, allow: Iterable[str] = ()) -> None:
@@ -350,8 +287,3 @@ class DataWorker(_Server):
             f"no dispatcher at {address}: {what}",
             fix="start the dispatcher first, and pass its address",
         )
-
-    def _create(self) -> Any:
-        from tensorflow.data.experimental.service import WorkerServer
-
-        return servers.start(WorkerServer(self._config, start=False))

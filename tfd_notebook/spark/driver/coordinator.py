@@ -36,7 +36,7 @@ def serve(args: Any, ctx: Any) -> None:
     """
     cluster = {job: tasks for job, tasks in ctx.cluster_spec.items() if job != "evaluator"}
     settings = {"cluster": cluster, "job": ctx.job_name, "index": ctx.task_index}
-    server = tf_servers.start(Role(ctx.job_name), ctx.port, settings)
+    server = tf_servers.Server(Role(ctx.job_name), ctx.port).start(settings)
     threading.Event().wait()
     del server
 
