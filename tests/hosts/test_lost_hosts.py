@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 SERVER = """
 import sys, threading
 from tfd_notebook.net import secure_channel as sealed
-server = sealed.serve(b"secret", lambda channel: channel.receive(), host=sys.argv[1])
+host, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
+server = sealed.serve(secret, lambda channel: channel.receive(), host=host)
 print(server.address, flush=True)
 sys.stdin.read()
 """
@@ -29,16 +30,16 @@ def test_data_worker_stops_waiting_for_a_vanished_driver(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(secure_channel, "VANISHED_SECONDS", 4)
-    north = hosts.north
+    secret, north = secure_channel.Secret.new(), hosts.north
     driver = north.start(
-        [sys.executable, "-c", SERVER, north.address],
+        [sys.executable, "-c", SERVER, north.address, secret.hex()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     try:
         assert driver.stdout is not None
-        channel = secure_channel.connect(driver.stdout.readline().strip(), b"secret")
-        with Inbox(tmp_path / "inbox", b"secret") as inbox, channel:
+        channel = secure_channel.connect(driver.stdout.readline().strip(), secret)
+        with Inbox(tmp_path / "inbox", secret) as inbox, channel:
             follower = threading.Thread(target=_await_end, args=(channel, inbox))
             follower.start()
             hosts.partition(hosts.home, north)

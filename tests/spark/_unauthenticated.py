@@ -112,6 +112,7 @@ def forms(secret: bytes) -> list[bytes]:
     """Return all encodings in which a secret could be written."""
     return [
         secret,
+        *(line for line in secret.splitlines() if not line.startswith(b"-----")),
         secret.hex().encode(),
         base64.b64encode(secret),
         base64.urlsafe_b64encode(secret),

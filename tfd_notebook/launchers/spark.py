@@ -38,9 +38,8 @@ class Spark(RemoteLauncher):
     """Executors of Spark: a short job starts an agent on each, which connects back to the driver.
 
     The agents take no Spark slot. An agent ends with its executor, with the cluster, or after the
-    grace time without a connection to this process. Agents and this process communicate over a
-    channel that is authenticated but not encrypted. ``env`` and Python functions can be read on the
-    network, even with ``secure=True``. Needs the extra ``spark``.
+    grace time without a connection to this process. Agents and this process communicate over an
+    encrypted channel. Needs the extra ``spark``.
 
     Parameters
     ----------

@@ -1,37 +1,39 @@
-"""Mutually authenticated message channels, with a shared secret, over TCP or Unix sockets.
+"""Mutually authenticated message channels over TLS, or over Unix sockets of one user.
 
 A message is a header of JSON values and a body of bytes. Received data is never unpickled or
-executed. A client has two seconds to prove that it has the secret, in a message of fixed length.
-Without a proof it is disconnected silently. The secret itself is never sent. Over TCP each message
-has an authentication code. Messages are not encrypted.
+executed. Over TCP, both ends hold one private key and accept only its certificate. On a Unix
+socket, the kernel proves that both ends belong to this user. The client also sends a digest of the
+secret. A client that has not authenticated itself after two seconds is disconnected silently.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import hmac
 import json
 import logging
-import secrets
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tfd_notebook.errors import InvalidMessage
-from tfd_notebook.net import channel_handshake, unix_socket
+from tfd_notebook.net import certificates, unix_socket
+from tfd_notebook.net.tls_socket import TlsSocket, break_if_vanished, pinned_context
 
 log = logging.getLogger("tfd_notebook")
 
 #: Bytes, or an object with contiguous memory that supports the buffer protocol.
 Buffer: TypeAlias = Any
 
-#: Seconds that a server waits for a client's proof.
+#: Seconds that a client has to authenticate itself.
 PROOF_SECONDS = 2.0
 #: Seconds after which a TCP connection to an unresponsive peer breaks.
 VANISHED_SECONDS = 60
@@ -40,15 +42,19 @@ STALL_SECONDS = 60.0
 #: Limits of a header and of a body, in bytes.
 MAX_HEADER = 1 << 20
 MAX_BODY = 1 << 31
-#: Limits of concurrent connections without a proof, in all and per address. The oldest is closed.
+#: Limits of concurrent unauthenticated connections, in all and per address. The oldest is closed.
 _MAX_UNPROVEN, _MAX_UNPROVEN_PER_ADDRESS = 64, 16
 
 _LENGTHS = struct.Struct("!IQ")
-_SEQUENCE = struct.Struct("!Q")
+#: Answer to an authenticated client of a Unix socket.
+_ACCEPTED = b"TFDSEAL2"
 
 
 class Secret(bytes):
-    """A secret whose value is never printed. It is bytes in all other respects."""
+    """A secret whose value is never printed. It is bytes in all other respects.
+
+    Over TCP it is a private key and its certificate, in PEM. Unix sockets accept any bytes.
+    """
 
     __slots__ = ()
 
@@ -59,8 +65,14 @@ class Secret(bytes):
 
     @classmethod
     def new(cls) -> Secret:
-        """Return a random secret of 32 bytes."""
-        return cls(secrets.token_bytes(32))
+        """Return a new key and its certificate.
+
+        Raises
+        ------
+        Unsupported
+            The package cryptography is missing.
+        """
+        return cls(certificates.CertificateAuthority().key_and_certificate())
 
 
 class AuthenticatedChannel:
@@ -68,10 +80,8 @@ class AuthenticatedChannel:
 
     Parameters
     ----------
-    connected : socket.socket
+    connected : TlsSocket or socket.socket
         The channel takes ownership of it.
-    keys : tuple of bytes
-        Keys of the codes of sent and received messages. A Unix socket does not use them.
 
     Attributes
     ----------
@@ -79,19 +89,12 @@ class AuthenticatedChannel:
         Address of the other end; empty for a socket in the file system.
     """
 
-    def __init__(self, connected: socket.socket, keys: tuple[bytes, bytes]) -> None:
+    def __init__(self, connected: TlsSocket | socket.socket, peer: str = "") -> None:
         connected.settimeout(STALL_SECONDS)
-        over_tcp = connected.family != socket.AF_UNIX
-        self.peer = ""
-        if over_tcp:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel_handshake.notice_vanished_peers(connected, VANISHED_SECONDS)
-            self.peer = str(connected.getpeername()[0])
+        self.peer = peer
         self._socket = connected
-        self._keys = keys if over_tcp else None
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
-        self._sent = self._received = 0
         self._closed = False
 
     def fileno(self) -> int:
@@ -130,13 +133,8 @@ class AuthenticatedChannel:
         if len(encoded_header) > MAX_HEADER or size > MAX_BODY:
             raise ValueError(f"a message of {len(encoded_header)} and {size} bytes is too large")
         lengths = _LENGTHS.pack(len(encoded_header), size)
-        with self._sending:
-            code = b""
-            if self._keys:
-                code = _code(self._keys[0], self._sent, lengths, encoded_header, parts)
-                self._sent += 1
-            with self._closed_on_error():
-                self._send_all([memoryview(lengths + code + encoded_header), *parts])
+        with self._sending, self._closed_on_error():
+            self._send_all([memoryview(lengths + encoded_header), *parts])
 
     def receive(
         self, timeout: float | None = None, allocate: Callable[[int], Any] = bytearray
@@ -191,22 +189,14 @@ class AuthenticatedChannel:
             self._socket.close()
 
     def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
-        first = channel_handshake.receive_exactly(self._socket, _LENGTHS.size, first=True)
-        head_size, size = _LENGTHS.unpack(first)
+        head_size, size = _LENGTHS.unpack(_receive_exactly(self._socket, _LENGTHS.size))
         if head_size > MAX_HEADER or size > MAX_BODY:
             raise ConnectionAbortedError("invalid message: too long")
-        code = (
-            channel_handshake.receive_exactly(self._socket, channel_handshake.CODE)
-            if self._keys
-            else b""
-        )
-        encoded_header = channel_handshake.receive_exactly(self._socket, head_size)
-        body = memoryview(channel_handshake.receive_exactly(self._socket, size, allocate=allocate))
-        if self._keys:
-            expected = _code(self._keys[1], self._received, bytes(first), encoded_header, [body])
-            self._received += 1
-            if not hmac.compare_digest(code, expected):
-                raise ConnectionAbortedError("invalid message: authentication failed")
+        try:
+            encoded_header = _receive_exactly(self._socket, head_size)
+            body = memoryview(_receive_exactly(self._socket, size, allocate))
+        except EOFError:
+            raise ConnectionResetError("the connection ended in the middle of a message") from None
         try:
             header = json.loads(bytes(encoded_header))
         except (ValueError, RecursionError):
@@ -218,9 +208,11 @@ class AuthenticatedChannel:
     def _wait_for_message(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
+            if isinstance(self._socket, TlsSocket) and self._socket.pending:
+                return
             left = 1.0 if deadline is None else min(1.0, max(0.0, deadline - time.monotonic()))
             try:
-                ready = _wait(self._socket, left)
+                ready = _wait(self._socket.fileno(), left)
             except (OSError, ValueError):  # closed in the meantime
                 break
             if ready:
@@ -282,13 +274,15 @@ class Server:
         port: int = 0,
         path: Path | None = None,
     ) -> None:
-        self._secret = bytes(secret)
+        self._digest = hashlib.sha256(secret).digest()
+        self._context: ssl.SSLContext | None = None
         self._on_channel = on_channel
         self._path = path
         if path is not None:
             self._listener = unix_socket.listen(path, 64)
             self.address = f"unix:{path}"
         else:
+            self._context = pinned_context(secret, ssl.PROTOCOL_TLS_SERVER)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=64)
             number = self._listener.getsockname()[1]
@@ -296,7 +290,7 @@ class Server:
         self._listener.settimeout(None)
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, AuthenticatedChannel | socket.socket] = {}
-        #: Addresses of the connections without a proof, the oldest first.
+        #: Addresses of the unauthenticated connections, the oldest first.
         self._unproven: dict[socket.socket, str] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="tfd-secure-accept", daemon=True)
@@ -362,7 +356,7 @@ class Server:
                 time.sleep(0.05)
 
     def _close_excess(self, address: str) -> None:
-        """Close the oldest connection without a proof if `address`, or the server, has too many.
+        """Close the oldest unauthenticated connection if `address`, or the server, has too many.
 
         If the newest were refused instead, idle connections could lock clients out.
         """
@@ -383,8 +377,7 @@ class Server:
         thread = threading.current_thread()
         try:
             try:
-                keys = channel_handshake.prove_to_client(connected, self._secret, PROOF_SECONDS)
-                channel = AuthenticatedChannel(connected, keys)
+                channel = self._authenticate(connected)
             except (OSError, EOFError):
                 connected.close()
                 return
@@ -404,6 +397,19 @@ class Server:
         finally:
             with self._lock:
                 self._open.pop(thread, None)
+
+    def _authenticate(self, connected: socket.socket) -> AuthenticatedChannel:
+        deadline = time.monotonic() + PROOF_SECONDS
+        if self._context is not None:
+            return _over_tls(connected, self._context, deadline, is_server=True)
+        connected.settimeout(PROOF_SECONDS)
+        if not unix_socket.is_this_user(connected):
+            raise PermissionError("authentication failed: the client belongs to another user")
+        digest = _receive_exactly(connected, len(self._digest), deadline=deadline)
+        if not hmac.compare_digest(digest, self._digest):
+            raise PermissionError("authentication failed: the client does not have the secret")
+        connected.sendall(_ACCEPTED)
+        return AuthenticatedChannel(connected)
 
 
 def serve(
@@ -436,15 +442,23 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
     PermissionError
         Another program listens, or the secret differs.
     """
-    if address.startswith("unix:"):
-        connected = unix_socket.connect(Path(address.removeprefix("unix:")), timeout)
+    path = address.removeprefix("unix:")
+    if path != address:
+        connected = unix_socket.connect(Path(path), timeout)
     else:
         host, _, port = address.rpartition(":")
+        context = pinned_context(secret, ssl.PROTOCOL_TLS_CLIENT)
         connected = socket.create_connection((host.strip("[]"), int(port)), timeout)
+    deadline = time.monotonic() + timeout
     try:
-        return AuthenticatedChannel(
-            connected, channel_handshake.prove_to_server(connected, bytes(secret), timeout)
-        )
+        if path == address:
+            return _over_tls(connected, context, deadline)
+        if not unix_socket.is_this_user(connected):
+            raise PermissionError(f"another user listens at {path}")
+        connected.sendall(hashlib.sha256(secret).digest())
+        if _receive_exactly(connected, len(_ACCEPTED), deadline=deadline) != _ACCEPTED:
+            raise PermissionError(f"another program listens at {path}")
+        return AuthenticatedChannel(connected)
     except EOFError:
         connected.close()
         raise PermissionError(
@@ -455,21 +469,46 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
         raise
 
 
-def _code(
-    key: bytes, sequence: int, lengths: bytes, encoded_header: Buffer, parts: Sequence[Buffer]
-) -> bytes:
-    code = hmac.new(key, _SEQUENCE.pack(sequence), "sha256")
-    code.update(lengths)
-    code.update(encoded_header)
-    for part in parts:
-        code.update(part)
-    return code.digest()
+def _over_tls(
+    connected: socket.socket,
+    context: ssl.SSLContext,
+    deadline: float,
+    *,
+    is_server: bool = False,
+) -> AuthenticatedChannel:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    break_if_vanished(connected, VANISHED_SECONDS)
+    peer = str(connected.getpeername()[0])
+    return AuthenticatedChannel(TlsSocket(connected, context, deadline, is_server=is_server), peer)
 
 
-def _wait(connected: socket.socket, seconds: float) -> bool:
+def _receive_exactly(
+    connected: TlsSocket | socket.socket,
+    size: int,
+    allocate: Callable[[int], Any] = bytearray,
+    *,
+    deadline: float | None = None,
+) -> Any:
+    """Return exactly `size` bytes; raise EOFError if the stream ends earlier."""
+    received = allocate(size)
+    view = memoryview(received)
+    while view:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("authentication did not end in time")
+            connected.settimeout(left)
+        count = connected.recv_into(view)
+        if not count:
+            raise EOFError("the other end closed the channel")
+        view = view[count:]
+    return received
+
+
+def _wait(descriptor: int, seconds: float) -> bool:
     """Return True if data, or the end of the stream, arrives within `seconds`."""
     if not hasattr(select, "poll"):
-        return bool(select.select([connected], [], [], seconds)[0])
+        return bool(select.select([descriptor], [], [], seconds)[0])
     poll = select.poll()
-    poll.register(connected, select.POLLIN)
+    poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

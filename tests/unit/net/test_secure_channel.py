@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import pickle
 import queue
 import socket
+import ssl
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tfd_notebook.net import secure_channel
+from tfd_notebook.net import secure_channel, unix_socket
 
 SECONDS = 30.0
+SECRET = secure_channel.Secret.new()
 
 
 def echo(channel: secure_channel.AuthenticatedChannel) -> None:
@@ -29,7 +34,7 @@ def echo(channel: secure_channel.AuthenticatedChannel) -> None:
 @pytest.fixture(params=["tcp", "unix"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[secure_channel.Server]:
     path = tmp_path / "socket" if request.param == "unix" else None
-    with secure_channel.serve(b"secret", echo, path=path) as running:
+    with secure_channel.serve(SECRET, echo, path=path) as running:
         yield running
 
 
@@ -55,7 +60,7 @@ def until_end(peer: socket.socket) -> bytes:
 
 
 def test_headers_and_bodies_are_echoed(server: secure_channel.Server) -> None:
-    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
         for size in (0, 1, 70_000, 3_000_000):
             sent = os.urandom(size)
             channel.send({"n": size, "text": "ö"}, sent)
@@ -67,13 +72,13 @@ def test_headers_and_bodies_are_echoed(server: secure_channel.Server) -> None:
 
 def test_many_buffers_form_one_body(server: secure_channel.Server) -> None:
     parts = [b"ab", bytearray(b"c"), memoryview(b"xyz")[1:], b""] * 600
-    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
         channel.send({}, parts)
         assert channel.receive(SECONDS)[1] == b"".join(map(bytes, parts))
 
 
 def test_timeout_leaves_the_channel_usable(server: secure_channel.Server) -> None:
-    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
         with pytest.raises(TimeoutError):
             channel.receive(0.01)
         channel.send({"still": True})
@@ -81,7 +86,7 @@ def test_timeout_leaves_the_channel_usable(server: secure_channel.Server) -> Non
 
 
 def test_waiting_receiver_is_notified_of_the_end(server: secure_channel.Server) -> None:
-    channel = secure_channel.connect(server.address, b"secret", SECONDS)
+    channel = secure_channel.connect(server.address, SECRET, SECONDS)
     ended: queue.Queue[BaseException] = queue.Queue()
 
     def wait() -> None:
@@ -101,7 +106,7 @@ def test_waiting_receiver_is_notified_of_the_end(server: secure_channel.Server) 
 
 
 def test_close_wakes_the_local_receiver(server: secure_channel.Server) -> None:
-    channel = secure_channel.connect(server.address, b"secret", SECONDS)
+    channel = secure_channel.connect(server.address, SECRET, SECONDS)
     ended = threading.Event()
 
     def wait() -> None:
@@ -117,8 +122,22 @@ def test_close_wakes_the_local_receiver(server: secure_channel.Server) -> None:
 
 
 def test_wrong_secret_is_rejected(server: secure_channel.Server) -> None:
-    with pytest.raises(PermissionError, match="secret differs"):
-        secure_channel.connect(server.address, b"Secret", SECONDS)
+    with pytest.raises(PermissionError, match=r"secrets? differs?"):
+        secure_channel.connect(server.address, secure_channel.Secret.new(), SECONDS)
+
+
+def test_client_without_a_certificate_is_rejected() -> None:
+    channels: queue.Queue[object] = queue.Queue()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        secure_channel.serve(SECRET, channels.put) as server,
+        raw(server.address) as peer,
+        context.wrap_socket(peer) as client,
+        pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
+    ):
+        client.recv(1)
+    assert channels.empty()
 
 
 class Bomb:
@@ -150,10 +169,10 @@ def test_unauthenticated_client_gets_no_data(
             peer.shutdown(socket.SHUT_WR)
         except OSError:
             pass  # it is already closed
-        # Only the challenge, which is random.
-        assert len(until_end(peer)) <= 40
+        # At most an alert of TLS.
+        assert len(until_end(peer)) <= 7
     assert not bomb.exists()
-    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
         channel.send({"well": True})
         assert channel.receive(SECONDS)[0]["well"]
 
@@ -169,7 +188,6 @@ def many() -> Iterator[Callable[[str, str, int], list[socket.socket]]]:
         for _ in range(count):
             created.append(socket.create_connection((host, int(port)), SECONDS, (source, 0)))
             opened.append(created[-1])
-            created[-1].recv(1)  # it was accepted
         return created
 
     yield connect
@@ -184,9 +202,9 @@ def test_idle_connections_do_not_block_other_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
-    with secure_channel.serve(b"secret", echo) as server:
+    with secure_channel.serve(SECRET, echo) as server:
         many(source, server.address, 64)
-        with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
+        with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
             channel.send({"well": True})
             assert channel.receive(SECONDS)[0]["well"]
 
@@ -195,14 +213,13 @@ def test_unauthenticated_connections_per_address_are_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
-    with secure_channel.serve(b"secret", echo) as server:
+    with secure_channel.serve(SECRET, echo) as server:
         (second_client,) = many("127.0.0.3", server.address, 1)
         idle = many("127.0.0.2", server.address, 20)
         for peer in idle[:4]:
             until_end(peer)
         for peer in (second_client, *idle[4:]):
             peer.settimeout(0)
-            peer.recv(100)  # the rest of the challenge
             with pytest.raises(BlockingIOError):
                 peer.recv(1)
 
@@ -211,13 +228,12 @@ def test_total_of_unauthenticated_connections_is_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
-    with secure_channel.serve(b"secret", echo) as server:
+    with secure_channel.serve(SECRET, echo) as server:
         (first,) = many("127.0.0.2", server.address, 1)
         idle = [many(f"127.0.0.{n}", server.address, 16) for n in range(3, 7)]
         # The oldest connection of the address with the most connections is closed.
         until_end(idle[0][0])
         first.settimeout(0)
-        first.recv(100)
         with pytest.raises(BlockingIOError):
             first.recv(1)
 
@@ -225,20 +241,22 @@ def test_total_of_unauthenticated_connections_is_limited(
 def test_unauthenticated_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert secure_channel.PROOF_SECONDS == 2.0
     monkeypatch.setattr(secure_channel, "PROOF_SECONDS", 0.1)
-    with secure_channel.serve(b"secret", echo) as server, raw(server.address) as peer:
-        assert len(until_end(peer)) == 40
+    with secure_channel.serve(SECRET, echo) as server, raw(server.address) as peer:
+        assert until_end(peer) == b""
 
 
 def test_vanished_peer_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        secure_channel.serve(b"secret", echo) as server,
-        secure_channel.connect(server.address, b"secret", SECONDS) as channel,
+        secure_channel.serve(SECRET, echo) as server,
+        secure_channel.connect(server.address, SECRET, SECONDS) as channel,
     ):
-        option = functools.partial(channel._socket.getsockopt, socket.IPPROTO_TCP)
-        assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        connected = socket.socket(fileno=os.dup(channel.fileno()))
+        option = functools.partial(connected.getsockopt, socket.IPPROTO_TCP)
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         probes = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
         assert option(socket.TCP_KEEPIDLE) + probes <= 60
         assert option(socket.TCP_USER_TIMEOUT) == 60_000
+        connected.close()
 
 
 def test_listener_must_authenticate() -> None:
@@ -247,44 +265,107 @@ def test_listener_must_authenticate() -> None:
         def pretend() -> None:
             peer, _ = listener.accept()
             with peer:
-                peer.sendall(b"TFDSEAL1" + bytes(32))
                 peer.recv(4096)
-                peer.sendall(bytes(32))
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(PermissionError, match="server does not have the secret"):
-            secure_channel.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
+        with pytest.raises(PermissionError, match="authentication failed"):
+            secure_channel.connect(f"127.0.0.1:{listener.getsockname()[1]}", SECRET, SECONDS)
         thread.join()
 
 
-def test_proof_cannot_be_replayed(server: secure_channel.Server) -> None:
-    if server.address.startswith("unix:"):
-        return
-    recorded = bytearray()
-    host, _, port = server.address.rpartition(":")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def test_listener_on_a_unix_socket_must_answer(tmp_path: Path) -> None:
+    with unix_socket.listen(tmp_path / "socket", 1) as listener:
 
-        def between() -> None:
+        def pretend() -> None:
             peer, _ = listener.accept()
-            with peer, socket.create_connection((host, int(port))) as way:
-                peer.sendall(way.recv(4096))
-                proof = peer.recv(4096)
-                recorded.extend(proof)
-                way.sendall(proof)
-                peer.sendall(way.recv(4096))
+            with peer:
+                peer.recv(4096)
+                peer.sendall(bytes(8))
 
-        thread = threading.Thread(target=between)
+        thread = threading.Thread(target=pretend)
         thread.start()
-        secure_channel.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS).close()
+        with pytest.raises(PermissionError, match="another program listens"):
+            secure_channel.connect(f"unix:{tmp_path}/socket", SECRET, SECONDS)
         thread.join()
-    with raw(server.address) as peer:
-        peer.sendall(recorded)
-        assert len(until_end(peer)) == 40
+
+
+class Proxy:
+    """Forwards one TCP connection to a server, and records the bytes of both directions."""
+
+    def __init__(self, address: str, change: Callable[[bytes], bytes] = bytes) -> None:
+        self.sent, self.received = bytearray(), bytearray()
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._to = address
+        self._thread = threading.Thread(target=self._forward)
+        self._thread.start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._listener.close()
+
+    def _forward(self) -> None:
+        client, _ = self._listener.accept()
+        server = raw(self._to)
+        back = threading.Thread(target=self._copy, args=(server, client, self.received, bytes))
+        back.start()
+        self._copy(client, server, self.sent, self._change)
+        back.join()
+        client.close()
+        server.close()
+
+    @staticmethod
+    def _copy(
+        source: socket.socket,
+        target: socket.socket,
+        record: bytearray,
+        change: Callable[[bytes], bytes],
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                record.extend(data)
+                target.sendall(change(data))
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_recorded_connection_cannot_be_replayed() -> None:
+    with secure_channel.serve(SECRET, echo) as server:
+        with (
+            Proxy(server.address) as proxy,
+            secure_channel.connect(proxy.address, SECRET, SECONDS) as channel,
+        ):
+            channel.send({"once": True})
+            channel.receive(SECONDS)
+        with raw(server.address) as peer:
+            peer.sendall(proxy.sent)
+            assert b"once" not in until_end(peer)
+
+
+def test_no_clear_text_travels() -> None:
+    value = "value-of-an-environment-variable"
+    with (
+        secure_channel.serve(SECRET, echo) as server,
+        Proxy(server.address) as proxy,
+        secure_channel.connect(proxy.address, SECRET, SECONDS) as channel,
+    ):
+        channel.send({"env": {"PASSWORD": value}}, value.encode() * 10_000)
+        header, body = channel.receive(SECONDS)
+        assert header["env"] == {"PASSWORD": value}
+        assert bytes(body) == value.encode() * 10_000
+    for record in (proxy.sent, proxy.received):
+        assert len(record) > len(body)
+        assert not any(text in record for text in (value.encode(), b"PASSWORD", b"env"))
 
 
 def test_modified_message_ends_the_channel() -> None:
     arrived: queue.Queue[object] = queue.Queue()
+    damaging = threading.Event()
 
     def receive(channel: secure_channel.AuthenticatedChannel) -> None:
         try:
@@ -293,40 +374,58 @@ def test_modified_message_ends_the_channel() -> None:
         except (OSError, EOFError) as error:
             arrived.put(error)
 
+    def change(data: bytes) -> bytes:
+        return data[:-1] + bytes([data[-1] ^ 1]) if damaging.is_set() else data
+
     with (
-        secure_channel.serve(b"secret", receive) as server,
-        socket.create_server(("127.0.0.1", 0)) as listener,
+        secure_channel.serve(SECRET, receive) as server,
+        Proxy(server.address, change) as proxy,
+        secure_channel.connect(proxy.address, SECRET, SECONDS) as channel,
     ):
-        host, _, port = server.address.rpartition(":")
-
-        def between() -> None:
-            peer, _ = listener.accept()
-            with peer, socket.create_connection((host, int(port))) as way:
-                peer.sendall(way.recv(4096))
-                way.sendall(peer.recv(4096))
-                peer.sendall(way.recv(4096))
-                message = peer.recv(4096)
-                way.sendall(message)
-                # Replay the same bytes.
-                way.sendall(message)
-                until_end(way)
-
-        thread = threading.Thread(target=between)
-        thread.start()
-        channel = secure_channel.connect(
-            f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS
-        )
         channel.send({"once": True})
         assert arrived.get(timeout=SECONDS) == {"once": True}
-        assert "authentication failed" in str(arrived.get(timeout=SECONDS))
-        thread.join()
-        channel.close()
+        damaging.set()
+        channel.send({"twice": True})
+        assert isinstance(arrived.get(timeout=SECONDS), ssl.SSLError)
+
+
+def test_both_ends_send_and_receive_at_once(server: secure_channel.Server) -> None:
+    bodies = [os.urandom(300_000) for _ in range(50)]
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
+
+        def send(thread: int) -> None:
+            for n in range(thread, len(bodies), 2):
+                channel.send({"n": n}, bodies[n])
+
+        threads = [threading.Thread(target=send, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in bodies:
+            header, body = channel.receive(SECONDS)
+            assert body == bodies[header["n"]]
+        for thread in threads:
+            thread.join()
 
 
 def test_secret_is_not_in_its_repr() -> None:
-    secret = secure_channel.Secret.new()
-    assert len(secret) == 32
-    shown = f"{secret} {secret!r} {[secret]}"
-    assert bytes(secret).hex() not in shown
-    assert repr(bytes(secret)) not in shown
-    assert pickle.loads(pickle.dumps(secret)) == secret
+    shown = f"{SECRET} {SECRET!r} {[SECRET]}"
+    assert bytes(SECRET).hex() not in shown
+    assert repr(bytes(SECRET)) not in shown
+    assert pickle.loads(pickle.dumps(SECRET)) == SECRET
+    assert secure_channel.Secret.new() != SECRET
+
+
+def test_connecting_needs_only_the_standard_library() -> None:
+    code = """
+import sys
+from tfd_notebook.net import secure_channel
+secret = bytes.fromhex(sys.stdin.readline())
+with secure_channel.connect(sys.argv[1], secret) as channel:
+    channel.send({"n": 1})
+    assert channel.receive(30)[0]["n"] == 1
+assert "cryptography" not in sys.modules
+"""
+    with secure_channel.serve(SECRET, echo) as server:
+        subprocess.run(
+            [sys.executable, "-c", code, server.address], input=SECRET.hex().encode(), check=True
+        )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
-from tfd_notebook.launchers.client.certificates import CertificateAuthority
 from tfd_notebook.net import validation
+from tfd_notebook.net.certificates import CertificateAuthority
 
 
 @dataclass(frozen=True)

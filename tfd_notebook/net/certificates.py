@@ -1,4 +1,4 @@
-"""Certificates with which the hosts of one cluster authenticate each other."""
+"""Certificates with which hosts and processes of one cluster authenticate each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AFTER = datetime.timedelta(days=3660)
 
 
 class CertificateAuthority:
-    """Signs certificates for one cluster. Its key stays in this process and is never written.
+    """Signs certificates for one cluster. Its key is never written.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class CertificateAuthority:
     def __init__(self) -> None:
         if importlib.util.find_spec("cryptography") is None:
             raise Unsupported(
-                "encrypted tunnels need the package cryptography",
+                "encrypted connections need the package cryptography",
                 fix='pip install "tfd-notebook[tls]"',
             )
         from cryptography import x509
@@ -41,6 +41,17 @@ class CertificateAuthority:
         self._name = _x509_name("tfd-notebook cluster")
         limits = x509.BasicConstraints(ca=True, path_length=0)
         self.certificate = self._sign(self._name, self._key.public_key(), [(limits, True)])
+
+    def key_and_certificate(self) -> bytes:
+        """Return the private key and its certificate, in PEM, for processes that share both."""
+        from cryptography.hazmat.primitives import serialization
+
+        key = self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return bytes(key) + self.certificate.encode()
 
     def sign(self, request: str, name: str) -> str:
         """Return a certificate for `name` and the public key of a signing request, in PEM.
