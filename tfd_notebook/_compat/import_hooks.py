@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -30,7 +29,7 @@ def remove_all() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Meta path finder that patches modules after their execution."""
 
     def __init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -14,6 +13,9 @@ _idle_since = 0.0
 
 def follow(shell: Any) -> None:
     """Track the executions of an IPython shell."""
+    # Import time: %load_ext imports this module, also without a kernel.
+    import asyncio
+
     global _shell, _depth
     unfollow()
     _shell = shell

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
-from tfd_notebook.model.spec import ClusterConfig, is_same
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.cluster.view import ClusterProxy, ClusterView
+    from tfd_notebook.model.spec import ClusterConfig
 
 _clusters: dict[str, Cluster] = {}
 _lock = threading.RLock()
@@ -48,6 +48,9 @@ def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cl
     NameTaken
         A cluster of that name is running with another specification.
     """
+    # Import time: %load_ext imports this module.
+    from tfd_notebook.model.spec import is_same
+
     if if_exists not in ("reuse", "replace", "error"):
         raise errors.UsageError(
             f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"

@@ -88,24 +88,18 @@ def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentTaskHos
 
 
 def preload() -> bool:
-    """Start importing TensorFlow for tasks in the background; return True if it was started.
+    """Start this kernel's agent and its import of TensorFlow; return True if they were started.
 
-    ``TFD_PRELOAD`` is ``on``, ``off`` or ``auto`` (the default), which skips the import if less
-    than 2 GB of memory are free. An import that no task uses ends after ten minutes.
+    They are not if less than 2 GB of memory are free, unless ``TFD_PRELOAD`` is ``on``. An import
+    that no task uses ends after ten minutes.
     """
-    mode = os.environ.get("TFD_PRELOAD", "auto")
-    if mode == "off" or (mode != "on" and psutil.virtual_memory().available < _TIGHT_BYTES):
+    available = psutil.virtual_memory().available
+    if os.environ.get("TFD_PRELOAD") != "on" and available < _TIGHT_BYTES:
         return False
     environment = _task_environment({})
-
-    def work() -> None:
-        # The first cluster that needs the agent reports a failure, with its reason.
-        with contextlib.suppress(TfdError):
-            agent_host.submit_preload(
-                _agent().client, environment["environment"], environment["path"]
-            )
-
-    threading.Thread(target=work, name="tfd-preload", daemon=True).start()
+    # The first cluster that needs the agent reports a failure, with its reason.
+    with contextlib.suppress(TfdError):
+        agent_host.submit_preload(_agent().client, environment["environment"], environment["path"])
     return True
 
 
