@@ -50,6 +50,7 @@ Every error has a ``code``, ``what`` (the problem), ``task`` (the task concerned
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -397,4 +398,12 @@ def no_lease(cluster: str) -> StateError:
     return StateError(
         f"cluster {cluster!r} stops with its kernel and has no lease to renew",
         fix="call cluster.detach(hours=8) to keep it running",
+    )
+
+
+def unknown_task(cluster: str, task: str, tasks: Iterable[str]) -> UnknownName:
+    """Return the error for a task that is not among the `tasks` of a cluster."""
+    return UnknownName(
+        f"cluster {cluster!r} has no task {task!r}",
+        fix=f"its tasks are {', '.join(tasks) or 'none'}",
     )

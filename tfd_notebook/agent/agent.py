@@ -24,13 +24,13 @@ from typing import Any
 
 import psutil
 
-from tfd_notebook.agent import processes
+from tfd_notebook.agent import interpreter, processes
+from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.cluster import AgentCluster
-from tfd_notebook.agent.gpu_monitor import GpuMonitor
-from tfd_notebook.agent.handlers import BY_SESSION, REPEATABLE, AgentHandlers
+from tfd_notebook.agent.gpu_discovery import GpuMonitor
 from tfd_notebook.agent.sessions import AgentListener, Session, own_pipes
 from tfd_notebook.agent.task_supervisor import TaskSupervisor
-from tfd_notebook.errors import TfdError, TimeLimit
+from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
 from tfd_notebook.model.events import Event, TaskMeasured
 from tfd_notebook.model.spec import TaskState
 from tfd_notebook.net import agent_protocol, clock, process_control, runtime_dir
@@ -44,10 +44,25 @@ _SILENT_SECONDS = 20.0
 _FIRST_SECONDS = 60.0
 #: The session of the process that started the agent.
 _OWNER = "owner"
+#: Variables of the agent's own start, which tasks do not inherit.
+_AGENT_VARIABLES = (
+    "TFD_AGENT_DIR",
+    "TFD_TASK_DEFAULTS",
+    interpreter.PATH_VARIABLE,
+    runtime_dir.AGENT_VARIABLE,
+)
+#: Requests whose meaning depends on the session.
+_BY_SESSION = ("open", "adopt", "detach", "close")
+#: Read-only requests with large replies. If a reply is lost, the request is executed again.
+_REPEATABLE = ("journal", "logs")
 
 
-class Agent(AgentHandlers):
-    """Serves requests until no session and no leased cluster remain."""
+class Agent:
+    """Serves requests until no session and no leased cluster remain.
+
+    The methods ``handle_<name>`` of this class and of `AgentCluster` execute the requests; see
+    `tfd_notebook.launchers.client.agent_host`.
+    """
 
     def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
         self.id = agent_id
@@ -146,19 +161,17 @@ class Agent(AgentHandlers):
 
     async def _answer(self, session: Session, body: dict[str, Any]) -> None:
         try:
-            handler = getattr(self, f"handle_{body['method']}")
-            arguments = body.get("arguments", {})
-            if body["method"] in BY_SESSION:
-                arguments = {"session": session, **arguments}
+            method, arguments = body["method"], dict(body.get("arguments", {}))
+            handler: Any = getattr(self, f"handle_{method}", None)
+            if method in _BY_SESSION:
+                arguments["session"] = session
+            elif handler is None:
+                handler = getattr(self._cluster(arguments.pop("cluster")), f"handle_{method}")
             value = await handler(**arguments)
-            repeatable = body["method"] in REPEATABLE
+            repeatable = method in _REPEATABLE
             session.send({"reply_to": body["id"], "ok": True, "value": value}, repeatable)
         except Exception as error:
-            if not isinstance(error, TfdError):
-                traceback.print_exc()
-            session.send(
-                {"reply_to": body["id"], "ok": False, "error": agent_protocol.pack_error(error)}
-            )
+            session.send(agent_protocol.failure(body["id"], error))
 
     def publish(self, cluster: str, event: Event, except_for: Session | None = None) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
@@ -190,6 +203,77 @@ class Agent(AgentHandlers):
         }
         with contextlib.suppress(OSError):
             runtime_dir.write_state(self.directory, state)
+
+    # Requests of clients
+
+    async def handle_preload(
+        self, environment: dict[str, str], path: list[str] | None = None
+    ) -> list[str]:
+        return await self.processes.preload(*_check_environment(environment, path))
+
+    async def handle_open(self, session: Session, cluster: str, **opened: Any) -> str:
+        if cluster in self.clusters:
+            raise NameTaken(
+                f"a detached cluster {cluster!r} of this kernel is running",
+                fix=f"attach to it with tfd.attach({cluster!r}), or use another name=",
+            )
+        limits().check_allow(opened["allow"])
+        opened["environment"], opened["path"] = _check_environment(
+            opened["environment"], opened["path"]
+        )
+        opened["directory"] = opened["directory"] or _task_defaults()["directory"]
+        agent_cluster = self.clusters[cluster] = AgentCluster(self, cluster, opened)
+        self.owned[cluster] = session
+        session.subscriptions.add(cluster)
+        self.write_state()
+        if agent_cluster.limits.memory_gb is not None:
+            agent_cluster.notice(
+                "info",
+                f"each task may use {agent_cluster.limits.memory_gb:g} GB of memory "
+                f"({agent_cluster.limits.quote('memory_gb')})",
+            )
+        return str(agent_cluster.directory)
+
+    async def handle_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
+        agent_cluster = self._cluster(cluster)
+        session.subscriptions.add(cluster)
+        limit, start = agent_cluster.policy.time_limit, agent_cluster.ready_since
+        return {
+            "description": agent_cluster.description,
+            "directory": str(agent_cluster.directory),
+            "lease": agent_cluster.lease and agent_cluster.lease.left,
+            "tasks": [
+                {"cluster": cluster, **event.to_json()} for event in agent_cluster.task_events()
+            ],
+            "time_limit_left": None
+            if limit is None or start is None
+            else start + limit - clock.now(),
+        }
+
+    async def handle_detach(self, session: Session, cluster: str) -> None:
+        session.subscriptions.discard(cluster)
+
+    async def handle_clusters(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": cluster.name,
+                "lease": cluster.lease and cluster.lease.left,
+                "description": cluster.description,
+                "tasks": [event.state for event in cluster.task_events()],
+                "has_listeners": self.has_listeners(cluster.name),
+            }
+            for cluster in self.clusters.values()
+        ]
+
+    async def handle_close(self, session: Session, cluster: str) -> None:
+        agent_cluster = self._cluster(cluster)
+        agent_cluster.ended_by = session
+        await self.end(agent_cluster, "it was stopped from another process")
+
+    def _cluster(self, name: str) -> AgentCluster:
+        if name not in self.clusters:
+            raise StateError(f"this agent has no cluster {name!r}")
+        return self.clusters[name]
 
     # Supervision
 
@@ -333,6 +417,22 @@ def _exceptions_logged() -> Iterator[None]:
         yield
     except Exception:
         traceback.print_exc()
+
+
+def _check_environment(
+    environment: dict[str, str], path: list[str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return the environment and import path of tasks; without a path both extend this host's."""
+    if path is not None:
+        return environment, path
+    inherited = {key: value for key, value in os.environ.items() if key not in _AGENT_VARIABLES}
+    return {**inherited, **environment}, _task_defaults()["path"]
+
+
+def _task_defaults() -> dict[str, Any]:
+    """Return the default directory and import path of tasks."""
+    defaults: dict[str, Any] = json.loads(os.environ["TFD_TASK_DEFAULTS"])
+    return defaults
 
 
 def main() -> None:

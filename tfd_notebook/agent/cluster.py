@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import shutil
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook.agent import gpu_discovery
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.agent.stunnel import TunnelEnd, make_key
-from tfd_notebook.agent.task_supervisor import trim_log
-from tfd_notebook.errors import StateError, TfdError, UnknownName
+from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log, trim_log
+from tfd_notebook.errors import StateError, TfdError, no_lease, unknown_task
 from tfd_notebook.model.events import ClusterEnded, LeaseChanged, Notice, TaskChanged
-from tfd_notebook.model.spec import STOP_ORDER, Policy, TaskState
-from tfd_notebook.net import clock, runtime_dir
+from tfd_notebook.model.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState
+from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.clock import Deadline
+from tfd_notebook.net.host import check_reachability
 
 if TYPE_CHECKING:
-    from tfd_notebook.agent.handlers import AgentHandlers
+    from tfd_notebook.agent.agent import Agent
     from tfd_notebook.agent.sessions import Session
-    from tfd_notebook.agent.task_supervisor import TaskSupervisor
+
+#: Limit in bytes of the journal data in one reply.
+_JOURNAL_BYTES = 4_000_000
 
 
 class AgentCluster:
@@ -30,14 +37,14 @@ class AgentCluster:
 
     Parameters
     ----------
-    agent : AgentHandlers
+    agent : Agent
     name : str
     opened : mapping
         The arguments of the request ``open``: ``policy``, ``environment``, ``directory``, ``path``,
         ``preload``, ``allow``, and ``description``, for processes that attach.
     """
 
-    def __init__(self, agent: AgentHandlers, name: str, opened: dict[str, Any]) -> None:
+    def __init__(self, agent: Agent, name: str, opened: dict[str, Any]) -> None:
         self.name = name
         self.policy = Policy(**opened["policy"])
         self.environment: dict[str, str] = opened["environment"]
@@ -72,10 +79,7 @@ class AgentCluster:
     def task(self, name: str) -> TaskSupervisor:
         """Return a task of the cluster, or raise UnknownName."""
         if name not in self.tasks:
-            raise UnknownName(
-                f"cluster {self.name!r} has no task {name!r}",
-                fix=f"its tasks are {', '.join(self.tasks) or 'none'}",
-            )
+            raise unknown_task(self.name, name, self.tasks)
         return self.tasks[name]
 
     @property
@@ -84,30 +88,6 @@ class AgentCluster:
         if self._tunnels is None:
             raise StateError(f"cluster {self.name!r} has no tunnels on this host")
         return self._tunnels
-
-    async def open_tunnels(self, trust: list[str], name: str) -> dict[str, Any]:
-        """Extend the trust of this host's end, or create its key and return a signing request."""
-        if self._tunnels is None:
-            request = await make_key(self.directory / "tunnels", self.processes, name)
-            return {"request": request}
-        self._tunnels.add_trust(trust)
-        return self._tunnel_info()
-
-    async def certify_tunnels(
-        self, trust: list[str], name: str, certificate: str
-    ) -> dict[str, Any]:
-        """Open this host's end with a certificate for the key created by `open_tunnels`."""
-        end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, name, certificate)
-        try:
-            await end.open(trust)
-        except BaseException:
-            end.close()
-            raise
-        self._tunnels = end
-        return self._tunnel_info()
-
-    def _tunnel_info(self) -> dict[str, Any]:
-        return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
 
     def trim_logs(self) -> None:
         """Limit the size of the processes' logs."""
@@ -221,3 +201,164 @@ class AgentCluster:
             finally:
                 # Last: a session that receives it may open a cluster with the same name at once.
                 self._agent.publish(self.name, ClusterEnded(reason), except_for=self.ended_by)
+
+    # Requests of clients
+
+    async def handle_describe(self, description: dict[str, Any]) -> None:
+        self.description.update(description)
+
+    async def handle_lease(self, seconds: float, renew: bool = False) -> float:
+        if renew and self.lease is None:
+            raise no_lease(self.name)
+        await self._agent.listener.open()
+        self.set_lease(seconds)
+        return seconds
+
+    async def handle_reserve_ports(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        supervisors: list[TaskSupervisor] = []
+        try:
+            for packed in tasks:
+                packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
+                spec = TaskSpec(**packed)
+                if spec.name in self.tasks:
+                    raise StateError(f"cluster {self.name!r} already has a task {spec.name!r}")
+                removed = self.removed.pop(spec.name, None)
+                if removed is None:
+                    supervisors.append(TaskSupervisor(self, spec))
+                else:
+                    removed.reset(spec)
+                    supervisors.append(removed)
+        except BaseException:
+            for task in supervisors:
+                await task.stop()
+            raise
+        self.tasks.update({task.spec.name: task for task in supervisors})
+        return {task.spec.name: task.address for task in supervisors}
+
+    async def handle_release_ports(self, tasks: list[str]) -> None:
+        for name in tasks:
+            self.tasks.pop(name).release()
+
+    async def handle_serve_tunnel(self, port: int) -> None:
+        self.tunnels.serve(port)
+
+    async def handle_forward_tunnel(self, port: int, address: str, name: str) -> None:
+        self.tunnels.forward(port, address, name)
+
+    async def handle_close_tunnel(self, port: int) -> None:
+        self.tunnels.close_port(port)
+
+    async def handle_listening_addresses(self, port: int) -> list[str]:
+        """Return the addresses on which this host listens at `port`."""
+        return await asyncio.to_thread(ports.listening_addresses, port)
+
+    async def handle_check_reachability(
+        self, addresses: dict[str, str]
+    ) -> dict[str, tuple[str, str]]:
+        return await asyncio.to_thread(check_reachability, addresses)
+
+    async def handle_gpus(self) -> dict[str, Any]:
+        gpus = await asyncio.to_thread(gpu_discovery.find, self.environment)
+        self.gpus, self.reported_holders = gpus["gpus"], None
+        return gpus
+
+    async def handle_start(self, tasks: dict[str, dict[str, Any]]) -> None:
+        for name, settings in tasks.items():
+            self.task(name).start(settings)
+
+    async def handle_stop(self, tasks: list[str]) -> None:
+        for task in [self.task(name) for name in tasks]:
+            self.removed[task.spec.name] = self.tasks.pop(task.spec.name)
+        await asyncio.gather(*(self.removed[name].remove() for name in tasks))
+
+    async def handle_restart(self, task: str, settings: dict[str, Any]) -> None:
+        await self.task(task).restart(settings)
+
+    async def handle_kill(self, task: str) -> int | None:
+        return self.task(task).kill()
+
+    async def handle_serve_errors(self, tasks: list[str]) -> None:
+        for name in tasks:
+            self.task(name).serve_error()
+
+    async def handle_install(self, functions: str, tokens: list[str], removed: list[str]) -> None:
+        blob = base64.b64decode(functions)
+        self.functions.remove_unused(removed)
+        self.functions.add(tokens, blob)
+        workers = [t for t in self.tasks.values() if t.spec.role is Role.DATA_WORKER]
+        try:
+            await asyncio.gather(*(task.install(blob, removed) for task in workers))
+        except BaseException:
+            self.functions.remove(tokens)
+            raise
+
+    async def handle_inspect(self) -> dict[str, dict[str, list[str]]]:
+        """Return the stale modules and loaded ops of each task that responds, by name."""
+        tasks = tuple(self.tasks.values())
+        replies = await asyncio.gather(*(task.inspect() for task in tasks))
+        return {
+            task.spec.name: reply
+            for task, reply in zip(tasks, replies, strict=True)
+            if reply is not None
+        }
+
+    async def handle_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
+        path = self.task(task).log
+        data, end = await asyncio.to_thread(read_log, path, size, offset)
+        return [data.decode(errors="replace"), end]
+
+    async def handle_free_disk_space(self) -> int:
+        work_dir = self.task("dispatcher:0").settings["work_dir"]
+        return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
+
+    async def handle_journal(self, sizes: dict[str, int]) -> dict[str, tuple[int, bytes]]:
+        """Return the data of the dispatcher's journal that a reader on another host lacks.
+
+        The reader sends the size in bytes of its copy of each file. The reply has that size, and
+        the bytes that follow in base64.
+        """
+        work_dir = self.task("dispatcher:0").settings.get("work_dir")
+        if work_dir is None:
+            return {}
+        return await asyncio.to_thread(_journal_chunks, Path(work_dir), sizes)
+
+    async def handle_open_tunnels(self, trust: list[str], name: str) -> dict[str, Any]:
+        """Extend the trust of this host's end, or create its key and return a signing request."""
+        if self._tunnels is None:
+            request = await make_key(self.directory / "tunnels", self.processes, name)
+            return {"request": request}
+        self._tunnels.add_trust(trust)
+        return self._tunnel_info()
+
+    async def handle_certify_tunnels(
+        self, trust: list[str], name: str, certificate: str
+    ) -> dict[str, Any]:
+        """Open this host's end with a certificate for the key created by `handle_open_tunnels`."""
+        end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, name, certificate)
+        try:
+            await end.open(trust)
+        except BaseException:
+            end.close()
+            raise
+        self._tunnels = end
+        return self._tunnel_info()
+
+    def _tunnel_info(self) -> dict[str, Any]:
+        return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
+
+
+def _journal_chunks(directory: Path, sizes: dict[str, int]) -> dict[str, tuple[int, bytes]]:
+    chunks, budget = {}, _JOURNAL_BYTES
+    for path in sorted(directory.glob("*/*")):
+        name = str(path.relative_to(directory))
+        # The directory also contains the registered datasets, which no reader needs.
+        if budget <= 0 or not validation.is_journal_file(name):
+            continue
+        offset = sizes.get(name, 0)
+        if path.stat().st_size > offset:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(budget)
+            budget -= len(data)
+            chunks[name] = offset, data
+    return chunks

@@ -6,13 +6,20 @@ identified by its number in ``nvidia-smi``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError, Unsupported
+from tfd_notebook.model.events import Event, GpusMeasured
+
+if TYPE_CHECKING:
+    from tfd_notebook.agent.cluster import AgentCluster
+
+_SAMPLE_EVERY_TICKS = 5
 
 
 def environment(gpus: Sequence[int]) -> dict[str, str]:
@@ -147,3 +154,50 @@ class GpuSampler:
         with contextlib.suppress(self._nvml.NVMLError):
             figures["use_percent"] = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         return figures
+
+
+class GpuMonitor:
+    """Samples the GPUs of this host, for the clusters that requested their list.
+
+    A thread reads them, since a driver may block indefinitely.
+
+    Parameters
+    ----------
+    publish : callable
+        Takes the name of a cluster, and an event for its listeners.
+    """
+
+    def __init__(self, publish: Callable[[str, Event], None]) -> None:
+        self._publish = publish
+        self._sampler = GpuSampler()
+        self._reading: asyncio.Future[None] | None = None
+
+    def tick(self, clusters: Iterable[AgentCluster], tick: int) -> None:
+        """Send the GPU use to clusters, every few ticks and when other tasks use the GPUs."""
+        if self._reading is not None and not self._reading.done():
+            return
+        due = [
+            cluster
+            for cluster in clusters
+            if cluster.gpus
+            and (
+                tick % _SAMPLE_EVERY_TICKS == 0 or cluster.gpu_holders() != cluster.reported_holders
+            )
+        ]
+        if due:
+            self._reading = asyncio.ensure_future(self._sample(due))
+
+    async def _sample(self, clusters: list[AgentCluster]) -> None:
+        numbers = sorted({gpu["index"] for cluster in clusters for gpu in cluster.gpus})
+        figures = await asyncio.to_thread(self._sampler.read, numbers)
+        for cluster in clusters:
+            cluster.reported_holders = cluster.gpu_holders()
+            gpus = [
+                {
+                    **{name: gpu[name] for name in ("index", "name", "memory")},
+                    **figures.get(gpu["index"], {}),
+                    "task": cluster.reported_holders.get(gpu["index"], ""),
+                }
+                for gpu in cluster.gpus
+            ]
+            self._publish(cluster.name, GpusMeasured(tuple(gpus)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tfd_notebook.agent import fork_server, interpreter
 from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, TimeLimit
@@ -166,28 +167,28 @@ class Processes:
         environment = dict(request["environment"], **{AGENT_VARIABLE: self._agent})
         request = dict(request, environment=environment, parent=os.getpid())
         local, remote = socket.socketpair()
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             async with self._lock:
                 # Pids are reused: discard the statuses of processes that ended before this fork.
                 self._ended.clear()
                 if _can_fork():
                     server = await self._fork_server(environment, request["path"])
-                    try:
-                        pid = await server.fork(request, [remote.fileno(), descriptor])
-                    except BaseException:
-                        # The rest of a request or a late reply would corrupt the next exchange.
-                        self.close_server()
-                        raise
+                    with _opened(log) as file:
+                        fds = [remote.fileno(), file.fileno()]
+                        try:
+                            pid = await server.fork(request, fds)
+                        except BaseException:
+                            # The rest of a request or a late reply would corrupt the next exchange.
+                            self.close_server()
+                            raise
                 else:
-                    pid = self._spawn(request, remote.fileno(), descriptor)
+                    pid = self._spawn(request, remote.fileno(), log)
                 return Process(pid, local, self._wait(pid))
         except BaseException:
             local.close()
             raise
         finally:
             remote.close()
-            os.close(descriptor)
 
     def run(
         self, module: str, environment: Mapping[str, str], log: Path, fds: Iterable[int] = ()
@@ -204,18 +205,13 @@ class Processes:
         fds : iterable of int
             Descriptors that the process inherits.
         """
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            pid = _popen(
-                module, {**os.environ, **environment}, None, tuple(fds), descriptor, self._directory
-            )
-        finally:
-            os.close(descriptor)
+        environment = {**os.environ, **environment}
+        pid = _popen(module, environment, None, tuple(fds), log, self._directory)
         # A status recorded under this pid belongs to an earlier process.
         self._ended.pop(pid, None)
         return pid, self._wait(pid)
 
-    def _spawn(self, request: dict[str, Any], control: int, log: int) -> int:
+    def _spawn(self, request: dict[str, Any], control: int, log: Path) -> int:
         environment = dict(
             request["environment"],
             TFD_TASK_FD=str(control),
@@ -301,13 +297,8 @@ class _ForkServer:
             # Otherwise NumPy's BLAS starts a thread at import, and forking would not be safe.
             OPENBLAS_NUM_THREADS="1",
         )
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            fds = (remote.fileno(),)
-            pid = _popen("fork_server", environment, path, fds, descriptor, directory)
-        finally:
-            os.close(descriptor)
-            remote.close()
+        with remote:
+            pid = _popen("fork_server", environment, path, (remote.fileno(),), log, directory)
         server = cls(pid, variables, wait(pid))
         server._channel = local
         try:
@@ -389,24 +380,29 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _opened(log: Path) -> BinaryIO:
+    """Open a log, which only this user can read, to append to it."""
+    return open(log, "ab", opener=functools.partial(os.open, mode=0o600))
+
+
 def _popen(
     module: str,
     environment: Mapping[str, str],
     path: Sequence[str] | None,
     fds: tuple[int, ...],
-    log: int,
+    log: Path,
     directory: Path,
 ) -> int:
-    process = subprocess.Popen(
-        interpreter.command(f"tfd_notebook.agent.{module}"),
-        env=interpreter.environment(environment, path),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=fds,
-        cwd=directory,
-        start_new_session=False,
-    )
+    with _opened(log) as file:
+        process = subprocess.Popen(
+            interpreter.command(f"tfd_notebook.agent.{module}"),
+            env=interpreter.environment(environment, path),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=fds,
+            cwd=directory,
+        )
     # `Processes._reap` waits for all children, so Popen must not.
     process.returncode = 0
     return process.pid

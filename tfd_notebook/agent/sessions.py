@@ -209,7 +209,7 @@ class Session:
             "available",
             fix="check the cluster's state, then decide whether to repeat it",
         )
-        self.send({"reply_to": number, "ok": False, "error": agent_protocol.pack_error(error)})
+        self.send(agent_protocol.failure(number, error))
         return False
 
     def _refuse(self, line: bytes) -> None:
@@ -217,8 +217,8 @@ class Session:
         start = agent_protocol.decode_head(line)
         if start is not None and start[0] > self._last_request:
             self._last_request, size = start
-            error = agent_protocol.pack_error(agent_protocol.too_large(size))
-            self.send({"reply_to": self._last_request, "ok": False, "error": error})
+            error = agent_protocol.too_large(size)
+            self.send(agent_protocol.failure(self._last_request, error))
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data import graph, py_functions
 from tfd_notebook.agent import tf_servers
-from tfd_notebook.errors import LaunchError, TfdError
+from tfd_notebook.errors import LaunchError
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import agent_protocol, process_control
 
@@ -59,14 +59,7 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
             value = getattr(task, message["method"])(**message.get("arguments", {}))
             send_reply(replies, {"reply_to": message["id"], "ok": True, "value": value})
         except BaseException as error:
-            if not isinstance(error, TfdError):
-                traceback.print_exc()
-            reply = {
-                "reply_to": message["id"],
-                "ok": False,
-                "error": agent_protocol.pack_error(error),
-            }
-            send_reply(replies, reply)
+            send_reply(replies, agent_protocol.failure(message["id"], error))
 
 
 class TaskProcess:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
@@ -240,6 +242,47 @@ class TaskHost(ABC):
     def unsupported(self, reason: str) -> Unsupported:
         """Return the error of an operation that this class of hosts does not offer."""
         return Unsupported(f"the host {self.label or self.host} does not support this: {reason}")
+
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def forwarded(method: M) -> M:
+    """Return a method with this signature that passes its name and its arguments to `request`."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def forward(self: ForwardingTaskHost, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        _, *arguments = bound.arguments.items()
+        return self.request(method.__name__, **dict(arguments))
+
+    vars(forward).pop("__isabstractmethod__", None)  # copied from `method`
+    return cast(M, forward)
+
+
+class ForwardingTaskHost(TaskHost):
+    """A host that passes on each request. A subclass overrides a method that needs more."""
+
+    @abstractmethod
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        """Pass on the call of a method of `TaskHost`, and return its result."""
+
+    reserve_ports = forwarded(TaskHost.reserve_ports)
+    start = forwarded(TaskHost.start)
+    stop = forwarded(TaskHost.stop)
+    logs = forwarded(TaskHost.logs)
+    restart = forwarded(TaskHost.restart)
+    kill = forwarded(TaskHost.kill)
+    serve_errors = forwarded(TaskHost.serve_errors)
+    install = forwarded(TaskHost.install)
+    inspect = forwarded(TaskHost.inspect)
+    gpus = forwarded(TaskHost.gpus)
+    journal = forwarded(TaskHost.journal)
+    free_disk_space = forwarded(TaskHost.free_disk_space)
+    lease = forwarded(TaskHost.lease)
+    describe = forwarded(TaskHost.describe)
 
 
 class Launcher(ABC):

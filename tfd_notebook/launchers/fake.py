@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import UnknownName, no_lease
+from tfd_notebook.errors import no_lease, unknown_task
 from tfd_notebook.launchers.base import GpuReport, Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import GpusMeasured, LeaseChanged, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
@@ -205,8 +205,5 @@ class FakeTaskHost(TaskHost):
 
     def _require_task(self, name: str) -> dict[str, Any]:
         if name not in self.tasks:
-            raise UnknownName(
-                f"cluster {self._cluster!r} has no task {name!r}",
-                fix=f"its tasks are {', '.join(self.tasks) or 'none'}",
-            )
+            raise unknown_task(self._cluster, name, self.tasks)
         return self.tasks[name]

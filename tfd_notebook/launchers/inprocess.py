@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
-from tfd_notebook.errors import StateError, TfdError, UnknownName, Unsupported
+from tfd_notebook.errors import StateError, TfdError, Unsupported, unknown_task
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import Notice, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import (
@@ -292,10 +292,7 @@ class InProcessTaskHost(TaskHost):
 
     def _task(self, name: str) -> _InProcessTask:
         if name not in self._tasks:
-            raise UnknownName(
-                f"cluster {self._cluster!r} has no task {name!r}",
-                fix=f"its tasks are {', '.join(self._tasks) or 'none'}",
-            )
+            raise unknown_task(self._cluster, name, self._tasks)
         return self._tasks[name]
 
     def _publish(self, name: str, task: _InProcessTask, state: TaskState, reason: str = "") -> None:

@@ -394,9 +394,9 @@ class RemoteTaskHost(AgentTaskHost):
         self.agent = session.client.id
         self.allowed_networks = allowed_networks
 
-    def _request(self, method: str, timeout: float, **arguments: Any) -> Any:
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         try:
-            return super()._request(method, timeout, **arguments)
+            return super().request(method, timeout, **arguments)
         except TfdError as error:
             raise _with_host(error, self.remote) from None
 

@@ -11,7 +11,9 @@ events ``{"event", "cluster", ...}``.
 
 from __future__ import annotations
 
+import base64
 import json
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,20 +52,24 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """Return `frame` as one line.
+    """Return `frame` as one line, with bytes in base64.
 
     Raises
     ------
     UsageError
         The line is larger than `LARGEST`.
     """
-    body = json.dumps(frame.body, separators=(",", ":")).encode()
+    body = json.dumps(frame.body, separators=(",", ":"), default=_encode_bytes).encode()
     host = "_".join(frame.host.split()) or "_"
     header = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
     line = _MAGIC + header + body + b"\n"
     if len(line) > LARGEST:
         raise too_large(len(line))
     return line
+
+
+def _encode_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def too_large(size: int) -> errors.UsageError:
@@ -107,6 +113,13 @@ def pack_error(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, errors.TfdError):
         error = errors.TfdError(f"{type(error).__name__}: {error}")
     return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
+
+
+def failure(request: int, error: BaseException) -> dict[str, Any]:
+    """Return the reply to a request that failed; print the traceback of an unexpected error."""
+    if not isinstance(error, errors.TfdError):
+        traceback.print_exception(error)
+    return {"reply_to": request, "ok": False, "error": pack_error(error)}
 
 
 def unpack_error(packed: Mapping[str, Any]) -> errors.TfdError:

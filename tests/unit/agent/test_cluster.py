@@ -36,15 +36,14 @@ async def opened_cluster(name, allow=()):
 def test_unkillable_task_leaves_no_directory(capfd):
     async def work():
         async with opened_cluster("stuck") as (agent, session, opened_at):
-            await agent.handle_reserve_ports(
-                "stuck",
+            cluster = agent.clusters["stuck"]
+            await cluster.handle_reserve_ports(
                 [
                     {"role": "worker", "index": index, "host": "localhost"}
                     | {"port": 0, "settings": {}, "gpus": []}
                     for index in range(2)
                 ],
             )
-            cluster = agent.clusters["stuck"]
             os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
             await agent.handle_close(session, "stuck")
         return Path(opened_at)
@@ -79,10 +78,8 @@ def test_error_server_starts_after_a_failed_attempt(capfd):
     async def work():
         async with opened_cluster("lost", many) as (agent, session, _):
             packed = {"role": "ps", "index": 0, "host": "127.0.0.1"}
-            await agent.handle_reserve_ports(
-                "lost", [packed | {"port": 0, "settings": {}, "gpus": []}]
-            )
             cluster = agent.clusters["lost"]
+            await cluster.handle_reserve_ports([packed | {"port": 0, "settings": {}, "gpus": []}])
             task = cluster.tasks["ps:0"]
             task.state = TaskState.FAILED
             results = []

@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tfd_notebook import errors, views
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent.admin_policy import Limits, limits
-from tfd_notebook.agent.handlers import AgentHandlers
+from tfd_notebook.agent.agent import Agent
+from tfd_notebook.agent.cluster import AgentCluster
 from tfd_notebook.agent.stunnel import TunnelEnd
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster import attach
@@ -415,7 +416,9 @@ def test_valid_messages_are_unchanged() -> None:
 
 def test_each_request_has_a_defined_reply() -> None:
     methods = {
-        name.removeprefix("handle_") for name in vars(AgentHandlers) if name.startswith("handle_")
+        name.removeprefix("handle_")
+        for name in {*vars(Agent), *vars(AgentCluster)}
+        if name.startswith("handle_")
     }
     assert methods <= set(messages.REPLIES)
 

@@ -1,14 +1,22 @@
 """Typed requests to an agent. Only `AgentClient` itself sends another, to resynchronise."""
 
+# `forwarded` implements the methods that have no body.
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
-import base64
 import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from tfd_notebook.errors import StartTimeout, TfdError
-from tfd_notebook.launchers.base import AdoptedCluster, GpuReport, OnEvent, TaskHost
+from tfd_notebook.launchers.base import (
+    AdoptedCluster,
+    ForwardingTaskHost,
+    GpuReport,
+    OnEvent,
+    forwarded,
+)
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.model.spec import ClusterConfig, TaskSpec
 
@@ -85,7 +93,7 @@ def clusters(client: AgentClient, timeout: float) -> list[dict[str, Any]]:
     return summaries
 
 
-class AgentTaskHost(TaskHost):
+class AgentTaskHost(ForwardingTaskHost):
     """The tasks of a cluster under one agent.
 
     Parameters
@@ -114,77 +122,25 @@ class AgentTaskHost(TaskHost):
         self._cluster = cluster
         self._on_end = on_end
 
-    def _request(self, method: str, timeout: float, **arguments: Any) -> Any:
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        """Send a request about the cluster to the agent, and return its reply."""
         return self._client.request(method, timeout, cluster=self._cluster, **arguments)
 
     def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
-        addresses: dict[str, str] = self._request(
+        addresses: dict[str, str] = self.request(
             "reserve_ports", timeout, tasks=[vars(task) for task in tasks]
         )
         return addresses
 
-    def release_ports(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        """Release the ports of tasks that have not started, and remove the tasks."""
-        self._request("release_ports", timeout, tasks=tasks)
-
-    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
-        self._request("start", timeout, tasks=tasks)
-
-    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        self._request("stop", timeout, tasks=tasks)
-
-    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
-        self._request("restart", timeout, task=task, settings=settings)
-
-    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
-        pid: int | None = self._request("kill", timeout, task=task)
-        return pid
-
-    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        self._request("serve_errors", timeout, tasks=tasks)
-
-    def install(
-        self,
-        functions: bytes,
-        tokens: Sequence[str],
-        removed: Sequence[str],
-        *,
-        timeout: float = 60.0,
-    ) -> None:
-        blob = base64.b64encode(functions).decode()
-        self._request("install", timeout, functions=blob, tokens=tokens, removed=removed)
-
-    def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
-        tasks: dict[str, dict[str, list[str]]] = self._request("inspect", timeout)
-        return tasks
-
-    def logs(
-        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
-    ) -> tuple[str, int]:
-        text, end = self._request("logs", timeout, task=task, size=size, offset=offset)
-        return text, end
-
     def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
-        gpus = {"host": self.label or "localhost", **self._request("gpus", timeout)}
+        gpus = {"host": self.label or "localhost", **self.request("gpus", timeout)}
         return [cast(GpuReport, gpus)]
 
-    def journal(
-        self, sizes: Mapping[str, int], *, timeout: float = 30.0
-    ) -> dict[str, tuple[int, str]]:
-        data: dict[str, tuple[int, str]] = self._request("journal", timeout, sizes=sizes)
-        return data
+    @forwarded
+    def release_ports(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Release the ports of tasks that have not started, and remove the tasks."""
 
-    def free_disk_space(self, *, timeout: float = 30.0) -> int:
-        free: int = self._request("free_disk_space", timeout)
-        return free
-
-    def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
-        left: float = self._request("lease", timeout, seconds=seconds, renew=renew)
-        return left
-
-    def describe(self, description: Mapping[str, Any], *, timeout: float = 30.0) -> None:
-        self._request("describe", timeout, description=description)
-
+    @forwarded
     def check_reachability(
         self, addresses: Mapping[str, str], *, timeout: float = 30.0
     ) -> dict[str, tuple[str, str]]:
@@ -192,43 +148,34 @@ class AgentTaskHost(TaskHost):
 
         The reason is empty for a reachable task. The source address is empty if it is unknown.
         """
-        results: dict[str, tuple[str, str]] = self._request(
-            "check_reachability", timeout, addresses=addresses
-        )
-        return results
 
+    @forwarded
     def listening_addresses(self, port: int, *, timeout: float = 30.0) -> list[str]:
         """Return the addresses on which this host listens at `port`."""
-        addresses: list[str] = self._request("listening_addresses", timeout, port=port)
-        return addresses
 
+    @forwarded
     def open_tunnels(
         self, trust: Sequence[str], name: str, *, timeout: float = 30.0
     ) -> dict[str, Any]:
         """Extend the trust of this host's tunnel endpoint, or return a request to sign its key."""
-        reply: dict[str, Any] = self._request("open_tunnels", timeout, trust=trust, name=name)
-        return reply
 
+    @forwarded
     def certify_tunnels(
         self, trust: Sequence[str], name: str, certificate: str, *, timeout: float = 30.0
     ) -> dict[str, Any]:
         """Open this host's tunnel endpoint with a signed certificate."""
-        reply: dict[str, Any] = self._request(
-            "certify_tunnels", timeout, trust=trust, name=name, certificate=certificate
-        )
-        return reply
 
+    @forwarded
     def serve_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
         """Accept tunnels to `port` of this host."""
-        self._request("serve_tunnel", timeout, port=port)
 
+    @forwarded
     def forward_tunnel(self, port: int, address: str, name: str, *, timeout: float = 30.0) -> None:
         """Forward `port` of this host to the endpoint `name` at `address`."""
-        self._request("forward_tunnel", timeout, port=port, address=address, name=name)
 
+    @forwarded
     def close_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
         """Close the tunnel at `port` of this host."""
-        self._request("close_tunnel", timeout, port=port)
 
     def close(self, timeout: float = 10.0) -> None:
         self._end("close", timeout)

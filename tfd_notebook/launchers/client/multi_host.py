@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
-from tfd_notebook.launchers.base import GpuReport, TaskHost
+from tfd_notebook.launchers.base import ForwardingTaskHost, GpuReport
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.model.events import TaskChanged
@@ -21,6 +21,8 @@ _REACHABILITY_SECONDS = 8.0
 #: Seconds for which the tunnels of a killed process may still exist.
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
+#: Requests to the host of the dispatcher.
+_OF_DISPATCHER = ("journal", "free_disk_space")
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -45,7 +47,7 @@ class Tunnels(Protocol):
         """Close this process's own resources when it detaches from the cluster."""
 
 
-class TaskHostGroup(TaskHost):
+class TaskHostGroup(ForwardingTaskHost):
     """The hosts of one cluster.
 
     Parameters
@@ -113,10 +115,6 @@ class TaskHostGroup(TaskHost):
                         fix="detach the cluster in the other process that may hold it, or stop it",
                     ) from None
                 time.sleep(0.2)
-
-    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
-        reports = self._call_all(lambda host: host.gpus(timeout=timeout))
-        return [report for of_host in reports for report in of_host]
 
     def place_of(self, role: str, index: int) -> int:
         return self._place(role, index)
@@ -212,52 +210,32 @@ class TaskHostGroup(TaskHost):
                 return address
         raise AssertionError("unreachable")
 
-    def start(self, tasks: Mapping[str, Mapping[str, Any]], *, timeout: float = 30.0) -> None:
-        self._call(
-            self._by_host(tasks),
-            lambda host, names: host.start({n: tasks[n] for n in names}, timeout=timeout),
-        )
-
-    def stop(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        self._call(self._by_host(tasks), lambda host, names: host.stop(names, timeout=timeout))
-
-    def serve_errors(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
-        self._call(
-            self._by_host(tasks), lambda host, names: host.serve_errors(names, timeout=timeout)
-        )
-
-    def restart(self, task: str, settings: Mapping[str, Any], *, timeout: float = 30.0) -> None:
-        self._host_of(task).restart(task, settings, timeout=timeout)
-
-    def kill(self, task: str, *, timeout: float = 30.0) -> int | None:
-        return self._host_of(task).kill(task, timeout=timeout)
-
-    def logs(
-        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
-    ) -> tuple[str, int]:
-        return self._host_of(task).logs(task, size, offset, timeout=timeout)
-
-    def install(
-        self,
-        functions: bytes,
-        tokens: Sequence[str],
-        removed: Sequence[str],
-        *,
-        timeout: float = 60.0,
-    ) -> None:
-        self._call_all(lambda host: host.install(functions, tokens, removed, timeout=timeout))
+    def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
+        reports = self._call_all(lambda host: host.gpus(timeout=timeout))
+        return [report for of_host in reports for report in of_host]
 
     def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
         replies = self._call_all(lambda host: host.inspect(timeout=timeout))
         return {name: task for reply in replies for name, task in reply.items()}
 
-    def journal(
-        self, sizes: Mapping[str, int], *, timeout: float = 30.0
-    ) -> dict[str, tuple[int, str]]:
-        return self._host_of(_DISPATCHER).journal(sizes, timeout=timeout)
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        """Send a request to the host of its task, to the hosts of its tasks, or to all hosts."""
 
-    def free_disk_space(self, *, timeout: float = 30.0) -> int:
-        return self._host_of(_DISPATCHER).free_disk_space(timeout=timeout)
+        def call(host: AgentTaskHost, **part: Any) -> Any:
+            return getattr(host, method)(**{**arguments, **part}, timeout=timeout)
+
+        if "tasks" in arguments:
+            tasks = arguments["tasks"]
+            return self._call(
+                self._by_host(tasks),
+                lambda host, names: call(
+                    host,
+                    tasks={n: tasks[n] for n in names} if isinstance(tasks, Mapping) else names,
+                ),
+            )
+        if "task" in arguments or method in _OF_DISPATCHER:
+            return call(self._host_of(arguments.get("task", _DISPATCHER)))
+        return self._call_all(call)
 
     # Distribution of calls
 

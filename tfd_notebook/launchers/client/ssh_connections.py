@@ -14,14 +14,13 @@ import shlex
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import asyncssh
 
 from tfd_notebook.agent.sessions import own_pipes
-from tfd_notebook.errors import LaunchError, PortInUse, TfdError
+from tfd_notebook.errors import LaunchError, PortInUse
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.process_control import end_with_parent
 
@@ -230,9 +229,7 @@ async def _run() -> None:
             value = await getattr(client, f"handle_{body['method']}")(**body["arguments"])
             send({"reply_to": body["id"], "ok": True, "value": value})
         except Exception as error:
-            if not isinstance(error, TfdError):
-                traceback.print_exc()
-            send({"reply_to": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
+            send(agent_protocol.failure(body["id"], error))
 
     while line := await reader.readline():
         frame = agent_protocol.decode(line)
