@@ -51,51 +51,7 @@ Every error has a ``code``, ``what`` (the problem), ``task`` (the task concerned
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
-
-__all__ = [
-    "AccessDenied",
-    "AgentLost",
-    "CoordinatorError",
-    "DataError",
-    "DataLoss",
-    "DispatcherLost",
-    "FeedTimeout",
-    "FilterFailed",
-    "FinishedJob",
-    "Interrupted",
-    "InvalidMessage",
-    "LaunchError",
-    "Malformed",
-    "NameTaken",
-    "NoAnswer",
-    "NoTasks",
-    "NoWorkers",
-    "NodeFailed",
-    "NodeLost",
-    "NotEnoughSlots",
-    "NotSerializable",
-    "NotThere",
-    "PausedError",
-    "PipelineError",
-    "PortInUse",
-    "Refused",
-    "RemoteError",
-    "ReservationLimit",
-    "ResolveError",
-    "SparkError",
-    "StartTimeout",
-    "StateError",
-    "TasksMissing",
-    "TensorFlowMissing",
-    "TfdError",
-    "TimeLimit",
-    "UnknownName",
-    "Unsupported",
-    "UsageError",
-    "ValueGone",
-    "WorkDirError",
-]
+from typing import Any, ClassVar
 
 
 class TfdError(Exception):
@@ -118,6 +74,12 @@ class TfdError(Exception):
 
     code: ClassVar[str] = "TFD000"
 
+    def __init_subclass__(cls, code: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if code:
+            cls.code = code
+            BY_CODE[code] = cls
+
     def __init__(self, what: str, *, task: str | None = None, fix: str | None = None) -> None:
         self.what = what
         self.task = task
@@ -138,259 +100,178 @@ class TfdError(Exception):
         return _rebuild, (type(self), self.what, self.task, self.fix)
 
 
+#: The classes of this module by code.
+BY_CODE: dict[str, type[TfdError]] = {TfdError.code: TfdError}
+
+
 def _rebuild(kind: type[TfdError], what: str, task: str | None, fix: str | None) -> TfdError:
     return kind(what, task=task, fix=fix)
 
 
-class UsageError(TfdError, ValueError):
+class UsageError(TfdError, ValueError, code="TFD100"):
     """An invalid argument."""
 
-    code = "TFD100"
 
-
-class UnknownName(UsageError):
+class UnknownName(UsageError, code="TFD101"):
     """The name of a launcher, task, option or cluster that does not exist."""
 
-    code = "TFD101"
 
-
-class NameTaken(UsageError):
+class NameTaken(UsageError, code="TFD102"):
     """The name of a running cluster that has another specification."""
 
-    code = "TFD102"
 
-
-class PortInUse(UsageError):
+class PortInUse(UsageError, code="TFD103"):
     """A port that another process uses. The message names the process if possible."""
 
-    code = "TFD103"
 
-
-class WorkDirError(UsageError):
+class WorkDirError(UsageError, code="TFD104"):
     """A working directory that is missing, read-only or full."""
 
-    code = "TFD104"
 
-
-class StateError(UsageError):
+class StateError(UsageError, code="TFD105"):
     """A call that does not fit the state of the object, such as stopped or not started."""
 
-    code = "TFD105"
 
-
-class LaunchError(TfdError):
+class LaunchError(TfdError, code="TFD200"):
     """Failure to start a task, or the agent that starts tasks."""
 
-    code = "TFD200"
 
-
-class TensorFlowMissing(LaunchError):
+class TensorFlowMissing(LaunchError, code="TFD201"):
     """TensorFlow cannot be imported on a host whose task needs it."""
 
-    code = "TFD201"
 
-
-class StartTimeout(LaunchError, TimeoutError):
+class StartTimeout(LaunchError, TimeoutError, code="TFD202"):
     """A task that was not ready within ``Policy.start_timeout`` seconds."""
 
-    code = "TFD202"
 
-
-class AgentLost(LaunchError):
+class AgentLost(LaunchError, code="TFD203"):
     """Unexpected end of the agent that supervises a host's tasks."""
 
-    code = "TFD203"
 
-
-class FilterFailed(LaunchError):
+class FilterFailed(LaunchError, code="TFD205"):
     """Failure to attach the packet filter that closes a port to other hosts."""
 
-    code = "TFD205"
 
-
-class DataError(TfdError):
+class DataError(TfdError, code="TFD300"):
     """Failure to read, distribute or save a dataset."""
 
-    code = "TFD300"
 
-
-class NoWorkers(DataError):
+class NoWorkers(DataError, code="TFD301"):
     """A dataset that no data worker can serve."""
 
-    code = "TFD301"
 
-
-class DataLoss(DataError):
+class DataLoss(DataError, code="TFD302"):
     """Elements that were lost with a task and cannot be delivered."""
 
-    code = "TFD302"
 
-
-class FinishedJob(DataError):
+class FinishedJob(DataError, code="TFD303"):
     """A job that has already delivered its data. TensorFlow would deliver no more elements."""
 
-    code = "TFD303"
 
-
-class PipelineError(DataError):
+class PipelineError(DataError, code="TFD304"):
     """Failure of the user's pipeline in a data worker."""
 
-    code = "TFD304"
 
-
-class NotSerializable(DataError):
+class NotSerializable(DataError, code="TFD305"):
     """A dataset, or a Python function in it, that cannot be sent to the data workers."""
 
-    code = "TFD305"
 
-
-class DispatcherLost(DataError):
+class DispatcherLost(DataError, code="TFD306"):
     """A dispatcher that does not answer, or has stopped and is not restarted automatically."""
 
-    code = "TFD306"
 
-
-class Interrupted(DataError):
+class Interrupted(DataError, code="TFD307"):
     """Iteration that ``stop()``, ``interrupt()`` or the end of the cluster cancelled."""
 
-    code = "TFD307"
 
-
-class CoordinatorError(TfdError):
+class CoordinatorError(TfdError, code="TFD600"):
     """Failure to schedule or run closures."""
 
-    code = "TFD600"
 
-
-class PausedError(CoordinatorError):
+class PausedError(CoordinatorError, code="TFD601"):
     """A wait that would never end: the coordinator is paused and no controller can resume it."""
 
-    code = "TFD601"
 
-
-class ValueGone(CoordinatorError, LookupError):
+class ValueGone(CoordinatorError, LookupError, code="TFD602"):
     """The RemoteValue of a closure is no longer referenced, so its result was discarded."""
 
-    code = "TFD602"
 
-
-class TasksMissing(CoordinatorError):
+class TasksMissing(CoordinatorError, code="TFD603"):
     """A worker or parameter server that is needed and does not answer."""
 
-    code = "TFD603"
 
-
-class ResolveError(TfdError):
+class ResolveError(TfdError, code="TFD700"):
     """Failure to find the tasks of a cluster or their addresses."""
 
-    code = "TFD700"
 
-
-class NotThere(ResolveError):
+class NotThere(ResolveError, code="TFD701"):
     """The source of the cluster's description does not exist.
 
     The source is, for example, a step, group, file or environment variable.
     """
 
-    code = "TFD701"
 
-
-class Malformed(ResolveError):
+class Malformed(ResolveError, code="TFD702"):
     """The cluster description cannot be parsed, or is invalid."""
 
-    code = "TFD702"
 
-
-class NoTasks(ResolveError):
+class NoTasks(ResolveError, code="TFD703"):
     """A group or job without usable tasks."""
 
-    code = "TFD703"
 
-
-class AccessDenied(ResolveError):
+class AccessDenied(ResolveError, code="TFD704"):
     """Credentials that are missing, expired or not sufficient."""
 
-    code = "TFD704"
 
-
-class NoAnswer(ResolveError):
+class NoAnswer(ResolveError, code="TFD705"):
     """The service that lists the cluster's tasks fails or does not answer."""
 
-    code = "TFD705"
 
-
-class SparkError(TfdError):
+class SparkError(TfdError, code="TFD890"):
     """Failure of a cluster on the executors of Apache Spark."""
 
-    code = "TFD890"
 
-
-class NotEnoughSlots(SparkError):
+class NotEnoughSlots(SparkError, code="TFD891"):
     """Spark cannot run all nodes, or start all agents, at the same time."""
 
-    code = "TFD891"
 
-
-class ReservationLimit(SparkError, TimeoutError):
+class ReservationLimit(SparkError, TimeoutError, code="TFD892"):
     """Not all nodes reported from their executors within ``reservation_timeout`` seconds."""
 
-    code = "TFD892"
 
-
-class NodeFailed(SparkError):
+class NodeFailed(SparkError, code="TFD893"):
     """An exception of the user's function in a node. The message includes its traceback."""
 
-    code = "TFD893"
 
-
-class NodeLost(SparkError):
+class NodeLost(SparkError, code="TFD894"):
     """Unexpected end of a node's process, or of the executor that it belongs to."""
 
-    code = "TFD894"
 
-
-class FeedTimeout(SparkError, TimeoutError):
+class FeedTimeout(SparkError, TimeoutError, code="TFD895"):
     """A node that read no rows for ``feed_timeout`` seconds."""
 
-    code = "TFD895"
 
-
-class TimeLimit(TfdError, TimeoutError):
+class TimeLimit(TfdError, TimeoutError, code="TFD400"):
     """A wait that reached its time limit."""
 
-    code = "TFD400"
 
-
-class RemoteError(TfdError):
+class RemoteError(TfdError, code="TFD204"):
     """Failure of a remote kernel, or of the source that it runs."""
 
-    code = "TFD204"
 
-
-class InvalidMessage(TfdError):
+class InvalidMessage(TfdError, code="TFD206"):
     """An invalid message from another host."""
 
-    code = "TFD206"
 
-
-class Refused(TfdError):
+class Refused(TfdError, code="TFD501"):
     """An operation that the policy of this host's administrator does not allow."""
 
-    code = "TFD501"
 
-
-class Unsupported(TfdError):
+class Unsupported(TfdError, code="TFD500"):
     """An operation that this platform or the version of a library does not support."""
 
-    code = "TFD500"
 
-
-#: The classes of this module by code.
-BY_CODE = {
-    kind.code: kind
-    for kind in tuple(globals().values())
-    if isinstance(kind, type) and issubclass(kind, TfdError)
-}
+__all__ = sorted(kind.__name__ for kind in BY_CODE.values())
 
 
 def no_lease(cluster: str) -> StateError:
