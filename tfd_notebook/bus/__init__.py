@@ -12,7 +12,7 @@ from typing import Any
 from tfd_notebook._version import VERSION
 
 #: Increased with each incompatible change of the messages between kernel and browser.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 def greeting() -> dict[str, Any]:

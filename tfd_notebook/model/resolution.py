@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-#: Columns of ``Resolution.to_frame()``. They are part of the public interface.
-COLUMNS = (
-    "job",
-    "task",
-    "address",
-    "state",
-    "identity",
-    "accelerators",
-    "latency_ms",
-    "reason",
-)
 #: States of a task, see `TaskStatus`.
 STATES = ("alive", "hung", "refused", "unreachable", "foreign", "mismatch")
 #: Number of changes that are kept.
@@ -62,6 +51,10 @@ class TaskStatus:
     def name(self) -> str:
         """The job and index, such as ``"worker:0"``."""
         return f"{self.job}:{self.task}"
+
+
+#: Columns of ``Resolution.to_frame()``. They are part of the public interface.
+COLUMNS = tuple(f.name for f in fields(TaskStatus))
 
 
 @dataclass(frozen=True)
@@ -149,15 +142,6 @@ def changes(
     return tuple(result)
 
 
-def records(tasks: Iterable[TaskStatus]) -> list[dict[str, Any]]:
-    """Return tasks as JSON values with the keys `COLUMNS`."""
-    return [{column: getattr(task, column) for column in COLUMNS} for task in tasks]
-
-
-def as_json(snapshot: ResolutionSnapshot) -> Mapping[str, Any]:
+def as_json(snapshot: ResolutionSnapshot) -> dict[str, Any]:
     """Return a snapshot as JSON values, for the command line and front ends."""
-    return {
-        **asdict(snapshot),
-        "tasks": records(snapshot.tasks),
-        "counts": snapshot.counts,
-    }
+    return {**asdict(snapshot), "counts": snapshot.counts}

@@ -12,60 +12,9 @@ from tfd_notebook.model.spec import Role, TaskState
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns of ``Cluster.to_frame()``. They are part of the public interface.
-TASK_COLUMNS = (
-    "task",
-    "role",
-    "index",
-    "host",
-    "address",
-    "pid",
-    "state",
-    "reason",
-    "cpu_percent",
-    "rss_mb",
-    "pss_mb",
-    "gpu",
-    "open_to",
-    "restarts",
-)
 
-STREAM_COLUMNS = (
-    "name",
-    "kind",
-    "state",
-    "elements",
-    "bytes",
-    "elements_per_s",
-    "bytes_per_s",
-    "wait_fraction",
-    "limit",
-    "epoch",
-    "job",
-    "error",
-)
-
-
-GPU_COLUMNS = ("host", "index", "name", "task", "use_percent", "used_mb", "memory_mb")
-
-NODE_COLUMNS = (
-    "node",
-    "role",
-    "index",
-    "executor",
-    "host",
-    "address",
-    "pid",
-    "state",
-    "gpu",
-    "rows",
-    "results",
-    "rows_per_s",
-    "queue_depth",
-    "queue_capacity",
-    "batch_age_s",
-    "error",
-)
+def _columns(row: type, *left_out: str) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(row) if f.name not in left_out)
 
 
 @dataclass(frozen=True)
@@ -97,6 +46,10 @@ class TaskRow:
     bytes_per_s: float | None = None
     rates: tuple[float, ...] = ()
     working: float | None = None
+
+
+#: Columns of ``Cluster.to_frame()``. They are part of the public interface.
+TASK_COLUMNS = _columns(TaskRow, "bytes_sent", "bytes_per_s", "rates", "working")
 
 
 @dataclass(frozen=True)
@@ -136,6 +89,9 @@ class GpuRow:
         return f"{self.index}: {', '.join(parts)}" if parts else ""
 
 
+GPU_COLUMNS = _columns(GpuRow)
+
+
 @dataclass(frozen=True)
 class StreamRow:
     """One consumer of the cluster's data: a `Stream`, or a dataset that a loop or Keras reads.
@@ -153,14 +109,14 @@ class StreamRow:
         Share of the time that the consumer waited for data, 0 to 1. None while unknown.
     history : tuple of float
         Elements per second, one value per second, latest last, at most 60.
-    error : str
-        The error that ended it. Empty without one.
     limit : str
         Its current bottleneck, in words. Empty while unknown.
     epoch : str
         Deviation of the last complete epoch from the dataset. Empty without one.
     job : str
         Its ``job_name``. Empty without one.
+    error : str
+        The error that ended it. Empty without one.
     """
 
     name: str
@@ -172,10 +128,13 @@ class StreamRow:
     bytes_per_s: float = 0.0
     wait_fraction: float | None = None
     history: tuple[float, ...] = ()
-    error: str = ""
     limit: str = ""
     epoch: str = ""
     job: str = ""
+    error: str = ""
+
+
+STREAM_COLUMNS = _columns(StreamRow, "history")
 
 
 @dataclass(frozen=True)
@@ -326,6 +285,9 @@ class NodeRow:
     def node(self) -> str:
         """The node's name, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
+
+
+NODE_COLUMNS = ("node", *_columns(NodeRow, "log"))
 
 
 @dataclass(frozen=True)

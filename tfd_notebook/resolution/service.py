@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfd_notebook.bus.snapshot_feed import difference
 from tfd_notebook.errors import UsageError
-from tfd_notebook.model.resolution import ResolutionSnapshot, TaskStatus, as_json, records
+from tfd_notebook.model.resolution import ResolutionSnapshot, as_json
 from tfd_notebook.resolution import factory
 from tfd_notebook.resolution.resolution import Resolution, resolve
 
@@ -42,7 +43,7 @@ class ResolveService:
     """The commands of forms. Equal requests share a resolution and its history."""
 
     def __init__(self) -> None:
-        self._resolutions: dict[str, tuple[Resolution, TaskTableDelta]] = {}
+        self._resolutions: dict[str, tuple[Resolution, _Feed]] = {}
 
     def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the choices of resolvers, as JSON values."""
@@ -50,27 +51,27 @@ class ResolveService:
         return {"choices": choices}
 
     def resolve(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the snapshot of a resolution, as JSON values.
+        """Return the snapshot of a resolution, as JSON values in ``state``.
 
         Parameters
         ----------
         request : mapping
             ``resolver`` and ``options`` select the resolution. ``probe`` is true to probe the
             tasks of a kept resolution. ``last_number`` is the ``number`` of the front end's last
-            answer. The answer then contains only changed tasks and the same ``last_number``. If
-            that answer is no longer kept, it contains all tasks, and ``last_number`` is None.
+            answer. ``state`` is then a merge patch, and the answer has the same ``last_number``. If
+            that answer is no longer kept, ``state`` is complete, and ``last_number`` is None.
         """
         probe = request.get("probe") is True
-        resolution, delta = self._entry(request, fresh=not probe)
+        resolution, feed = self._entry(request, fresh=not probe)
         is_resolved = resolution.resolver is not None
         snapshot = resolution.probe(raises=False) if probe and is_resolved else resolution.last
-        return {**delta.message(snapshot, request.get("last_number")), "resolved": is_resolved}
+        return feed.message(snapshot, is_resolved, request.get("last_number"))
 
     def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
         """Return the resolution of `request`. If `fresh`, discard a kept one first."""
         return self._entry(request, fresh)[0]
 
-    def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, TaskTableDelta]:
+    def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, _Feed]:
         resolver, options = request.get("resolver", "auto"), request.get("options") or {}
         if not isinstance(resolver, str) or len(resolver) > 1000:
             raise UsageError(f"invalid name of a resolver: {str(resolver)[:100]!r}")
@@ -79,7 +80,7 @@ class ResolveService:
         key = json.dumps([resolver, options], sort_keys=True)
         if fresh or key not in self._resolutions:
             self._discard(key)
-            self._resolutions[key] = resolve(resolver, **options), TaskTableDelta()
+            self._resolutions[key] = resolve(resolver, **options), _Feed()
             for oldest in list(self._resolutions)[:-_MAX_RESOLUTIONS]:
                 self._discard(oldest)
         return self._resolutions[key]
@@ -106,65 +107,52 @@ def _is_name(name: Any) -> bool:
 
 #: Maximum number of changes in an answer: the number that a front end shows.
 _MAX_CHANGES = 20
-#: Maximum number of kept tables. Front ends that update at other times have older ones.
-_MAX_TABLES = 4
+#: Maximum number of kept answers. Front ends that update at other times have older ones.
+_MAX_ANSWERS = 8
 #: A latency counts as changed if it differs by more than this factor and these milliseconds.
 _FACTOR, _MILLISECONDS = 2.0, 5.0
 
-#: Numbers of tables. They start at the time, so that a restarted kernel repeats no number.
+#: Numbers of answers. They start at the time, so that a restarted kernel repeats no number.
 _numbers = itertools.count(time.time_ns() // 1_000_000)
 
 
-class TaskTableDelta:
-    """Changes of the task table of a cluster since a front end's last answer."""
+class _Feed:
+    """The latest answers about a resolution, from which merge patches lead to the next one."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, dict[str, TaskStatus]] = {}
+        self._answers: dict[int, dict[str, Any]] = {}
 
-    def message(self, snapshot: ResolutionSnapshot, last_number: Any = None) -> dict[str, Any]:
-        """Return `snapshot` as JSON values.
-
-        Parameters
-        ----------
-        snapshot : ResolutionSnapshot
-        last_number : int, optional
-            ``number`` of the front end's table. If it has the same tasks in the same order,
-            ``tasks`` are the changed ones, and ``last_number`` is returned. Otherwise ``tasks``
-            are all, and ``last_number`` is None.
-        """
-        number, table = self._number(snapshot)
-        known = self._tables.get(last_number) if isinstance(last_number, int) else None
-        if known is None or list(known) != list(table):
-            last_number, known = None, {}
-        rows = [task for name, task in table.items() if known.get(name) != task]
+    def message(
+        self, snapshot: ResolutionSnapshot, is_resolved: bool, last_number: Any
+    ) -> dict[str, Any]:
+        """Return an answer with a complete state, or a patch of the answer `last_number`."""
+        before: dict[str, Any] = next(reversed(self._answers.values()), {}).get("tasks", {})
+        tasks = {task.name: dict(vars(task)) for task in snapshot.tasks}
+        for name, task in tasks.items():
+            if name in before and _is_near(before[name]["latency_ms"], task["latency_ms"]):
+                task["latency_ms"] = before[name]["latency_ms"]
         brief = replace(snapshot, tasks=(), changes=snapshot.changes[-_MAX_CHANGES:])
-        return {
+        state = {
             **as_json(brief),
             "counts": snapshot.counts,
-            "tasks": records(rows),
+            "tasks": tasks,
+            "order": list(tasks),
             "changed": len(snapshot.changes),
+            "resolved": is_resolved,
+        }
+        known = self._answers.get(last_number) if isinstance(last_number, int) else None
+        number = next(_numbers)
+        self._answers[number] = state
+        for oldest in list(self._answers)[:-_MAX_ANSWERS]:
+            del self._answers[oldest]
+        return {
             "number": number,
-            "last_number": last_number,
+            "last_number": None if known is None else last_number,
+            "state": state if known is None else difference(known, state),
         }
 
-    def _number(self, snapshot: ResolutionSnapshot) -> tuple[int, dict[str, TaskStatus]]:
-        """Return the number of the table of `snapshot`, new if the table changed, and the table."""
-        last, before = next(reversed(self._tables.items()), (0, {}))
-        table = {task.name: task for task in snapshot.tasks}
-        for name, task in table.items():
-            if name in before and _is_similar(before[name], task):
-                table[name] = before[name]
-        if self._tables and list(table.items()) == list(before.items()):
-            return last, before
-        number = next(_numbers)
-        self._tables[number] = table
-        for oldest in list(self._tables)[:-_MAX_TABLES]:
-            del self._tables[oldest]
-        return number, table
 
-
-def _is_similar(before: TaskStatus, now: TaskStatus) -> bool:
-    """Return True if only the latency differs, within `_FACTOR` or `_MILLISECONDS`."""
-    least, most = sorted((before.latency_ms, now.latency_ms))
-    is_near = most <= _FACTOR * least or most - least <= _MILLISECONDS
-    return is_near and {**vars(before), "latency_ms": 0} == {**vars(now), "latency_ms": 0}
+def _is_near(before: float, now: float) -> bool:
+    """Return True if two latencies differ within `_FACTOR` or `_MILLISECONDS`."""
+    least, most = sorted((before, now))
+    return most <= _FACTOR * least or most - least <= _MILLISECONDS

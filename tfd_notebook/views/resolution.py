@@ -10,7 +10,6 @@ from tfd_notebook.model.resolution import (
     ResolutionSnapshot,
     RuleResult,
     TaskStatus,
-    records,
 )
 from tfd_notebook.views import blocks
 from tfd_notebook.views import formatting as figures
@@ -56,7 +55,7 @@ def task_status_table(snapshot: ResolutionSnapshot, most: int | None = None) -> 
         rows,
         label="tasks",
         empty="no tasks",
-        records=records(snapshot.tasks),
+        records=[dict(vars(task)) for task in snapshot.tasks],
         foot=f"and {omitted:,} more tasks; to_frame() has all of them" if omitted else "",
         names=COLUMNS,
     )

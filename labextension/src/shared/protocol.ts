@@ -1,7 +1,7 @@
 // Messages between kernel and browser; see docs/bus.md.
 
 /** Incremented with every incompatible change of the messages. */
-export const PROTOCOL = 3;
+export const PROTOCOL = 4;
 
 export const CLOSURE_STATES = [
   'queued',

@@ -5,8 +5,9 @@ import { problemText, StatusLine } from './statusLine';
 import { ensureStyle } from './css';
 import { button, enable, h, labeled, setBusy, setText, show } from './dom';
 import { brief, clean, plural, signed, formatInteger } from './figures';
-import { ResolvedTasks, type ITaskStatus, nameOf } from './resolvedTasks';
 import type { Link } from './link';
+import { mergePatch } from './protocol';
+import { ResolvedTasks, type ITaskStatus } from './resolvedTasks';
 import { type IActions, type IView, linkProblem } from './view';
 
 interface IRuleResult {
@@ -27,7 +28,9 @@ interface IChange {
 export interface IResolution {
   rule: string;
   place: string;
-  tasks: ITaskStatus[];
+  /** The tasks by name; `order` is their order. */
+  tasks: Record<string, ITaskStatus>;
+  order: string[];
   counts: Record<string, number>;
   considered: IRuleResult[];
   cell: string;
@@ -35,12 +38,16 @@ export interface IResolution {
   /** The latest changes; `changed` is their total number. */
   changes: IChange[];
   changed: number;
-  /** Sequence number of this table; a reply with `last_number` has only the tasks changed after it. */
-  number: number;
-  last_number: number | null;
   trouble: string;
   /** Whether a cluster was found; otherwise `cell` suggests how to start one. */
   resolved: boolean;
+}
+
+/** A reply; with `last_number`, `state` is a merge patch of the state with that `number`. */
+export interface IResolveReply {
+  number: number;
+  last_number: number | null;
+  state: Partial<IResolution>;
 }
 
 interface IChoices {
@@ -95,6 +102,8 @@ export class ResolveView implements IView {
   /** The list of resolvers could not be loaded; it is requested again after a kernel restart. */
   private _failed = false;
   private _current: IResolution | null = null;
+  /** The number of the reply with `_current`. */
+  private _number = 0;
   /** Resolver and options of the shown table. */
   private _query: { resolver: string; options: Record<string, unknown> } | null = null;
   private _disposed = false;
@@ -216,14 +225,16 @@ export class ResolveView implements IView {
       this._status.report(concurrent ? 'Resolving …' : queued, 'quiet');
     }
     try {
-      const reply = await this._link.command('resolve', {
+      const reply = (await this._link.command('resolve', {
         ...query,
         probe,
-        last_number: probe ? this._current?.number : undefined
-      });
+        last_number: probe ? this._number : undefined
+      })) as IResolveReply;
       if (!this._disposed) {
         this._query = query;
-        this._show(completed(reply as IResolution, this._current), probe);
+        this._number = reply.number;
+        const before = reply.last_number === null ? null : this._current;
+        this._show(mergePatch(before, reply.state) as IResolution, probe);
       }
     } catch (error) {
       if (!this._disposed) {
@@ -287,7 +298,7 @@ export class ResolveView implements IView {
     );
     setText(this._error, clean(resolution.trouble));
     show(this._error, resolution.trouble !== '');
-    this._tasks.show(resolution.tasks);
+    this._tasks.show(resolution.order.map(name => resolution.tasks[name]));
     this._showChanges(resolution);
     setText(this._cell, resolution.cell);
     show(this._next, resolution.cell !== '');
@@ -357,15 +368,6 @@ export class ResolveView implements IView {
   }
 }
 
-/** Add the unchanged tasks, which a reply with `last_number` omits. */
-function completed(reply: IResolution, before: IResolution | null): IResolution {
-  if (reply.last_number === null || before === null) {
-    return reply;
-  }
-  const changed = new Map(reply.tasks.map(task => [nameOf(task), task]));
-  return { ...reply, tasks: before.tasks.map(task => changed.get(nameOf(task)) ?? task) };
-}
-
 function headOf(resolution: IResolution, timed = true): string {
   if (!resolution.resolved) {
     return 'no cluster yet';
@@ -374,7 +376,7 @@ function headOf(resolution: IResolution, timed = true): string {
     ([state, count]) => `${formatInteger(count)} ${state}`
   );
   const counts = states.length
-    ? `${plural(resolution.tasks.length, 'task')}: ${states.join(', ')}`
+    ? `${plural(resolution.order.length, 'task')}: ${states.join(', ')}`
     : 'no tasks';
   return `${clean(resolution.place)}, ${counts}${timed ? `; resolved in ${brief(resolution.seconds)}` : ''}`;
 }

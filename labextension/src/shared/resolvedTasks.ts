@@ -68,7 +68,7 @@ export class ResolvedTasks {
   }
 }
 
-export function nameOf(task: ITaskStatus): string {
+function nameOf(task: ITaskStatus): string {
   return `${task.job}:${task.task}`;
 }
 

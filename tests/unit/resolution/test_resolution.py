@@ -298,12 +298,13 @@ class TestForms:
         path.write_text(json.dumps({"worker": [worker.address]}))
         service = ResolveService()
         request = {"resolver": "file", "options": {"path": str(path)}}
-        assert json.loads(json.dumps(service.resolve(request)))["counts"] == {"alive": 1}
+        answer = json.loads(json.dumps(service.resolve(request)))
+        assert answer["state"]["counts"] == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
-        again = service.resolve({**request, "probe": True})
+        again = service.resolve({**request, "probe": True})["state"]
         assert [change["task"] for change in again["changes"]] == ["worker:1"]
         assert again["changed"] == 1
-        assert service.resolve(request)["changes"] == ()
+        assert service.resolve(request)["state"]["changes"] == ()
         assert service.resolution(request).last.counts == {"alive": 1, "refused": 1}
         names = [item["name"] for item in service.choices({})["choices"]]
         assert names[0] == "auto"
@@ -316,33 +317,34 @@ class TestForms:
             service = ResolveService()
             request = {"resolver": "file", "options": {"path": str(path)}}
 
-            def names(delta: dict[str, Any]) -> list[int]:
-                return [task["task"] for task in delta["tasks"]]
+            def names(answer: dict[str, Any]) -> list[str]:
+                return list(answer["state"].get("tasks", ()))
 
             def unchanged() -> bool:
                 since = service.resolve(request)["number"]
                 return not names(service.resolve({**request, "last_number": since}))
 
             whole = service.resolve(request)
-            assert (names(whole), whole["last_number"]) == ([0, 1], None)
+            assert (names(whole), whole["last_number"]) == (["worker:0", "worker:1"], None)
             request["probe"] = True
             # A lasting change of the latency is published, too.
             until(unchanged)
             resolution = service.resolve(request)
-            assert names(resolution) == [0, 1]
+            assert names(resolution) == resolution["state"]["order"] == ["worker:0", "worker:1"]
         part = service.resolve({**request, "last_number": resolution["number"]})
         assert part["last_number"] == resolution["number"] < part["number"]
-        assert 1 in names(part)
-        assert part["counts"] == {"alive": 1, "refused": 1}
+        assert "worker:1" in names(part)
+        assert part["state"]["counts"] == {"alive": 1, "refused": 1}
+        assert "rule" not in part["state"]
         assert (
             service.resolve({**request, "last_number": whole["number"] - 1})["last_number"] is None
         )
-        # After a change of tasks, the order of the rows may differ.
         path.write_text(json.dumps({"worker": [worker.address]}))
         shorter = service.resolve({**request, "last_number": part["number"]})
-        assert (names(shorter), shorter["last_number"]) == ([0], None)
+        assert shorter["state"]["tasks"]["worker:1"] is None
+        assert (shorter["state"]["order"], shorter["last_number"]) == (["worker:0"], part["number"])
         fresh = service.resolve({**request, "probe": False, "last_number": shorter["number"]})
-        assert (names(fresh), fresh["last_number"]) == ([0], None)
+        assert (names(fresh), fresh["last_number"]) == (["worker:0"], None)
         service.close()
 
     @pytest.mark.parametrize(

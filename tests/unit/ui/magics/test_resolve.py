@@ -122,7 +122,7 @@ def test_form_resolves_and_uses_a_cluster(
 
     choice = answered("1", command="resolvers")["value"]
     assert (choice["chosen"], choice["options"]) == ("auto", {})
-    look = answered("2", command="resolve", resolver="auto")["value"]
+    look = answered("2", command="resolve", resolver="auto")["value"]["state"]
     assert (look["resolved"], look["counts"]) == (True, {"alive": 1})
     error = answered("3", command="resolve", resolver="slurmy")["error"]
     assert error["code"] == "TFD101"
@@ -138,6 +138,6 @@ def test_form_resolves_and_uses_a_cluster(
 def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_NAME", "mine")
     command = resolve.commands(shell)["resolve"]
-    look = json.loads(json.dumps(command({"resolver": "auto"})))
-    assert (look["resolved"], look["tasks"], look["rule"]) == (False, [], "tpu")
+    look = json.loads(json.dumps(command({"resolver": "auto"})))["state"]
+    assert (look["resolved"], look["tasks"], look["rule"]) == (False, {}, "tpu")
     assert look["cell"] == 'tfd.resolve("tpu")'
