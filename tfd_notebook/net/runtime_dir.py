@@ -255,6 +255,13 @@ def watched(pid: int) -> Iterator[Callable[[float], bool]]:
         os.close(descriptor)
 
 
+def wait_for_end(pid: int, started: float) -> None:
+    """Wait until the process `pid` with this result of `process_start` has ended."""
+    with watched(pid) as ended:
+        while runs(pid, started) and not ended(1.0):
+            pass
+
+
 def write_state(directory: Path, state: dict[str, Any]) -> None:
     """Write the agent's state file, atomically and readable by this user only."""
     write_private(directory / STATE_FILE, state)

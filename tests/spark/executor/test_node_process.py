@@ -84,4 +84,4 @@ with listen():
 """,
         0.01,
     )
-    assert [line["type"] for line in lines] == ["port"]
+    assert [list(line) for line in lines] == [["open_to"]]

@@ -776,22 +776,23 @@ def test_host_that_shares_ports_is_local() -> None:
 
 # Nodes on Spark, and Spark tasks that feed rows
 
-STATUS = {"state": "running", "path": "/d/in", "board": "http://h:6006", "board_pid": 5,
-         "board_error": "", "open_to": "this host", "error": ""}  # fmt: skip
 NUMBERS = {
     "rows": 3, "results": 0, "queue_depth": 1, "queue_capacity": 8, "batch_age_s": None,
     "feeders": 1, "state": "running", "queues": {"input": {"depth": 1, "rows": 3, "ended": False}},
 }  # fmt: skip
-UPDATE = {"seq": 0, "log": "\x1b[1mbold\n", "status": STATUS, "numbers": NUMBERS}
+STATUS = {"state": "running", "reason": "", "ended": False, "path": "/d/in",
+          "board": "http://h:6006", "board_pid": 5, "board_error": "", "open_to": "this host",
+          "error": "", "numbers": NUMBERS}  # fmt: skip
+UPDATE = {"type": "update", "node": 0, "pid": 5, "seq": 0, "log": "\x1b[1mbold\n",
+          "status": STATUS}  # fmt: skip
 NODE_ERROR = {"code": "TFD890", "what": "w", "task": None, "fix": "f"}
 SPARK: tuple[dict[str, Any], ...] = (
     {"type": "reserved", "node": 0, "address": "[fe80::1]:4000", "executor": "driver", "host": "h",
      "jvm": 5, "gpu": "0,1", "attempt": 0},
-    {"type": "hello", "node": 0, "pid": 5, "supervisor": 6, "status": STATUS},
     {"type": "start_failed", "node": 0, "error": NODE_ERROR},
-    {"type": "heartbeat", **UPDATE},
-    {"type": "tensorboard", **UPDATE, "numbers": {}},
-    {"type": "ended", **UPDATE, "state": "lost", "reason": "killed"},
+    UPDATE,
+    {**UPDATE, "status": {**STATUS, "numbers": {}}},
+    {**UPDATE, "status": {**STATUS, "state": "lost", "reason": "killed", "ended": True}},
     {"type": "feed_repeated", "partition": 3, "attempt": 1},
     {"type": "feed_failed", "stage": -1},
     {"type": "feed_failed", "stage": 3, "error": NODE_ERROR},
@@ -822,8 +823,6 @@ def test_corrupt_spark_message_is_refused_or_usable(seed: int) -> None:
         node = Node(roles.assign(1, 0, None, False, False)[0])
         if "status" in answer:
             node.update_state(answer["status"])
-        if "numbers" in answer:
-            node.update_counters(answer["numbers"])
             node.append_log(answer["log"])
         row = node_registry.node_row(node)
         json.dumps(vars(row), allow_nan=False)

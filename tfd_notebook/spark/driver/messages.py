@@ -37,32 +37,33 @@ def _board(value: Any, path: str) -> str:
     return value
 
 
+_count = integer()
 _status = record(
     {
         "state": one_of("starting", "running", *FINAL_STATES),
+        "reason": text,
+        "ended": boolean,
         "path": text,
         "board": either(one_of(""), _board),
         "board_pid": either(integer(0, 0), pid),
         "board_error": long_text,
         "open_to": text,
         "error": long_text,
+        #: Counters of a node's inbox; empty until its function begins.
+        "numbers": record(
+            {},
+            rows=_count,
+            results=_count,
+            queue_depth=_count,
+            queue_capacity=_count,
+            batch_age_s=optional(number),
+            feeders=_count,
+            state=text,
+            queues=mapping(text, record({"depth": _count, "rows": _count, "ended": boolean})),
+        ),
     }
 )
-_count = integer()
-#: Counters of a node's inbox; empty until its function begins.
-_numbers = record(
-    {},
-    rows=_count,
-    results=_count,
-    queue_depth=_count,
-    queue_capacity=_count,
-    batch_age_s=optional(number),
-    feeders=_count,
-    state=text,
-    queues=mapping(text, record({"depth": _count, "rows": _count, "ended": boolean})),
-)
 _node = integer(0, 10**6)
-_update = {"seq": _count, "log": output, "status": _status, "numbers": _numbers}
 #: Messages of nodes and of Spark tasks that feed, by the value of ``type``.
 _SPARK: dict[str, Check] = {
     "reserved": record(
@@ -77,23 +78,15 @@ _SPARK: dict[str, Check] = {
             "attempt": _count,
         }
     ),
-    "hello": record(
-        {"type": text, "node": _node, "pid": pid, "supervisor": pid, "status": _status}
-    ),
     "start_failed": record({"type": text, "node": _node, "error": error}),
-    **dict.fromkeys(
-        ("heartbeat", "state", "inbox", "error", "port", "tensorboard"),
-        record({"type": text, **_update}),
+    "update": record(
+        {"type": text, "node": _node, "pid": pid, "seq": _count, "log": output, "status": _status}
     ),
-    "ended": record({"type": text, **_update, "state": one_of(*FINAL_STATES), "reason": text}),
     "feed_repeated": record({"type": text, "partition": _count, "attempt": _count}),
     "feed_failed": record({"type": text, "stage": integer(-1)}, error=error),
     "register_worker": record({"type": text, "host": text, "pid": pid, "path": file_path}),
     "list_workers": record({"type": text, "host": text}),
 }
-#: Messages that a node sends first on a channel, and after its hello.
-FIRST_MESSAGES = ("reserved", "hello", "start_failed")
-NODE_MESSAGES = ("heartbeat", "state", "inbox", "error", "port", "tensorboard", "ended")
 
 
 def spark_message(message: Any, *kinds: str) -> dict[str, Any]:

@@ -67,19 +67,25 @@ class Node:
         """Rows per second that its function consumed, over the last 3 s."""
         return self.rows.rate or 0.0
 
-    def update_state(self, state: Mapping[str, Any]) -> None:
+    def update_state(self, status: Mapping[str, Any]) -> None:
         """Apply the state that its supervisor reports."""
-        self.path, self.open_to = state["path"], state["open_to"]
-        self.board, self.board_error = state["board"], state["board_error"]
-        self.board_pid = state["board_pid"]
-        self.error = state["error"]
+        self.path, self.open_to = status["path"], status["open_to"]
+        self.board, self.board_error = status["board"], status["board_error"]
+        self.board_pid = status["board_pid"]
+        self.error = status["error"]
+        if status["numbers"]:
+            self.numbers = status["numbers"]
+            self.rows.add(time.monotonic(), self.numbers.get("rows", 0))
+        # The result of the function takes precedence over the end of its process.
         if not self.function_ended and not self.ended:
-            self.state = state["state"]
+            self.state, self.reason = status["state"], status["reason"]
+        self.ended = self.ended or status["ended"]
 
-    def update_counters(self, numbers: Mapping[str, Any]) -> None:
-        """Apply the counters of its inbox."""
-        self.numbers = numbers
-        self.rows.add(time.monotonic(), numbers.get("rows", 0))
+    def lose(self, reason: str) -> None:
+        """Count the node as ended, and as lost unless its function had ended."""
+        self.ended = True
+        if not self.function_ended:
+            self.state, self.reason = "lost", reason
 
     def append_log(self, text: str) -> None:
         """Append to its log."""
@@ -206,7 +212,7 @@ class NodeServer:
         number = header.get("node")
         node = self.nodes.get(number) if type(number) is int else None
         try:
-            message = messages.spark_message(header, *messages.FIRST_MESSAGES)
+            message = messages.spark_message(header, "reserved", "start_failed", "update")
             if node is not None:
                 self._serve_node(node, channel, message)
         except InvalidMessage as error:
@@ -233,9 +239,7 @@ class NodeServer:
     def _reject(self, node: Node, error: InvalidMessage) -> None:
         """Count a node as lost because it sent an invalid message."""
         with self._lock:
-            node.ended = True
-            if not node.function_ended:
-                node.state, node.reason = "lost", f"it sent an invalid message: {error.what}"
+            node.lose(f"it sent an invalid message: {error.what}")
         self._changed(node, "ended")
 
     def reserve(self, node: Node, message: Mapping[str, Any]) -> bool:
@@ -254,47 +258,33 @@ class NodeServer:
         return True
 
     def _follow_node(
-        self, node: Node, channel: AuthenticatedChannel, hello: Mapping[str, Any]
+        self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
         with self._lock:
-            previous, node.channel, node.last_message_at = node.channel, channel, time.monotonic()
-            node.pid = hello["pid"]
-            node.update_state(hello["status"])
+            previous, node.channel = node.channel, channel
         if previous is not None:
             previous.close()
         self._send_order(node, channel)
-        self._changed(node, "hello")
         try:
             while True:
-                header, _ = channel.receive()
-                message = messages.spark_message(header, *messages.NODE_MESSAGES)
                 with self._lock:
-                    node.last_message_at = time.monotonic()
+                    node.pid, node.last_message_at = message["pid"], time.monotonic()
                     is_new = message["seq"] > node.last_seq
                     if is_new:
                         node.last_seq = message["seq"]
-                        self._apply(node, message)
-                # Acknowledge after `_apply`: the node ends when its last message is acknowledged.
+                        node.append_log(message["log"])
+                        node.update_state(message["status"])
+                # Acknowledge afterwards: the node ends when its last message is acknowledged.
                 with contextlib.suppress(OSError):  # the node then repeats the message
                     channel.send({"order": "acknowledge", "seq": message["seq"]})
                 if is_new:
-                    self._changed(node, message["type"])
+                    self._changed(node, "update")
+                header, _ = channel.receive()
+                message = messages.spark_message(header, "update")
         finally:
             with self._lock:
                 if node.channel is channel:
                     node.channel = None
-
-    def _apply(self, node: Node, message: Mapping[str, Any]) -> None:
-        if message["log"]:
-            node.append_log(message["log"])
-        if message["numbers"]:
-            node.update_counters(message["numbers"])
-        node.update_state(message["status"])
-        if message["type"] == "ended":
-            node.ended = True
-            # The result of the function takes precedence over the exit of its process.
-            if not node.function_ended:
-                node.state, node.reason = message["state"], message["reason"]
 
     def _watch(self) -> None:
         """Mark nodes as lost whose last message is older than the limit."""
@@ -307,11 +297,8 @@ class NodeServer:
                     silent_s = now - node.last_message_at
                     if silent_s <= self._limit:
                         continue
-                    node.ended = True
-                    if not node.function_ended:
-                        broken = "" if node.channel else ", and the connection to it is broken"
-                        node.reason = f"no message from it for {silent_s:.0f} s{broken}"
-                        node.state = "lost"
+                    broken = "" if node.channel else ", and the connection to it is broken"
+                    node.lose(f"no message from it for {silent_s:.0f} s{broken}")
                 self._changed(node, "ended")
 
 

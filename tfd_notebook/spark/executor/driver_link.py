@@ -1,6 +1,6 @@
 """Connection of a node to the driver.
 
-Background threads maintain it, so that `DriverConnection.send` never blocks.
+Background threads maintain it, so that `DriverConnection.update` never blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tfd_notebook.net import secure_channel
 
-#: Interval in seconds between heartbeats to the driver.
+#: Interval in seconds between messages to the driver if nothing changes.
 HEARTBEAT_SECONDS = 1.0
 #: Interval in seconds between connection attempts.
 _RECONNECT_SECONDS = 0.5
@@ -26,20 +26,19 @@ MAX_LOG_CHARS = 1 << 15
 
 
 class DriverConnection:
-    """An ordered stream of messages to the driver, and of orders from it.
+    """A stream of updates to the driver, and of orders from it.
 
-    The driver acknowledges every message. A message without an acknowledgement is sent again on
-    the next channel.
+    Each update has the whole state of the node, so that a later one replaces it. It also has a
+    part of the log. The driver acknowledges every update. Without an acknowledgement, the same part
+    is sent again on the next channel.
 
     Parameters
     ----------
     driver : str
         Address of the driver.
     secret : bytes
-    hello : callable
-        Returns the first message of every channel.
-    fields : callable
-        Returns fields that every message contains.
+    state : callable
+        Returns the fields of an update.
     on_order : callable
         Called with each order.
     """
@@ -48,16 +47,16 @@ class DriverConnection:
         self,
         driver: str,
         secret: bytes,
-        hello: Callable[[], Mapping[str, Any]],
-        fields: Callable[[], Mapping[str, Any]],
+        state: Callable[[], Mapping[str, Any]],
         on_order: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._driver, self._secret = driver, secret
-        self._hello, self._fields, self._on_order = hello, fields, on_order
+        self._state, self._on_order = state, on_order
         self._changed = threading.Condition()
-        self._messages: collections.deque[Mapping[str, Any]] = collections.deque()
+        #: True if the state has changed since the last update was composed.
+        self._has_news = True
         self._next_number = 0
-        #: The first message as it was sent, until the driver acknowledges it.
+        #: Number and log of the last update, until the driver acknowledges it.
         self._unacknowledged: Mapping[str, Any] | None = None
         #: Channel and time of its last transmission.
         self._sent_on: secure_channel.AuthenticatedChannel | None = None
@@ -75,28 +74,14 @@ class DriverConnection:
         """Seconds since the last message from the driver."""
         return time.monotonic() - self._last_received
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message; return at once."""
+    def update(self) -> None:
+        """Send the state soon; return at once."""
         with self._changed:
-            self._messages.append(message)
+            self._has_news = True
             self._changed.notify_all()
 
-    def send_heartbeat(self) -> None:
-        """Queue a heartbeat, unless other messages wait."""
-        with self._changed:
-            if not self._messages:
-                self._messages.append({"type": "heartbeat"})
-                self._changed.notify_all()
-            overdue = (
-                self._unacknowledged is not None
-                and time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
-            )
-            channel = self._sent_on if overdue else None
-        if channel is not None:
-            channel.close()
-
     def log(self, text: str) -> None:
-        """Add `text` to the log of the next message; of a long log, keep the end."""
+        """Add `text` to the log of the next update; of a long log, keep the end."""
         with self._changed:
             self._log.append(text)
             self._log_size += len(text)
@@ -104,9 +89,11 @@ class DriverConnection:
                 self._log_size -= len(self._log.popleft())
 
     def close(self, timeout: float) -> None:
-        """Close the connection when all messages are acknowledged, or after `timeout` seconds."""
+        """Close the connection when the state is acknowledged, or after `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._messages, timeout)
+            self._changed.wait_for(
+                lambda: not self._has_news and self._unacknowledged is None, timeout
+            )
             self._closed = True
             self._changed.notify_all()
             channel = self._channel
@@ -117,7 +104,6 @@ class DriverConnection:
         while not self._closed:
             try:
                 with secure_channel.connect(self._driver, self._secret) as channel:
-                    channel.send(dict(self._hello()))
                     with self._changed:
                         self._channel = channel
                         self._changed.notify_all()
@@ -137,43 +123,44 @@ class DriverConnection:
         with self._changed:
             if self._unacknowledged is not None and self._unacknowledged["seq"] == number:
                 self._unacknowledged = None
-                self._messages.popleft()
                 self._changed.notify_all()
 
-    def _send_loop(self) -> None:
-        def can_send() -> bool:
-            unsent = (
-                self._channel is not self._sent_on
-                if self._unacknowledged is not None
-                else bool(self._messages)
-            )
-            return self._closed or (unsent and self._channel is not None)
+    def _must_send(self) -> bool:
+        if self._unacknowledged is None:
+            has_message = self._has_news
+        else:
+            has_message = self._channel is not self._sent_on
+        return self._closed or (has_message and self._channel is not None)
 
-        while True:
+    def _send_loop(self) -> None:
+        while not self._closed:
             with self._changed:
-                self._changed.wait_for(can_send)
-                if self._closed or self._channel is None:
-                    return
+                self._changed.wait_for(self._must_send, HEARTBEAT_SECONDS)
                 channel, message = self._channel, self._unacknowledged
+                if self._closed or channel is None:
+                    continue
+                waits = message is not None and channel is self._sent_on
+                overdue = time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
                 if message is None:
-                    message = {
-                        **self._messages[0],
-                        "seq": self._next_number,
-                        "log": self._take_log(),
-                    }
-                    self._next_number += 1
-                    self._unacknowledged = message
-                self._sent_on, self._sent_at = channel, time.monotonic()
+                    message = self._unacknowledged = self._compose()
+                if not waits:
+                    self._sent_on, self._sent_at = channel, time.monotonic()
             try:
-                channel.send({**message, **self._fields()})
+                if not waits:
+                    channel.send({"type": "update", **message, **self._state()})
+                elif overdue:
+                    channel.close()  # `_receive_loop` opens another one
             except OSError:
-                channel.close()  # `_receive_loop` opens another one
+                channel.close()
             except Exception:  # a message that is too large or not JSON would fail again
                 traceback.print_exc()
                 self._acknowledge(message["seq"])
 
-    def _take_log(self) -> str:
+    def _compose(self) -> Mapping[str, Any]:
+        """Return number and log of a new update."""
         log = "".join(self._log)[-MAX_LOG_CHARS:]
         self._log.clear()
         self._log_size = 0
-        return log
+        self._has_news = False
+        self._next_number += 1
+        return {"seq": self._next_number, "log": log}

@@ -93,7 +93,7 @@ class NodeProcess:
             lambda: self._restrict_port(context.port),
         ):
             threading.Thread(target=work, name="tfd-node", daemon=True).start()
-        self._send({"type": "state", "state": "running"})
+        self._send({"state": "running"})
         try:
             function(args, context)
         except SystemExit as error:
@@ -116,7 +116,7 @@ class NodeProcess:
             index=self._request["index"],
             queues=tuple(self._request["queues"]),
         )
-        self._send({"type": "inbox", "path": str(self._inbox.address)})
+        self._send({"path": str(self._inbox.address)})
         return self._inbox
 
     def _function(self) -> tuple[Any, Any]:
@@ -149,7 +149,7 @@ class NodeProcess:
         what = f"{self._request['name']}: the function raised {kind}: {error}"
         text = _traceback(error)
         message = f"{what[:_MAX_MESSAGE_CHARS]}\n{text[-_MAX_TRACEBACK_CHARS:]}"
-        self._send({"type": "error", "state": "failed", "error": message})
+        self._send({"state": "failed", "error": message})
         sys.stderr.write(text)
         if self._inbox is not None:
             self._inbox.fail({"what": what, "traceback": text})
@@ -159,7 +159,7 @@ class NodeProcess:
     def _report_success(self) -> None:
         self._inbox.finish("its function has returned")
         self._send_counters()
-        self._send({"type": "state", "state": "finished"})
+        self._send({"state": "finished"})
         if self._request["input_mode"] == "SPARK":
             # Further rows are received and dropped until the cluster shuts down.
             self._finish_ordered.wait()
@@ -181,7 +181,7 @@ class NodeProcess:
             time.sleep(_NUMBERS_SECONDS)
 
     def _send_counters(self) -> None:
-        self._send({"type": "numbers", "numbers": self._inbox.numbers()})
+        self._send({"numbers": self._inbox.numbers()})
 
     def _restrict_port(self, port: int) -> None:
         """Restrict each server on the node's port to the hosts of the cluster."""
@@ -199,9 +199,9 @@ class NodeProcess:
                     if not inodes & ports.listening_inodes(port):
                         continue  # the function has closed its server meanwhile
                     message = f"{self._request['name']}: {error}"
-                    self._send({"type": "error", "state": "failed", "error": message})
+                    self._send({"state": "failed", "error": message})
                     os._exit(1)  # also closes the server, which other hosts can reach
-                self._send({"type": "port", "open_to": open_to})
+                self._send({"open_to": open_to})
             closed = inodes
             time.sleep(_POLL_SECONDS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -17,7 +18,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ import psutil
 from tfd_notebook.net import process_control, runtime_dir
 from tfd_notebook.spark.executor import node_process, tensorboard
 from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS, DriverConnection
-from tfd_notebook.spark.executor.executor import Watch
 
 #: Timeout in seconds for the user's process to end after SIGTERM.
 _TERM_SECONDS = 3.0
@@ -36,12 +35,15 @@ _LAST_SECONDS = 3.0
 #: Initial state of a node. Messages of its processes update the fields.
 _INITIAL_STATE = {
     "state": "starting",
+    "reason": "",
+    "ended": False,
     "path": "",
     "board": "",
     "board_pid": 0,
     "board_error": "",
     "open_to": "",
     "error": "",
+    "numbers": {},
 }
 
 
@@ -75,12 +77,14 @@ class NodeSupervisor:
         self._request = request
         self._log = log
         self._reserved_port = reserved_port
-        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._numbers: dict[str, Any] = {}
+        #: Reactions to events, which the main thread calls.
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         #: Part of every message to the driver, so that a lost message loses no state.
-        self._state = dict(_INITIAL_STATE)
+        self._state: dict[str, Any] = dict(_INITIAL_STATE)
         #: State and reason if this supervisor stops the node.
         self._stop_reason: tuple[str, str] | None = None
+        #: Exit status of the user's process, after its end.
+        self._status: int | None = None
 
     def run(self) -> None:
         os.setsid()
@@ -109,21 +113,26 @@ class NodeSupervisor:
         self._connection = DriverConnection(
             self._request["driver"],
             base64.b64decode(self._request["secret"]),
-            self._hello,
-            self._state_fields,
-            lambda order: self._events.put(("order", order)),
+            lambda: {"node": self._request["node"], "pid": self._pid, "status": self._state},
+            lambda order: self._call(self._execute_order, order),
         )
-        board = tensorboard.start(self._request, directory, self._report_board)
+        board = tensorboard.start(
+            self._request, directory, lambda fields: self._call(self._handle_message, fields)
+        )
         reader = self._thread(lambda: self._read_log(output))
         self._reader = self._thread(self._read_control)
         self._thread(self._await_process)
         self._thread(self._watch_executor)
-        status = self._loop()
+        self._loop()
         if board is not None:
             board.end()
         self._kill_children()
         reader.join(1.0)
-        self._report_end(status)
+        self._report_end()
+
+    def _call(self, react: Callable[[Any], None], argument: Any) -> None:
+        """Call `react` in the main thread."""
+        self._events.put(functools.partial(react, argument))
 
     def _thread(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, daemon=True)
@@ -170,83 +179,49 @@ class NodeSupervisor:
     def _read_control(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._control.makefile("r"):
-                self._events.put(("message", json.loads(line)))
+                self._call(self._handle_message, json.loads(line))
 
     def _await_process(self) -> None:
         _, status = os.waitpid(self._pid, 0)
-        self._events.put(("ended", os.waitstatus_to_exitcode(status)))
+        self._call(self._process_ended, os.waitstatus_to_exitcode(status))
 
     def _watch_executor(self) -> None:
-        watch = Watch(*self._request["jvm"])
-        watch.wait()
-        self._events.put(("executor", None))
+        runtime_dir.wait_for_end(*self._request["jvm"])
+        self._call(self._lose, "its executor has ended")
 
-    def _hello(self) -> dict[str, Any]:
-        return {
-            "type": "hello",
-            "node": self._request["node"],
-            "pid": self._pid,
-            "supervisor": os.getpid(),
-            "status": self._state,
-        }
+    # Reactions to events, in the main thread
 
-    def _state_fields(self) -> dict[str, Any]:
-        return {"status": self._state, "numbers": self._numbers}
-
-    # Reaction to events, in the main thread
-
-    def _loop(self) -> int:
-        """Handle events until the user's process has ended; return its exit status."""
-        send_heartbeat = time.monotonic()
-        while True:
-            try:
-                kind, what = self._events.get(timeout=max(0.0, send_heartbeat - time.monotonic()))
-            except queue.Empty:
-                send_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-                self._heartbeat()
-                continue
-            if kind == "ended":
-                self._drain_messages()
-                return int(what)
-            if kind == "executor":
-                self._stop("lost", "its executor has ended", signal.SIGKILL)
-            elif kind == "order":
-                self._execute_order(what)
-            else:
-                self._handle_message(what)
-
-    def _drain_messages(self) -> None:
-        """Handle the last messages of the user's process."""
-        self._reader.join(2.0)
-        while True:
-            try:
-                kind, what = self._events.get_nowait()
-            except queue.Empty:
-                return
-            if kind == "message":
-                self._handle_message(what)
-
-    def _heartbeat(self) -> None:
+    def _loop(self) -> None:
+        """Handle events until the user's process has ended."""
         limit = float(self._request["heartbeat_limit"])
-        if self._connection.silence_s > limit:
-            self._stop("lost", f"no message from the driver for {limit:g} s", signal.SIGKILL)
-        self._connection.send_heartbeat()
+        while self._status is None:
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=HEARTBEAT_SECONDS)()
+            if self._connection.silence_s > limit:
+                self._lose(f"no message from the driver for {limit:g} s")
+        # Handle the last messages of the user's process.
+        self._reader.join(2.0)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._events.get_nowait()()
+
+    def _process_ended(self, status: int) -> None:
+        self._status = status
 
     def _execute_order(self, order: Mapping[str, Any]) -> None:
         if order["order"] == "stop":
             self._stop("stopped", str(order.get("reason", "")), signal.SIGTERM)
         elif order["order"] == "finish":
-            self._send_to_process({"order": "finish"})
+            with contextlib.suppress(OSError):
+                self._control.sendall(json.dumps({"order": "finish"}).encode() + b"\n")
 
-    def _handle_message(self, message: Mapping[str, Any]) -> None:
-        if message["type"] == "numbers":
-            self._numbers = message["numbers"]
-            return
-        self._state = {
-            **self._state,
-            **{name: message[name] for name in _INITIAL_STATE if name in message},
-        }
-        self._connection.send({"type": message["type"]})
+    def _handle_message(self, fields: Mapping[str, Any]) -> None:
+        self._state = {**self._state, **fields}
+        if "numbers" not in fields:  # the next heartbeat contains these
+            self._connection.update()
+
+    def _lose(self, reason: str) -> None:
+        self._stop("lost", reason, signal.SIGKILL)
 
     def _stop(self, state: str, reason: str, signal_number: signal.Signals) -> None:
         if self._stop_reason is None:
@@ -265,21 +240,18 @@ class NodeSupervisor:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def _report_end(self, status: int) -> None:
-        state, reason = self._stop_reason or self._exit_state(status)
-        self._connection.send({"type": "ended", "state": state, "reason": reason})
+    def _report_end(self) -> None:
+        state, reason = self._end_state()
+        self._handle_message({"state": state, "reason": reason, "ended": True})
         self._connection.close(_LAST_SECONDS)
 
-    def _exit_state(self, status: int) -> tuple[str, str]:
+    def _end_state(self) -> tuple[str, str]:
+        # The result of the function takes precedence over the end of its process.
         if self._state["state"] in ("finished", "failed"):
             return self._state["state"], ""
+        if self._stop_reason is not None:
+            return self._stop_reason
+        status = self._status or 0
         if status < 0:
             return "lost", f"its process was killed by {signal.Signals(-status).name}"
         return "lost", f"its process exited with status {status} before its function returned"
-
-    def _report_board(self, fields: dict[str, Any]) -> None:
-        self._events.put(("message", {"type": "tensorboard", **fields}))
-
-    def _send_to_process(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._control.sendall(json.dumps(message).encode() + b"\n")

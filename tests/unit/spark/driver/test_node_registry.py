@@ -16,6 +16,9 @@ from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 
 STATUS = {
     "state": "running",
+    "reason": "",
+    "ended": False,
+    "numbers": {},
     "path": "some/socket",
     "board": "",
     "board_error": "",
@@ -59,59 +62,56 @@ def driver() -> Iterator[Driver]:
     driver.server.close()
 
 
-def hello(**status: Any) -> dict[str, Any]:
-    return {"type": "hello", "node": 0, "pid": 7, "supervisor": 8, "status": {**STATUS, **status}}
+def update(seq: int = 0, log: str = "", **status: Any) -> dict[str, Any]:
+    status = {**STATUS, **status}
+    return {"type": "update", "node": 0, "pid": 7, "seq": seq, "log": log, "status": status}
 
 
-def test_hello_has_the_missed_messages(driver: Driver) -> None:
+def acknowledged(seq: int) -> dict[str, Any]:
+    return {"order": "acknowledge", "seq": seq}
+
+
+def test_first_update_has_the_missed_state(driver: Driver) -> None:
     with driver.connect() as channel:
-        channel.send(hello())
+        channel.send(update(seq=5))
         until(lambda: driver.node.state == "running")
         assert (driver.node.path, driver.node.pid) == ("some/socket", 7)
 
 
-def test_each_heartbeat_has_the_whole_state(driver: Driver) -> None:
+def test_each_update_has_the_whole_state(driver: Driver) -> None:
     with driver.connect() as channel:
-        channel.send(hello(state="starting", path="", open_to=""))
+        channel.send(update(state="starting", path="", open_to=""))
         until(lambda: driver.node.state == "starting")
-        message = {
-            "type": "heartbeat",
-            "seq": 0,
-            "status": STATUS,
-            "numbers": {"rows": 3},
-            "log": "a\nb",
-        }
-        channel.send(message)
+        assert channel.receive(10)[0] == acknowledged(0)
+        channel.send(update(1, "a\nb", numbers={"rows": 3}))
         until(lambda: driver.node.state == "running")
         assert driver.node.open_to == "this host"
         assert driver.node.last_lines(2) == ("a", "b")
-        assert channel.receive(10)[0] == {"order": "acknowledge", "seq": 0}
+        assert node_registry.node_row(driver.node).rows == 3
+        assert channel.receive(10)[0] == acknowledged(1)
 
 
-def test_repeated_message_counts_once(driver: Driver) -> None:
-    message = {"type": "heartbeat", "seq": 0, "status": STATUS, "numbers": {}, "log": "once\n"}
+def test_repeated_update_counts_once(driver: Driver) -> None:
     for _ in range(2):  # the answer may be lost in transit
         with driver.connect() as channel:
-            channel.send(hello())
-            channel.send(message)
-            assert channel.receive(10)[0] == {"order": "acknowledge", "seq": 0}
+            channel.send(update(log="once\n"))
+            assert channel.receive(10)[0] == acknowledged(0)
     assert driver.node.last_lines(5) == ("once",)
-    assert driver.changes.count("heartbeat") == 1
+    assert driver.changes == ["update"]
 
 
 def test_end_of_a_node_is_final(driver: Driver) -> None:
     with driver.connect() as channel:
-        channel.send(hello(state="finished"))
+        channel.send(update(state="finished"))
         until(lambda: driver.node.function_ended)
-        message = {"type": "ended", "seq": 0, "state": "lost", "reason": "", "status": STATUS}
-        channel.send({**message, "numbers": {}, "log": ""})
+        channel.send(update(1, state="lost", ended=True))
         until(lambda: driver.node.ended)
         assert driver.node.state == "finished"
 
 
-def test_missed_error_is_sent_again(driver: Driver) -> None:
+def test_error_of_a_function_is_recorded(driver: Driver) -> None:
     with driver.connect() as channel:
-        channel.send(hello(state="failed", error="worker:0: the function raised"))
+        channel.send(update(state="failed", error="worker:0: the function raised"))
         until(lambda: driver.node.error)
         assert driver.node.state == "failed"
 
@@ -120,12 +120,12 @@ def test_command_waits_for_a_disconnected_node(driver: Driver) -> None:
     driver.server.order("finish")
     for _ in range(2):  # the message may be lost in transit
         with driver.connect() as channel:
-            channel.send(hello())
+            channel.send(update())
             assert channel.receive(10)[0] == {"order": "finish"}
     driver.server.order("stop", reason="the cluster has failed")
     driver.server.order("finish")
     with driver.connect() as channel:
-        channel.send(hello())
+        channel.send(update())
         assert channel.receive(10)[0] == {"order": "stop", "reason": "the cluster has failed"}
 
 
@@ -133,7 +133,7 @@ def test_disconnected_node_is_lost_after_the_timeout() -> None:
     driver = Driver(limit=2.0)
     try:
         with driver.connect() as channel:
-            channel.send(hello())
+            channel.send(update())
             until(lambda: driver.node.state == "running")
         until(lambda: driver.node.channel is None)
         until(lambda: driver.node.ended)
@@ -146,11 +146,13 @@ def test_disconnected_node_is_lost_after_the_timeout() -> None:
 
 def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
     with driver.connect() as old, driver.connect() as new:
-        old.send(hello())
+        old.send(update())
         until(lambda: driver.node.channel)
-        new.send(hello(state="finished"))
+        assert old.receive(10)[0] == acknowledged(0)
+        new.send(update(1, state="finished"))
         with pytest.raises((EOFError, OSError)):
             old.receive(10)
+        assert new.receive(10)[0] == acknowledged(1)
         driver.server.order("finish")
         assert new.receive(10)[0] == {"order": "finish"}
 
@@ -158,18 +160,16 @@ def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
 # Messages of a node are validated before anything is stored.
 
 
-UPDATE = {"type": "heartbeat", "seq": 0, "status": STATUS, "numbers": {}, "log": ""}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"numbers": [1]},
-        {"numbers": {"rows": "x"}},
-        {"numbers": {"queue_depth": "<b>"}},
-        {"numbers": {"batch_age_s": float("inf")}},
+        {"status": {**STATUS, "numbers": [1]}},
+        {"status": {**STATUS, "numbers": {"rows": "x"}}},
+        {"status": {**STATUS, "numbers": {"queue_depth": "<b>"}}},
+        {"status": {**STATUS, "numbers": {"batch_age_s": float("inf")}}},
         {"status": {**STATUS, "board": "no address"}},
         {"status": {**STATUS, "state": "<b>"}},
+        {"status": {**STATUS, "ended": "no"}},
         {"status": None},
         {"seq": None},
         {"type": "start_failed"},
@@ -178,11 +178,12 @@ UPDATE = {"type": "heartbeat", "seq": 0, "status": STATUS, "numbers": {}, "log":
 )
 def test_node_is_lost_after_an_invalid_message(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
-        channel.send(hello())
-        channel.send({**UPDATE, **wrong})
+        channel.send(update())
+        assert channel.receive(10)[0] == acknowledged(0)
+        channel.send({**update(1), **wrong})
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
-    until(lambda: driver.changes == ["hello", "ended"])
+    until(lambda: driver.changes == ["update", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
     row = node_registry.node_row(driver.node)
@@ -190,9 +191,9 @@ def test_node_is_lost_after_an_invalid_message(driver: Driver, wrong: Any) -> No
 
 
 @pytest.mark.parametrize("wrong", [{"pid": "7"}, {"status": {}}, {"status": [1]}, {"more": 1}])
-def test_node_is_lost_after_an_invalid_hello(driver: Driver, wrong: Any) -> None:
+def test_node_is_lost_after_an_invalid_first_update(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
-        channel.send({**hello(), **wrong})
+        channel.send({**update(), **wrong})
         with pytest.raises((EOFError, OSError)):
             channel.receive(10)
     until(lambda: driver.changes == ["ended"])
@@ -228,7 +229,7 @@ def test_reservation_is_stored(driver: Driver) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        {"type": "hello", "node": "x"},
+        {"type": "update", "node": "x"},
         {"type": "feed_failed", "stage": "x"},
         {"type": "feed_failed", "stage": 1, "error": "<b>"},
         {"type": "feed_repeated", "partition": [], "attempt": 1},
