@@ -22,7 +22,6 @@ from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.driver import startup
 from tfd_notebook.spark.driver.registry import running
-from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
@@ -124,10 +123,9 @@ def test_a_killed_executor_ends_the_cluster_and_fork_server(sc: Any) -> None:
         victim = cluster.nodes[1]
         fork_servers = fork_servers_of(victim.jvm)
         assert fork_servers
-        watch = executor.Watch(victim.jvm, runtime_dir.process_start(victim.jvm) or 0.0)
+        started = runtime_dir.process_start(victim.jvm) or 0.0
         os.kill(victim.jvm, signal.SIGKILL)
-        watch.wait()
-        watch.close()
+        runtime_dir.wait_for_end(victim.jvm, started)
         assert cluster.wait(LONG)
         assert cluster.phase == "failed"
         assert isinstance(cluster.error, errors.NodeLost)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -21,9 +22,10 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tfd_notebook.errors import LaunchError, TensorFlowMissing
 from tfd_notebook.net.process_control import end_with_parent
 
 _LENGTH = struct.Struct("!Q")
@@ -136,6 +138,21 @@ def main() -> None:
     # During the import of TensorFlow this process does not notice the end of the channel.
     end_with_parent(int(os.environ["TFD_FORK_OWNER"]))
     channel = socket.socket(fileno=int(os.environ["TFD_FORK_FD"]))
+    imported = import_tensorflow("tfd_notebook.agent.task_process")
+    send_reply(channel, imported)
+    if "error" not in imported:
+        while (received := receive_request(channel)) is not None:
+            send_reply(channel, {"pid": _fork_task(channel, *received)})
+
+
+def import_tensorflow(*modules: str) -> dict[str, Any]:
+    """Import TensorFlow, and these modules, for the processes that are forked from this one.
+
+    Returns
+    -------
+    dict
+        ``tensorflow``, ``threads`` and ``seconds``; or ``error``, the reason of a failed import.
+    """
     began = time.monotonic()
     gc.disable()  # garbage collection takes a fifth of the import time
     try:
@@ -143,21 +160,62 @@ def main() -> None:
         with blocked_imports("pyarrow", "sklearn"):
             import tensorflow as tf
 
-            # Import time, as in `_fork_task`.
-            from tfd_notebook.agent import task_process  # noqa: F401 - used by `_fork_task`
-    except ImportError as error:
-        _send(channel, {"error": str(error)})
-        return
+            for module in modules:
+                importlib.import_module(module)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    _import_wrappers_on_use()
     gc.freeze()
     gc.enable()
     release_clean_pages()
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
-    _send(
-        channel,
-        {"tensorflow": tf.__version__, "threads": threads, "seconds": time.monotonic() - began},
-    )
-    while (received := receive_request(channel)) is not None:
-        _send(channel, {"pid": _fork_task(channel, *received)})
+    return {
+        "tensorflow": getattr(tf, "__version__", ""),
+        "threads": threads,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def check_import(imported: Mapping[str, Any], install: str, without_threads: str) -> None:
+    """Raise the error of an import that prevents forks.
+
+    Parameters
+    ----------
+    imported : mapping
+        The result of `import_tensorflow`.
+    install, without_threads : str
+        The next steps if TensorFlow is missing, and if its import started threads.
+
+    Raises
+    ------
+    TensorFlowMissing, LaunchError
+    """
+    if "error" in imported:
+        raise TensorFlowMissing(f"TensorFlow cannot be imported: {imported['error']}", fix=install)
+    if imported["threads"] != 1:
+        raise LaunchError(
+            f"the import of TensorFlow has started {imported['threads'] - 1} threads, which a "
+            "fork would lose",
+            fix=without_threads,
+        )
+
+
+def _import_wrappers_on_use() -> None:
+    """Make a process import Keras's wrappers of scikit-learn again at their first use.
+
+    They were imported without scikit-learn.
+    """
+    keras = {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "keras"}
+    for name, imported in keras.items():
+        spec = imported.__spec__
+        if "wrappers" in name.split(".") and spec is not None and spec.loader is not None:
+            spec.loader = importlib.util.LazyLoader(spec.loader)
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            attribute = name.rpartition(".")[2]
+            for other in keras.values():
+                if vars(other).get(attribute) is imported:
+                    setattr(other, attribute, module)
 
 
 @contextlib.contextmanager
@@ -167,7 +225,7 @@ def blocked_imports(*names: str) -> Iterator[None]:
     Keras imports pandas if it is installed, pandas imports pyarrow, and pyarrow starts threads,
     which a fork would lose. Keras gets placeholders for the two pandas classes that it uses. They
     recognize real pandas objects once a task has imported pandas. A wrapper of a blocked module
-    stays without it: for ``"sklearn"`` the classes of ``keras.wrappers``.
+    stays without it.
     """
     pandas = types.ModuleType("pandas")
     pandas.__dict__.update(
@@ -211,5 +269,6 @@ def release_clean_pages() -> None:
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
 
-def _send(channel: socket.socket, message: dict[str, Any]) -> None:
+def send_reply(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send the reply to a request."""
     channel.sendall(json.dumps(message).encode() + b"\n")

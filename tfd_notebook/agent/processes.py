@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tfd_notebook.agent import fork_server, interpreter
-from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, TimeLimit
+from tfd_notebook.errors import LaunchError, TfdError, TimeLimit
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.runtime_dir import AGENT_VARIABLE
 
@@ -303,17 +303,11 @@ class _ForkServer:
         server._channel = local
         try:
             server.hello = await server._receive_reply(timeout=300.0)
-            if "error" in server.hello:
-                raise TensorFlowMissing(
-                    f"the tasks' Python cannot import TensorFlow: {server.hello['error']}",
-                    fix='pip install "tfd-notebook[tensorflow]", then start the cluster again',
-                )
-            if server.hello["threads"] != 1:
-                raise LaunchError(
-                    f"importing TensorFlow started {server.hello['threads'] - 1} threads, "
-                    "so tasks cannot be forked safely",
-                    fix="set TFD_START_METHOD=spawn before the extension is loaded",
-                )
+            fork_server.check_import(
+                server.hello,
+                'pip install "tfd-notebook[tensorflow]", then start the cluster again',
+                "set TFD_START_METHOD=spawn before the extension is loaded",
+            )
         except BaseException:
             server.close()
             raise

@@ -114,9 +114,7 @@ shutil.rmtree(directory)
 SPARK_NODE = (
     "from tfd_notebook.spark.executor import executor, fork_server",
     """
-client = fork_server.ForkServerClient(executor.on_driver(), dict(os.environ))
-print(client.fork({}, [0, 2]) > 0)
-client.close()
+print(fork_server.fork(executor.on_driver(), dict(os.environ), {}, [0, 2]) > 0)
 """,
 )
 TENSORBOARD = (

@@ -12,8 +12,7 @@ import pytest
 from tests._waiting import until
 from tests.spark._unauthenticated import junk, knock, members, unix_sockets
 from tfd_notebook.errors import LaunchError, TensorFlowMissing
-from tfd_notebook.spark.executor import executor
-from tfd_notebook.spark.executor.fork_server import ForkServerClient
+from tfd_notebook.spark.executor import executor, fork_server
 
 pytestmark = pytest.mark.integration
 
@@ -44,11 +43,7 @@ def is_fork_server(process: psutil.Process) -> bool:
 
 
 def fork_node() -> int:
-    client = ForkServerClient(executor.on_driver(), dict(os.environ))
-    try:
-        return client.fork({}, [0, 2])
-    finally:
-        client.close()
+    return fork_server.fork(executor.on_driver(), dict(os.environ), {}, [0, 2])
 
 
 def test_a_failed_import_of_tensorflow_is_reported(tensorflow: Path) -> None:
@@ -70,13 +65,10 @@ def test_threads_after_the_import_of_tensorflow_are_an_error(tensorflow: Path) -
 
 def test_messages_of_unauthenticated_clients_are_ignored(tensorflow: Path) -> None:
     before = unix_sockets()
-    client = ForkServerClient(executor.on_driver(), dict(os.environ))
-    try:
-        (address,) = (name for name in unix_sockets() - before if "tfd-fork-server" in name)
-        for message in junk(tensorflow.parent / "bomb"):
-            knock(address, message)
-        pid = client.fork({}, [0, 2])
-        until(lambda: not psutil.pid_exists(pid), LONG)
-    finally:
-        client.close()
+    fork_server.start(executor.on_driver(), dict(os.environ))
+    (address,) = (name for name in unix_sockets() - before if "tfd-fork-server" in name)
+    for message in junk(tensorflow.parent / "bomb"):
+        knock(address, message)
+    pid = fork_node()
+    until(lambda: not psutil.pid_exists(pid), LONG)
     assert not (tensorflow.parent / "bomb").exists()

@@ -24,6 +24,24 @@ SECRETS = (
 )
 
 
+def executor() -> dict[str, Any]:
+    """Return id and pid of this worker's executor, a Java process among its ancestors."""
+    pid = os.getpid()
+    while pid:
+        with open(f"/proc/{pid}/comm") as file:
+            is_java = file.read().strip() == "java"
+        if is_java:
+            with open(f"/proc/{pid}/cmdline") as file:
+                arguments = file.read().split("\0")
+            name = "driver"  # Spark runs in one process
+            if "--executor-id" in arguments:
+                name = arguments[arguments.index("--executor-id") + 1]
+            return {"host": os.uname().nodename, "executor": name, "jvm": pid}
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    raise RuntimeError(f"process {os.getpid()} was not started by a Spark executor")
+
+
 def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., Iterator[Any]]:
     """Return the function of the tasks of a barrier stage: start one process per executor.
 
@@ -47,23 +65,6 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
             return  # an earlier task of the same executor starts the process
         host = context.getTaskInfos()[context.partitionId()].address.partition(":")[0]
         yield {**local, "host": host or local["host"], "line": started(local["jvm"])}
-
-    def executor() -> dict[str, Any]:
-        """Return the executor's id and pid: the Java process among the ancestors of this one."""
-        pid = os.getpid()
-        while pid > 1:
-            with open(f"/proc/{pid}/stat") as file:
-                rest = file.read().rpartition(")")[2].split()
-            with open(f"/proc/{pid}/comm") as file:
-                if file.read().strip() == "java":
-                    break
-            pid = int(rest[1])
-        with open(f"/proc/{pid}/cmdline") as file:
-            arguments = file.read().split("\0")
-        name = "driver"
-        if "--executor-id" in arguments:
-            name = arguments[arguments.index("--executor-id") + 1]
-        return {"host": os.uname().nodename, "executor": name, "jvm": pid}
 
     def started(jvm: int) -> str:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(SECRETS)}

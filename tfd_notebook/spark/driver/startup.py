@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.net import ports
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
-from tfd_notebook.spark.executor import executor, launch_plan
+from tfd_notebook.spark.executor import executor, fork_server, launch_plan
 from tfd_notebook.spark.executor.barrier_start import Start
 from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS
-from tfd_notebook.spark.executor.fork_server import ForkServerClient
 from tfd_notebook.spark.executor.launch_plan import Plan
 
 #: Minimum heartbeat limit in seconds: three heartbeats.
@@ -153,16 +154,9 @@ class Launch:
         environment = launch_plan.node_environment(self._plan.environment, ())
         nodes = self._node_server.nodes
         known = {number: node.address for number, node in nodes.items()}
-        fork_server = ForkServerClient(owner, environment)
-        try:
-            for assignment in self._driver_nodes:
-                reserved = self._reserved_ports.pop(assignment.node)
-                with reserved:
-                    launch_plan.launch(
-                        self._plan, assignment, owner, fork_server, environment, reserved, known
-                    )
-        finally:
-            fork_server.close()
+        for assignment in self._driver_nodes:
+            with self._reserved_ports.pop(assignment.node) as reserved:
+                launch_plan.launch(self._plan, assignment, owner, environment, reserved, known)
 
     def close(self) -> None:
         """Close the reserved ports and cancel the Spark job, which releases its slots."""
@@ -170,6 +164,28 @@ class Launch:
             self._reserved_ports.popitem()[1].close()
         if self._job is not None:
             self._job.cancel()
+
+
+def import_tensorflow(sc: Any) -> None:
+    """Import TensorFlow on every executor, in the process that nodes are forked from.
+
+    Return at once. Errors are not reported: they occur again in a cluster that needs the import.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+    """
+    if slots := compat_pyspark.slots(sc):
+        # A barrier stage: Spark may run single tasks one after another on the same executor.
+        application = Application(sc)
+        tasks = application.in_barrier(application.numbers(range(slots)), _start_fork_server)
+        Job(application, "TensorFlow is imported", tasks)
+
+
+def _start_fork_server(_: Iterable[int]) -> Iterator[int]:
+    with contextlib.suppress(Exception):
+        fork_server.start(executor.current(), launch_plan.node_environment({}, None))
+    return iter(())
 
 
 def launch_error(error: BaseException) -> errors.TfdError:

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.net import agent_protocol, ports, runtime_dir, secure_channel
-from tfd_notebook.spark.executor import executor, launch_plan
-from tfd_notebook.spark.executor.executor import Watch
-from tfd_notebook.spark.executor.fork_server import ForkServerClient
+from tfd_notebook.spark.executor import executor, fork_server, launch_plan
 from tfd_notebook.spark.executor.launch_plan import Plan
 from tfd_notebook.spark.roles import Assignment
 
@@ -46,8 +44,9 @@ class Start:
             return  # Spark would retry after an exception
         if pid is None:
             return
-        if self._plan.holds_slot(node):
-            _await_end(pid)
+        started = runtime_dir.process_start(pid)
+        if self._plan.holds_slot(node) and started is not None:
+            runtime_dir.wait_for_end(pid, started)
         yield pid
 
     def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
@@ -55,23 +54,20 @@ class Start:
         gpus = _gpus(context)
         environment = launch_plan.node_environment(self._plan.environment, gpus)
         # The fork server imports TensorFlow while this task waits for the others.
-        fork_server = ForkServerClient(owner, environment)
-        try:
-            with ports.reserve_port() as reserved_port:
-                host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-                reservation = launch_plan.reservation(
-                    node, owner, f"{host}:{reserved_port.getsockname()[1]}", gpus
-                )
-                if not report(self._plan, {**reservation, "attempt": context.taskAttemptId()}):
-                    return None
-                gathered = [json.loads(text) for text in context.allGather(json.dumps(reservation))]
-                addresses = {message["node"]: message["address"] for message in gathered}
-                addresses.update(self._driver_addresses)
-                return launch_plan.launch(
-                    self._plan, node, owner, fork_server, environment, reserved_port, addresses
-                )
-        finally:
-            fork_server.close()
+        fork_server.start(owner, environment)
+        with ports.reserve_port() as reserved_port:
+            host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+            reservation = launch_plan.reservation(
+                node, owner, f"{host}:{reserved_port.getsockname()[1]}", gpus
+            )
+            if not report(self._plan, {**reservation, "attempt": context.taskAttemptId()}):
+                return None
+            gathered = [json.loads(text) for text in context.allGather(json.dumps(reservation))]
+            addresses = {message["node"]: message["address"] for message in gathered}
+            addresses.update(self._driver_addresses)
+            return launch_plan.launch(
+                self._plan, node, owner, environment, reserved_port, addresses
+            )
 
 
 def report(plan: Plan, reservation: dict[str, Any]) -> bool:
@@ -90,12 +86,6 @@ def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
         )
         return True
     return False
-
-
-def _await_end(pid: int) -> None:
-    started = runtime_dir.process_start(pid)
-    if started is not None:
-        Watch(pid, started).wait()
 
 
 def _gpus(context: BarrierTaskContext) -> tuple[str, ...] | None:

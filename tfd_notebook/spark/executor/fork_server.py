@@ -7,15 +7,13 @@ keep running.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import gc
 import hashlib
 import json
 import os
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -23,9 +21,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.agent import fork_server, interpreter
-from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, Unsupported
-from tfd_notebook.net import agent_protocol, runtime_dir
-from tfd_notebook.spark.executor.executor import Executor, Watch
+from tfd_notebook.errors import LaunchError, TfdError, Unsupported
+from tfd_notebook.net import agent_protocol, runtime_dir, unix_socket
+from tfd_notebook.spark.executor.executor import Executor
 
 #: Environment variable that marks the process and holds its arguments.
 VARIABLE = "TFD_SPARK_FORK_SERVER"
@@ -38,79 +36,68 @@ _REQUEST_SECONDS = 10.0
 _IMPORT_VARIABLES = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-class ForkServerClient:
-    """A connection to the fork server of an executor; use it from one thread.
+def start(executor: Executor, environment: Mapping[str, str]) -> None:
+    """Start the fork server of an executor, which imports TensorFlow, unless it runs.
 
     Parameters
     ----------
     executor : Executor
-        The owner. If it has no fork server yet, one is started, which imports TensorFlow.
+        The owner.
     environment : mapping
         Environment of the nodes.
     """
+    if sys.platform != "linux":
+        raise Unsupported(
+            f"nodes on Spark are forked after the import of TensorFlow, which {sys.platform} "
+            "does not support",
+            fix="run the executors on Linux",
+        )
+    _connect(executor, environment).close()
 
-    def __init__(self, executor: Executor, environment: Mapping[str, str]) -> None:
-        if sys.platform != "linux":
-            raise Unsupported(
-                f"nodes on Spark are forked after the import of TensorFlow, which {sys.platform} "
-                "does not support",
-                fix="run the executors on Linux",
-            )
-        self._executor = executor
-        self._environment = environment
-        self._channel = _connect(executor, environment)
 
-    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Fork a node; return the pid of its supervisor.
+def fork(
+    executor: Executor, environment: Mapping[str, str], request: dict[str, Any], fds: list[int]
+) -> int:
+    """Fork a node from the fork server of an executor; return the pid of its supervisor.
 
-        Parameters
-        ----------
-        request : dict
-            The JSON argument of `node_supervisor.run`.
-        fds : list of int
-            Two descriptors for it: the socket that reserves its port, and its log file.
+    Parameters
+    ----------
+    executor : Executor
+    environment : mapping
+    request : dict
+        The JSON argument of `node_supervisor.run`.
+    fds : list of int
+        Two descriptors for it: the socket that reserves its port, and its log file.
 
-        Raises
-        ------
-        TensorFlowMissing
-            The executors' Python has no TensorFlow.
-        LaunchError
-            The fork server ended, does not answer, or has threads.
-        """
-        where = f"executor {self._executor.id} on {self._executor.host}"
-        try:
-            answer_line = self._request(request, fds)
-            if not answer_line:  # its idle timeout expired just before
-                self.close()
-                self._channel = _connect(self._executor, self._environment)
-                answer_line = self._request(request, fds)
-        except OSError as error:
-            raise LaunchError(
-                f"the fork server of {where} does not answer: {error}",
-                fix="check load and free memory of the host",
-            ) from None
-        if not answer_line:
-            raise LaunchError(
-                f"the fork server of {where} has ended",
-                fix="check the free memory of the host and the executor's log",
-            )
-        answer = json.loads(answer_line)
-        if "error" in answer:
-            problem = agent_protocol.unpack_error(answer["error"])
-            raise type(problem)(f"{where}: {problem.what}", fix=problem.fix)
-        return int(answer["pid"])
-
-    def _request(self, request: dict[str, Any], fds: list[int]) -> str:
-        try:
-            fork_server.send_request(self._channel, request, fds)
-            with self._channel.makefile("r") as answers:
-                return answers.readline()
-        except (BrokenPipeError, ConnectionResetError):
-            return ""
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
+    Raises
+    ------
+    TensorFlowMissing
+        The executors' Python has no TensorFlow.
+    LaunchError
+        The fork server ended, does not answer, or has threads.
+    """
+    where = f"executor {executor.id} on {executor.host}"
+    try:
+        with _connect(executor, environment) as channel, channel.makefile("r") as answers:
+            fork_server.send_request(channel, request, fds)
+            answer_line = answers.readline()
+    except (BrokenPipeError, ConnectionResetError):
+        answer_line = ""
+    except OSError as error:
+        raise LaunchError(
+            f"the fork server of {where} does not answer: {error}",
+            fix="check load and free memory of the host",
+        ) from None
+    if not answer_line:
+        raise LaunchError(
+            f"the fork server of {where} has ended",
+            fix="check the free memory of the host and the executor's log",
+        )
+    answer = json.loads(answer_line)
+    if "error" in answer:
+        problem = agent_protocol.unpack_error(answer["error"])
+        raise type(problem)(f"{where}: {problem.what}", fix=problem.fix)
+    return int(answer["pid"])
 
 
 def _address(executor: Executor, environment: Mapping[str, str]) -> str:
@@ -145,7 +132,7 @@ def _connect(executor: Executor, environment: Mapping[str, str]) -> socket.socke
         except BaseException:
             channel.close()
             raise
-        if is_same_user(channel):
+        if unix_socket.is_this_user(channel):
             return channel
         channel.close()
         raise LaunchError(
@@ -189,79 +176,32 @@ def main() -> None:
     """Run the fork server."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    fd, pid, started, idle = json.loads(os.environ[VARIABLE])
+    fd, pid, started, idle = json.loads(os.environ.pop(VARIABLE))
     with socket.socket(fileno=fd) as listener:
-        _serve(listener, Watch(pid, started), _import_tensorflow(), idle)
-
-
-def _import_tensorflow() -> TfdError | None:
-    """Import the modules that nodes need; return the error that prevents forks, or None."""
-    gc.disable()
-    try:
-        with fork_server.blocked_imports("pyarrow"):
-            import cloudpickle  # noqa: F401
-            import tensorflow  # noqa: F401 - loaded here, used after the fork
-
-            # Import time: clients of the fork server do not need the supervisor.
-            from tfd_notebook.spark.executor import node_supervisor  # noqa: F401
-    except Exception as error:
-        return TensorFlowMissing(
-            f"TensorFlow cannot be imported: {type(error).__name__}: {error}",
-            fix="install it for the executors' Python; tfd.spark.check(spark) shows the commands",
+        imported = fork_server.import_tensorflow(
+            "cloudpickle", "tfd_notebook.spark.executor.node_supervisor"
         )
-    gc.freeze()
-    gc.enable()
-    threads = len(os.listdir("/proc/self/task"))
-    if threads == 1:
-        return None
-    return LaunchError(
-        f"the import of TensorFlow has started {threads - 1} threads, which a fork would lose",
-        fix="remove the module that starts them, such as a sitecustomize, from the executors' "
-        "Python",
-    )
-
-
-def _serve(listener: socket.socket, jvm: Watch, problem: TfdError | None, idle: float) -> None:
-    """Answer requests until the executor ends, or the idle timeout expires."""
-    poll = select.poll()
-    poll.register(listener, select.POLLIN)
-    handle = jvm.fileno()
-    if handle is not None:
-        poll.register(handle, select.POLLIN)
-    idle_since = time.monotonic()
-    channels: dict[int, socket.socket] = {}
-    forked: set[int] = set()
-    while not jvm.ended:
-        ready = [descriptor for descriptor, _ in poll.poll(1000)]
-        _remove_ended(forked)
-        if not channels and not ready and time.monotonic() - idle_since > idle:
-            return
-        for descriptor in ready:
-            if descriptor == listener.fileno():
+        listener.settimeout(1.0)
+        idle_since = time.monotonic()
+        forked: set[int] = set()
+        while runtime_dir.runs(pid, started):
+            _remove_ended(forked)
+            try:
                 channel, _ = listener.accept()
-                if is_same_user(channel):
+            except TimeoutError:
+                if time.monotonic() - idle_since > idle:
+                    return
+                continue
+            with channel, contextlib.suppress(OSError):
+                if unix_socket.is_this_user(channel):
                     channel.settimeout(_REQUEST_SECONDS)
-                    channels[channel.fileno()] = channel
-                    poll.register(channel, select.POLLIN)
-                else:
-                    channel.close()
-            elif descriptor in channels:
-                idle_since = time.monotonic()
-                open_sockets = [listener, *channels.values()]
-                if not _answer(channels[descriptor], open_sockets, problem, forked):
-                    poll.unregister(descriptor)
-                    channels.pop(descriptor).close()
-
-
-def is_same_user(channel: socket.socket) -> bool:
-    """Return True if the peer of a Unix socket is a process of this user."""
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+                    _answer(listener, channel, imported, forked)
+            idle_since = time.monotonic()
 
 
 def _remove_ended(forked: set[int]) -> None:
     """Remove supervisors that have ended, and the directories of killed ones."""
-    # Import time, as in `_import_tensorflow`.
+    # Import time: clients of the fork server do not need the supervisor.
     from tfd_notebook.spark.executor import node_supervisor
 
     for pid in [pid for pid in forked if not os.path.exists(f"/proc/{pid}")]:
@@ -270,39 +210,35 @@ def _remove_ended(forked: set[int]) -> None:
 
 
 def _answer(
-    channel: socket.socket,
-    open_sockets: list[socket.socket],
-    problem: TfdError | None,
-    forked: set[int],
-) -> bool:
-    """Answer one request and add the pid to `forked`; return False at the end of the channel."""
-    try:
-        received = fork_server.receive_request(channel)
-        if received is None:
-            return False
-        request, fds = received
-        answer: dict[str, Any]
-        if problem is not None:
-            answer = {"error": agent_protocol.pack_error(problem)}
-        else:
-            answer = {"pid": _fork(request, fds, open_sockets)}
-            forked.add(answer["pid"])
-        for fd in fds:
-            os.close(fd)
-        channel.sendall(json.dumps(answer).encode() + b"\n")
-    except OSError:
-        return False
-    return True
-
-
-def _fork(request: dict[str, Any], fds: list[int], open_sockets: list[socket.socket]) -> int:
-    # Import time, as in `_import_tensorflow`.
-    from tfd_notebook.spark.executor import node_supervisor
+    listener: socket.socket, channel: socket.socket, imported: dict[str, Any], forked: set[int]
+) -> None:
+    """Fork the node that a client requests, and add its pid to `forked`."""
+    received = fork_server.receive_request(channel)
+    if received is None:
+        return
+    request, fds = received
 
     def work() -> None:
-        for other in open_sockets:
-            other.close()
-        os.environ.pop(VARIABLE, None)
+        # Import time, as in `_remove_ended`.
+        from tfd_notebook.spark.executor import node_supervisor
+
+        listener.close()
+        channel.close()
         node_supervisor.run(request, *fds)
 
-    return fork_server.double_fork(work)
+    try:
+        fork_server.check_import(
+            imported,
+            "install it for the executors' Python; tfd.spark.check(spark) shows the commands",
+            "remove the module that starts them, such as a sitecustomize, from the executors' "
+            "Python",
+        )
+        pid = fork_server.double_fork(work)
+        forked.add(pid)
+        answer: dict[str, Any] = {"pid": pid}
+    except TfdError as error:
+        answer = {"error": agent_protocol.pack_error(error)}
+    finally:
+        for fd in fds:
+            os.close(fd)
+    fork_server.send_reply(channel, answer)

@@ -13,8 +13,8 @@ from typing import Any
 from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
 from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark import roles
+from tfd_notebook.spark.executor import fork_server
 from tfd_notebook.spark.executor.executor import Executor
-from tfd_notebook.spark.executor.fork_server import ForkServerClient
 from tfd_notebook.spark.roles import Assignment
 
 
@@ -101,7 +101,6 @@ def launch(
     plan: Plan,
     node: Assignment,
     owner: Executor,
-    fork_server: ForkServerClient,
     environment: Mapping[str, str],
     reserved_port: socket.socket,
     addresses: Mapping[int, str],
@@ -114,7 +113,6 @@ def launch(
     node : Assignment
     owner : Executor
         The node ends with this process.
-    fork_server : ForkServerClient
     environment : mapping
     reserved_port : socket.socket
         Reserves the node's port.
@@ -122,7 +120,7 @@ def launch(
         ``"host:port"`` of every node.
     """
     request = _request(plan, node, owner, environment, addresses)
-    return fork_server.fork(request, [reserved_port.fileno(), 2])
+    return fork_server.fork(owner, environment, request, [reserved_port.fileno(), 2])
 
 
 def _request(

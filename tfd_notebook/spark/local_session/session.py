@@ -21,7 +21,7 @@ from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.agent import interpreter
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
 from tfd_notebook.net.runtime_dir import variables
-from tfd_notebook.spark.driver import jobs, preload
+from tfd_notebook.spark.driver import jobs, startup
 from tfd_notebook.spark.local_session import java, spark_home
 from tfd_notebook.spark.local_session.spark_home import WritableSparkHome
 
@@ -114,7 +114,7 @@ def session(
         spark = _start(requested, timeout)
         _requested = requested
         if warm:
-            preload.warm(spark.sparkContext)
+            startup.import_tensorflow(spark.sparkContext)
         return spark
 
 
