@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -114,6 +115,34 @@ def double_fork(work: Callable[[], None]) -> int:
         answer = pipe.read()
     os.waitpid(intermediate, 0)
     return int(answer)
+
+
+def enter(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Set environment, directory and import path of the task that `request` describes.
+
+    Raises
+    ------
+    LaunchError
+        The directory does not exist, or cannot be entered.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        os.chdir(request["directory"])
+    except OSError as error:
+        raise LaunchError(
+            f"entering the working directory failed: {error}",
+            task=request["name"],
+            fix="change to a directory that exists before the cluster starts",
+        ) from None
+    sys.path[:] = request["path"]
+    importlib.invalidate_caches()
+    # Forked processes share the state of random generators: all would shuffle and augment alike.
+    random.seed()
+    with contextlib.suppress(ImportError):
+        import numpy as np
+
+        np.random.seed()
 
 
 def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> int:

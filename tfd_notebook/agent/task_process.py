@@ -7,11 +7,9 @@ thread waits there without the GIL, so that it does not slow the server's thread
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -22,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph, py_functions
-from tfd_notebook.agent import tf_servers
+from tfd_notebook.agent import fork_server, tf_servers
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import agent_protocol, process_control
@@ -110,25 +108,8 @@ class TaskProcess:
 
 
 def _prepare(request: Mapping[str, Any]) -> None:
-    os.environ.clear()
     # `defaults` are added here, because in `environment` they would require another fork server.
-    os.environ.update({**request["defaults"], **request["environment"]})
-    try:
-        os.chdir(request["directory"])
-    except OSError as error:
-        raise LaunchError(
-            f"entering the working directory failed: {error}",
-            task=request["name"],
-            fix="change to a directory that exists before the cluster starts",
-        ) from None
-    sys.path[:] = request["path"]
-    importlib.invalidate_caches()
-    random.seed()
-    with contextlib.suppress(ImportError):
-        import numpy as np
-
-        # Forked processes share the state of NumPy's generator: all would augment equally.
-        np.random.seed()
+    fork_server.enter(request, {**request["defaults"], **request["environment"]})
     for item in request["preload"]:
         try:
             if item.endswith((".so", ".dylib")):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import os
-import random
 import signal
 import socket
 import sys
@@ -18,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfd_notebook.agent import fork_server
 from tfd_notebook.errors import FilterFailed
 from tfd_notebook.spark.executor.context import TFNodeContext
 
@@ -80,7 +79,7 @@ class NodeProcess:
 
     def run(self) -> None:
         try:
-            _prepare(self._request)
+            fork_server.enter(self._request, self._request["environment"])
             inbox = self._open_inbox()
             function, args = self._function()
             context = self._context(inbox)
@@ -208,19 +207,6 @@ class NodeProcess:
     def _send(self, message: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _prepare(request: Mapping[str, Any]) -> None:
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["directory"])
-    sys.path[:] = request["path"]
-    importlib.invalidate_caches()
-    # Forked processes share the state of random generators: all nodes would shuffle alike.
-    random.seed()
-    import numpy as np
-
-    np.random.seed()
 
 
 def _traceback(error: BaseException) -> str:
