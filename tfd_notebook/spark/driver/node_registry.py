@@ -224,12 +224,14 @@ class NodeServer:
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
         if message["type"] == "reserved":
-            channel.send({"accepted": self.reserve(node, message)})
-            self._changed(
-                node, "reserved" if node.attempt == message["attempt"] else "reserved_again"
-            )
+            if self.reserve(node, message, channel):
+                self._send_addresses()
+                self._changed(node, "reserved")
+            else:
+                channel.send({})
+                self._changed(node, "reserved_again")
             with contextlib.suppress(EOFError, OSError):
-                channel.receive(timeout=60.0)  # the node closes it after it has read the answer
+                channel.receive()  # the task closes it after it has read the answer
         elif message["type"] == "start_failed":
             self.problem = agent_protocol.unpack_error(message["error"])
             self._changed(node, "start_failed")
@@ -242,20 +244,37 @@ class NodeServer:
             node.lose(f"it sent an invalid message: {error.what}")
         self._changed(node, "ended")
 
-    def reserve(self, node: Node, message: Mapping[str, Any]) -> bool:
-        """Record a node's reservation; return False if it already has one."""
+    def reserve(
+        self, node: Node, message: Mapping[str, Any], channel: AuthenticatedChannel | None = None
+    ) -> bool:
+        """Record a node's reservation; return False if it already has one.
+
+        Parameters
+        ----------
+        node : Node
+        message : mapping
+        channel : AuthenticatedChannel, optional
+            To the Spark task, which waits for the addresses of all nodes.
+        """
         with self._lock:
             if node.attempt is not None or self._closed.is_set():
                 return False
             node.attempt = message["attempt"]
             node.address, node.executor = message["address"], message["executor"]
-            node.host, node.jvm = message["host"], message["jvm"]
-            node.gpu, node.state, node.last_message_at = (
-                message["gpu"],
-                "reserved",
-                time.monotonic(),
-            )
+            node.host, node.jvm, node.gpu = message["host"], message["jvm"], message["gpu"]
+            node.state, node.channel = "reserved", channel
+            node.last_message_at = time.monotonic()
         return True
+
+    def _send_addresses(self) -> None:
+        """Send the addresses of all nodes to the tasks that launch them, if all are known."""
+        nodes = tuple(self.nodes.values())
+        if all(node.address for node in nodes):
+            addresses = {number: node.address for number, node in self.nodes.items()}
+            for channel in [node.channel for node in nodes if node.state == "reserved"]:
+                if channel is not None:
+                    with contextlib.suppress(OSError):
+                        channel.send({"addresses": addresses})
 
     def _follow_node(
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]

@@ -96,7 +96,7 @@ class Launch:
         numbers = [node.node for node in plan.nodes if not node.on_driver]
         self.numbers = application.numbers(numbers)
         self._application = application
-        self._start = Start(plan, addresses)
+        self._start = Start(plan)
         self._job: Job | None = None
 
     @property

@@ -1,9 +1,8 @@
-"""Function of the barrier stage: reserve a port, exchange the addresses, launch the node."""
+"""Function of the barrier stage: reserve a port, get the other addresses, launch the node."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +21,10 @@ class Start:
     Parameters
     ----------
     plan : Plan
-    driver_addresses : dict of int to str
-        Addresses of the nodes on the driver's host.
     """
 
-    def __init__(self, plan: Plan, driver_addresses: dict[int, str]) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._driver_addresses = driver_addresses
 
     def __call__(self, partition: Iterable[int]) -> Iterator[int]:
         """Start the node whose number `partition` holds; yield the pid of its supervisor."""
@@ -60,22 +56,28 @@ class Start:
             reservation = launch_plan.reservation(
                 node, owner, f"{host}:{reserved_port.getsockname()[1]}", gpus
             )
-            if not report(self._plan, {**reservation, "attempt": context.taskAttemptId()}):
+            # Not by Spark's allGather, which takes a second longer than the last task.
+            addresses = reserve(self._plan, {**reservation, "attempt": context.taskAttemptId()})
+            if addresses is None:
                 return None
-            gathered = [json.loads(text) for text in context.allGather(json.dumps(reservation))]
-            addresses = {message["node"]: message["address"] for message in gathered}
-            addresses.update(self._driver_addresses)
             return launch_plan.launch(
                 self._plan, node, owner, environment, reserved_port, addresses
             )
 
 
-def report(plan: Plan, reservation: dict[str, Any]) -> bool:
-    """Report a reservation to the driver; return False if the driver rejects it as a duplicate."""
+def reserve(plan: Plan, reservation: dict[str, Any]) -> dict[int, str] | None:
+    """Report a reservation to the driver; return the addresses of all nodes when it has them.
+
+    Return None if the node is already reserved, or the cluster ends meanwhile.
+    """
     with secure_channel.connect(plan.driver, plan.secret) as channel:
         channel.send({"type": "reserved", **reservation})
-        header, _ = channel.receive(timeout=60.0)
-    return bool(header.get("accepted"))
+        try:
+            answer, _ = channel.receive()
+        except (EOFError, OSError):
+            return None
+    addresses = {int(number): address for number, address in answer.get("addresses", {}).items()}
+    return addresses or None
 
 
 def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:

@@ -29,15 +29,15 @@ STATUS = {
 
 
 class Driver:
-    """A `NodeServer` of one worker, and its received messages."""
+    """A `NodeServer` of workers, and its received messages."""
 
-    def __init__(self, limit: float = 30.0) -> None:
+    def __init__(self, limit: float = 30.0, nodes: int = 1) -> None:
         self.changes: list[str] = []
         self.requests: list[Any] = []
         self.server = NodeServer(
             "127.0.0.1",
             "127.0.0.1",
-            roles.assign(1, 0, None, False, False),
+            roles.assign(nodes, 0, None, False, False),
             limit,
             lambda node, kind: self.changes.append(kind),
             self._answer,
@@ -222,8 +222,37 @@ def test_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
 def test_reservation_is_stored(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(RESERVED)
-        assert channel.receive(10)[0] == {"accepted": True}
+        assert channel.receive(10)[0] == {"addresses": {"0": "10.0.0.5:4000"}}
     assert (driver.node.state, driver.node.address) == ("reserved", "10.0.0.5:4000")
+    with driver.connect() as channel:
+        channel.send({**RESERVED, "attempt": 1})
+        assert channel.receive(10)[0] == {}
+    assert driver.changes == ["reserved", "reserved_again"]
+
+
+def test_tasks_get_the_addresses_after_the_last_reservation() -> None:
+    driver = Driver(nodes=2)
+    try:
+        with driver.connect() as first, driver.connect() as second:
+            first.send(RESERVED)
+            until(lambda: driver.changes == ["reserved"])
+            second.send({**RESERVED, "node": 1, "address": "10.0.0.6:4000"})
+            addresses = {"0": "10.0.0.5:4000", "1": "10.0.0.6:4000"}
+            assert first.receive(10)[0] == second.receive(10)[0] == {"addresses": addresses}
+    finally:
+        driver.server.close()
+
+
+def test_stopped_cluster_ends_the_wait_for_addresses() -> None:
+    driver = Driver(nodes=2)
+    try:
+        with driver.connect() as channel:
+            channel.send(RESERVED)
+            until(lambda: driver.changes == ["reserved"])
+            driver.server.order("stop")
+            assert channel.receive(10)[0] == {"order": "stop"}
+    finally:
+        driver.server.close()
 
 
 @pytest.mark.parametrize(
