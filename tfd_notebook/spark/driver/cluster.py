@@ -325,11 +325,13 @@ class SparkClusterBase:
         """Enter the next phase of the start when all nodes have reached it."""
         reserved = self.phase is Phase.RESERVING and all(node.state for node in self.nodes)
         # `move` returns true for one of two threads that handle the last two nodes' messages.
-        if reserved and self._phases.move(Phase.STARTING):
-            if placement_error := self._launch.placement_error():
-                self.fail(placement_error)
-                return
-            self._start_on_driver()
+        if (
+            reserved
+            and self._phases.move(Phase.STARTING)
+            and (placement_error := self._launch.placement_error())
+        ):
+            self.fail(placement_error)
+            return
         not_running = ("", "reserved", "starting")
         if self.phase is Phase.STARTING and all(
             node.state not in not_running for node in self.nodes
@@ -378,19 +380,6 @@ class SparkClusterBase:
         problem = self.error or agent_protocol.unpack_error(message["error"])
         self._application.cancel_stage(stage, str(problem))
         return {}
-
-    def _start_on_driver(self) -> None:
-        try:
-            self._launch.start_on_driver()
-        except errors.TfdError as error:
-            self.fail(error)
-        except Exception as error:
-            self.fail(
-                errors.LaunchError(
-                    f"starting the nodes on the driver's host failed: "
-                    f"{type(error).__name__}: {error}"
-                )
-            )
 
     def _launch_ended(self, future: Future[Any]) -> None:
         error = future.exception()

@@ -224,7 +224,7 @@ class NodeServer:
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
         if message["type"] == "reserved":
-            if self.reserve(node, message, channel):
+            if self._reserve(node, message, channel):
                 self._send_addresses()
                 self._changed(node, "reserved")
             else:
@@ -244,18 +244,10 @@ class NodeServer:
             node.lose(f"it sent an invalid message: {error.what}")
         self._changed(node, "ended")
 
-    def reserve(
-        self, node: Node, message: Mapping[str, Any], channel: AuthenticatedChannel | None = None
+    def _reserve(
+        self, node: Node, message: Mapping[str, Any], channel: AuthenticatedChannel
     ) -> bool:
-        """Record a node's reservation; return False if it already has one.
-
-        Parameters
-        ----------
-        node : Node
-        message : mapping
-        channel : AuthenticatedChannel, optional
-            To the Spark task, which waits for the addresses of all nodes.
-        """
+        """Record a node's reservation; return False if it already has one."""
         with self._lock:
             if node.attempt is not None or self._closed.is_set():
                 return False
@@ -268,11 +260,10 @@ class NodeServer:
 
     def _send_addresses(self) -> None:
         """Send the addresses of all nodes to the tasks that launch them, if all are known."""
-        nodes = tuple(self.nodes.values())
-        if all(node.address for node in nodes):
-            addresses = {number: node.address for number, node in self.nodes.items()}
-            for channel in [node.channel for node in nodes if node.state == "reserved"]:
-                if channel is not None:
+        addresses = {number: node.address for number, node in self.nodes.items()}
+        if all(addresses.values()):
+            for node in self.nodes.values():
+                if node.state == "reserved" and (channel := node.channel) is not None:
                     with contextlib.suppress(OSError):
                         channel.send({"addresses": addresses})
 

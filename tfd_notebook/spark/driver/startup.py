@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,12 +12,11 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook._compat import pyspark as compat_pyspark
-from tfd_notebook.net import ports
 from tfd_notebook.spark.driver.application import Application
-from tfd_notebook.spark.driver.jobs import Job
+from tfd_notebook.spark.driver.jobs import Job, in_background
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.executor import executor, fork_server, launch_plan
-from tfd_notebook.spark.executor.barrier_start import Start
+from tfd_notebook.spark.executor.barrier_start import Start, start_node
 from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS
 from tfd_notebook.spark.executor.launch_plan import Plan
 
@@ -81,22 +81,9 @@ class Launch:
 
     def __init__(self, application: Application, plan: Plan, node_server: NodeServer) -> None:
         self._plan = plan
-        self._driver_nodes = [node for node in plan.nodes if node.on_driver]
-        self._reserved_ports = {node.node: ports.reserve_port() for node in self._driver_nodes}
         self._node_server = node_server
-        host = application.addresses()[0]
-        addresses = {
-            number: f"{host}:{reserved.getsockname()[1]}"
-            for number, reserved in self._reserved_ports.items()
-        }
-        owner = executor.on_driver()
-        for node in self._driver_nodes:
-            message = launch_plan.reservation(node, owner, addresses[node.node], None)
-            node_server.reserve(node_server.nodes[node.node], {**message, "attempt": 0})
-        numbers = [node.node for node in plan.nodes if not node.on_driver]
-        self.numbers = application.numbers(numbers)
         self._application = application
-        self._start = Start(plan)
+        self.numbers = application.numbers([node.node for node in plan.nodes if not node.on_driver])
         self._job: Job | None = None
 
     @property
@@ -137,31 +124,22 @@ class Launch:
         return None
 
     def begin(self) -> Future[Any]:
-        """Start the nodes on executors in a barrier stage; return its future.
+        """Start the nodes, those on executors in a barrier stage; return its future.
 
         The stage lasts as long as a node that holds its slot.
         """
+        host, owner = self._application.addresses()[0], executor.on_driver()
+        for node in self._plan.nodes:
+            if node.on_driver:
+                start = functools.partial(start_node, self._plan, node, owner, host, (), 0)
+                in_background(start, "start")
         names = ", ".join(node.name for node in self._plan.nodes)
-        nodes = self._application.in_barrier(self.numbers, self._start)
+        nodes = self._application.in_barrier(self.numbers, Start(self._plan))
         self._job = Job(self._application, f"nodes {names}", nodes)
         return self._job.future
 
-    def start_on_driver(self) -> None:
-        """Start the nodes on the driver's host, after the addresses of all nodes are known."""
-        if not self._reserved_ports:
-            return
-        owner = executor.on_driver()
-        environment = launch_plan.node_environment(self._plan.environment, ())
-        nodes = self._node_server.nodes
-        known = {number: node.address for number, node in nodes.items()}
-        for assignment in self._driver_nodes:
-            with self._reserved_ports.pop(assignment.node) as reserved:
-                launch_plan.launch(self._plan, assignment, owner, environment, reserved, known)
-
     def close(self) -> None:
-        """Close the reserved ports and cancel the Spark job, which releases its slots."""
-        while self._reserved_ports:
-            self._reserved_ports.popitem()[1].close()
+        """Cancel the Spark job, which releases its slots."""
         if self._job is not None:
             self._job.cancel()
 

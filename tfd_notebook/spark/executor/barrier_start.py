@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfd_notebook.net import agent_protocol, ports, runtime_dir, secure_channel
 from tfd_notebook.spark.executor import executor, fork_server, launch_plan
+from tfd_notebook.spark.executor.executor import Executor
 from tfd_notebook.spark.executor.launch_plan import Plan
 from tfd_notebook.spark.roles import Assignment
-
-if TYPE_CHECKING:
-    from pyspark import BarrierTaskContext
 
 
 class Start:
@@ -31,38 +29,72 @@ class Start:
         from pyspark import BarrierTaskContext
 
         (number,) = partition
-        node = self._plan.nodes[number]
-        try:
-            pid = self._start(node, BarrierTaskContext.get())
-        except Exception as error:
-            if not report_failure(self._plan, node, error):
-                raise
-            return  # Spark would retry after an exception
+        node, context = self._plan.nodes[number], BarrierTaskContext.get()
+        host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+        given = context.resources().get("gpu")
+        gpus = tuple(given.addresses) if given is not None else None
+        attempt = context.taskAttemptId()
+        pid = start_node(self._plan, node, executor.current(), host, gpus, attempt)
         if pid is None:
-            return
+            return  # Spark would retry after an exception
         started = runtime_dir.process_start(pid)
         if self._plan.holds_slot(node) and started is not None:
             runtime_dir.wait_for_end(pid, started)
         yield pid
 
-    def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
-        owner = executor.current()
-        gpus = _gpus(context)
-        environment = launch_plan.node_environment(self._plan.environment, gpus)
+
+def start_node(
+    plan: Plan,
+    node: Assignment,
+    owner: Executor,
+    host: str,
+    gpus: tuple[str, ...] | None,
+    attempt: int,
+) -> int | None:
+    """Start a node on this host, after all nodes have reserved their ports.
+
+    Parameters
+    ----------
+    plan : Plan
+    node : Assignment
+    owner : Executor
+        The node ends with this process.
+    host : str
+        Name or address of this host for the other nodes.
+    gpus : tuple of str, optional
+        The GPUs that Spark assigned to the node; None if it assigns none.
+    attempt : int
+        Identifies this attempt.
+
+    Returns
+    -------
+    int or None
+        Pid of its supervisor. None if the start failed or is not necessary any more, which the
+        driver is notified of.
+    """
+    environment = launch_plan.node_environment(plan.environment, gpus)
+    try:
         # The fork server imports TensorFlow while this task waits for the others.
         fork_server.start(owner, environment)
         with ports.reserve_port() as reserved_port:
-            host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-            reservation = launch_plan.reservation(
-                node, owner, f"{host}:{reserved_port.getsockname()[1]}", gpus
-            )
+            reservation = {
+                "node": node.node,
+                "address": f"{host}:{reserved_port.getsockname()[1]}",
+                "executor": owner.id,
+                "host": owner.host,
+                "jvm": owner.pid,
+                "gpu": ",".join(gpus or ()),
+                "attempt": attempt,
+            }
             # Not by Spark's allGather, which takes a second longer than the last task.
-            addresses = reserve(self._plan, {**reservation, "attempt": context.taskAttemptId()})
+            addresses = reserve(plan, reservation)
             if addresses is None:
                 return None
-            return launch_plan.launch(
-                self._plan, node, owner, environment, reserved_port, addresses
-            )
+            return launch_plan.launch(plan, node, owner, environment, reserved_port, addresses)
+    except Exception as error:
+        if not report_failure(plan, node, error):
+            raise
+        return None
 
 
 def reserve(plan: Plan, reservation: dict[str, Any]) -> dict[int, str] | None:
@@ -88,9 +120,3 @@ def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
         )
         return True
     return False
-
-
-def _gpus(context: BarrierTaskContext) -> tuple[str, ...] | None:
-    """Return the GPUs that Spark assigned to this task, or None if it assigns none."""
-    gpus = context.resources().get("gpu")
-    return tuple(gpus.addresses) if gpus is not None else None

@@ -83,20 +83,6 @@ def node_environment(extra: Mapping[str, str], gpus: tuple[str, ...] | None) -> 
     return environment
 
 
-def reservation(
-    node: Assignment, owner: Executor, address: str, gpus: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Return the reservation of a node, sent to the other nodes and the driver: JSON values."""
-    return {
-        "node": node.node,
-        "address": address,
-        "executor": owner.id,
-        "host": owner.host,
-        "jvm": owner.pid,
-        "gpu": ",".join(gpus or ()),
-    }
-
-
 def launch(
     plan: Plan,
     node: Assignment,
