@@ -131,7 +131,7 @@ class TFCluster(CoordinatedSparkCluster):
         """Run `work` as a Spark job; it returns the first error of the feed, or None."""
         job = Job(self._application, f"{self.name}: feeding", work)
         self._jobs.add(job)
-        self._phases.feed_began()
+        self.phases.feed_began()
         if self.phase.is_end:  # failed after the check in `_require_feeding`
             job.cancel()
 
@@ -141,7 +141,7 @@ class TFCluster(CoordinatedSparkCluster):
             finally:
                 self._trained = time.monotonic()
                 self._jobs.discard(job)
-                self._phases.feed_ended()
+                self.phases.feed_ended()
 
         future = jobs.in_background(follow, "feed")
         return jobs.wait(future, job.cancel) if wait else future
@@ -151,7 +151,7 @@ class TFCluster(CoordinatedSparkCluster):
             problem = job.future.result()
         except Exception as error:
             # The node also reports its error to the driver, with more detail: wait for that.
-            self._phases.wait(lambda phase: phase.is_end, 2.0)
+            self.phases.wait(lambda phase: phase.is_end, 2.0)
             if self.error is not None:
                 raise self.error from None
             if job.cancelled and self.phase in SHUT_DOWN:
@@ -159,7 +159,7 @@ class TFCluster(CoordinatedSparkCluster):
             raise startup.feeding_error(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
-                self._phases.wait(lambda phase: phase.is_end, 5.0)
+                self.phases.wait(lambda phase: phase.is_end, 5.0)
             if isinstance(problem, errors.NodeLost) and self.phase in SHUT_DOWN:
                 raise self._not_feedable() from problem
             raise self.error or problem
@@ -312,7 +312,7 @@ class TFCluster(CoordinatedSparkCluster):
 
         Ctrl-C interrupts the wait.
         """
-        return self._phases.wait(lambda phase: phase.is_end, timeout)
+        return self.phases.wait(lambda phase: phase.is_end, timeout)
 
     def _require_feeding(self) -> None:
         if self.input_mode is not InputMode.SPARK:
@@ -448,7 +448,7 @@ def run(
         clusters.append(cluster)
         if interrupted.is_set():
             interrupt()
-        reached = cluster._phases.wait(
+        reached = cluster.phases.wait(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
         )
         if not reached:

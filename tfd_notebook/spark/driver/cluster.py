@@ -86,7 +86,8 @@ class SparkClusterBase:
         self._version = 0
         self._fed_by_action = False
         self._trained = float("-inf")
-        self._phases = Phases(self._increment_version)
+        #: The current phase, and the wait for changes.
+        self.phases = Phases(self._increment_version)
         self._jobs: set[Job] = set()
         #: Errors of Spark tasks by stage id, packed.
         self._stage_errors: dict[int, dict[str, Any]] = {}
@@ -126,7 +127,7 @@ class SparkClusterBase:
     @property
     def phase(self) -> Phase:
         """The current phase."""
-        return self._phases.now
+        return self.phases.now
 
     @property
     def nodes(self) -> list[Node]:
@@ -186,7 +187,7 @@ class SparkClusterBase:
         """
         with self.server.lock:
             rows = tuple(node_registry.node_row(node) for node in self.nodes if node.state)
-        phases = self._phases
+        phases = self.phases
         order = {node.assignment.name: n for n, node in enumerate(self.nodes)}
         spark = SparkRow(
             phase=str(phases.now),
@@ -272,7 +273,7 @@ class SparkClusterBase:
 
         if not self._has_board:
             return None
-        self.wait_until(lambda: board_node() or self.phase.is_end, _BOARD_SECONDS)
+        self.phases.wait_until(lambda: board_node() or self.phase.is_end, _BOARD_SECONDS)
         node = board_node()
         if self.phase.is_end:
             raise self.error or errors.StateError(
@@ -309,7 +310,7 @@ class SparkClusterBase:
         else:
             self._advance_phase()
         self._detect_feeds()
-        self._phases.wake_waiters()
+        self.phases.wake_waiters()
 
     def _error_from(self, node: Node, kind: str) -> errors.TfdError | None:
         """Return the error that the cluster fails with after a node's message, or None."""
@@ -327,7 +328,7 @@ class SparkClusterBase:
         # `move` returns true for one of two threads that handle the last two nodes' messages.
         if (
             reserved
-            and self._phases.move(Phase.STARTING)
+            and self.phases.move(Phase.STARTING)
             and (placement_error := self._launch.placement_error())
         ):
             self.fail(placement_error)
@@ -336,7 +337,7 @@ class SparkClusterBase:
         if self.phase is Phase.STARTING and all(
             node.state not in not_running for node in self.nodes
         ):
-            self._phases.move(Phase.RUNNING)
+            self.phases.move(Phase.RUNNING)
 
     def _detect_feeds(self) -> None:
         """Enter the feeding phase for rows without a `train` call: an action on an inference."""
@@ -351,9 +352,9 @@ class SparkClusterBase:
                 return
             self._fed_by_action = is_fed
         if is_fed:
-            self._phases.feed_began()
+            self.phases.feed_began()
         else:
-            self._phases.feed_ended()
+            self.phases.feed_ended()
 
     def _on_task_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Cancel the stage of a Spark task that reports an error, so that Spark does not retry.
@@ -376,7 +377,7 @@ class SparkClusterBase:
             return {"error": self._stage_errors.get(stage)}
         self._stage_errors[stage] = message["error"]
         # The node also reports its error to the driver, with more detail: wait for that.
-        self._phases.wait(lambda phase: phase.is_end, 2.0)
+        self.phases.wait(lambda phase: phase.is_end, 2.0)
         problem = self.error or agent_protocol.unpack_error(message["error"])
         self._application.cancel_stage(stage, str(problem))
         return {}
@@ -392,7 +393,7 @@ class SparkClusterBase:
         with self.server.lock:
             if self.error is None and not self.phase.is_end:
                 self.error = error
-        if self.error is error and self._phases.move(Phase.FAILED, error.what.split("\n")[0]):
+        if self.error is error and self.phases.move(Phase.FAILED, error.what.split("\n")[0]):
             self.end(_END_SECONDS, "the cluster has failed")
 
     def stop_coordinator(self) -> None:
@@ -407,25 +408,12 @@ class SparkClusterBase:
 
     def _end(self, seconds: float) -> None:
         self.stop_coordinator()
-        self._phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
+        self.phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
         try:
             self._launch.close()
         finally:
             self.server.close()
             registry.remove(self)
-
-    def move(self, to: Phase, reason: str) -> bool:
-        """Enter a phase; return False if it cannot follow the current phase."""
-        return self._phases.move(to, reason)
-
-    def wait_until(self, reached: Any, timeout: float | None) -> bool:
-        """Wait until `reached` returns true. It is called after each change."""
-        limit = None if timeout in (None, float("inf")) else timeout
-        return self._phases.wait_until(reached, limit)
-
-    def wake_waiters(self) -> None:
-        """Make waiting threads check their conditions again."""
-        self._phases.wake_waiters()
 
     def _repr_html_(self) -> str:
         return views.html(self.snapshot())

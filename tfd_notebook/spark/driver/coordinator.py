@@ -157,7 +157,9 @@ class CoordinatedSparkCluster(SparkClusterBase):
                 else f"cluster {self.name!r} is {self.phase}",
                 fix="start one with TFCluster.run(sc, TFCluster.serve, None, 3, num_ps=1)",
             )
-        self.wait_until(lambda: self.phase.is_end or not self._not_listening(), _LISTEN_SECONDS)
+        self.phases.wait_until(
+            lambda: self.phase.is_end or not self._not_listening(), _LISTEN_SECONDS
+        )
         if self.error is not None:
             raise self.error
         if not_listening := self._not_listening():

@@ -332,11 +332,11 @@ def feed_stream(
             if isinstance(error, StateError) and cluster.phase in SHUT_DOWN:
                 return
             problems.append(error)
-            cluster.wake_waiters()
+            cluster.phases.wake_waiters()
             raise  # Spark reports it to the thread that waits for the StreamingContext
 
     def follow() -> None:
-        cluster.wait_until(lambda: problems or cluster.phase.is_end, None)
+        cluster.phases.wait_until(lambda: problems or cluster.phase.is_end, None)
         if cluster.error is not None:
             raise cluster.error
         if problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -104,12 +105,13 @@ class Phases:
 
     def wait(self, reached: Callable[[Phase], bool], timeout: float | None = None) -> bool:
         """Wait until `reached` is true for the phase; return False after `timeout` seconds."""
+        limit = None if timeout == math.inf else timeout
         with self._condition:
-            return self._condition.wait_for(lambda: reached(self._now), timeout)
+            return self._condition.wait_for(lambda: reached(self._now), limit)
 
-    def wait_until(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_until(self, reached: Callable[[], object], timeout: float | None = None) -> bool:
         """Wait until `reached` returns true. It is called after transitions and `wake_waiters`."""
-        return self.wait(lambda _: reached(), timeout)
+        return self.wait(lambda _: bool(reached()), timeout)
 
     def wake_waiters(self) -> None:
         """Make waiting threads check their conditions again."""

@@ -70,7 +70,7 @@ class GracefulShutdown:
     def cancel_wait(self) -> None:
         """Stop waiting for the workers; the cluster keeps running."""
         self._wait_cancelled.set()
-        self._cluster.wake_waiters()
+        self._cluster.phases.wake_waiters()
 
     def run(self) -> None:
         """Wait for the nodes' functions, then stop the nodes."""
@@ -94,7 +94,7 @@ class GracefulShutdown:
             self._await(self._have_ended(cluster.fed), cluster.fed)
         if self._wait_cancelled.is_set():
             return
-        moved = cluster.move(Phase.DRAINING, "waiting for the nodes' functions to return")
+        moved = cluster.phases.move(Phase.DRAINING, "waiting for the nodes' functions to return")
         if not moved and cluster.phase not in (Phase.DRAINING, Phase.FAILED):
             return
         self._raise_failure()
@@ -106,7 +106,7 @@ class GracefulShutdown:
         if self._wait_cancelled.is_set():
             return
         evaluators = [n for n in cluster.nodes if n.assignment.role == roles.EVALUATOR]
-        cluster.wait_until(self._have_ended(evaluators), min(self._grace, self._remaining()))
+        cluster.phases.wait_until(self._have_ended(evaluators), min(self._grace, self._remaining()))
         self._raise_failure()
         self._stop()
 
@@ -114,12 +114,12 @@ class GracefulShutdown:
         cluster = self._cluster
         ended = cluster.end(_STOP_SECONDS, "the cluster is shut down")
         ended.result()
-        cluster.move(Phase.STOPPED, "")
+        cluster.phases.move(Phase.STOPPED, "")
         self._raise_failure()
 
     def _await(self, reached: Callable[[], bool], nodes: Sequence[Node]) -> None:
         cluster = self._cluster
-        cluster.wait_until(
+        cluster.phases.wait_until(
             lambda: reached() or cluster.phase.is_end or self._wait_cancelled.is_set(),
             self._remaining(),
         )

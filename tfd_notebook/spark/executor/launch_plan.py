@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
 from tfd_notebook.net.secure_channel import Secret
@@ -105,22 +104,10 @@ def launch(
     addresses : mapping of int to str
         ``"host:port"`` of every node.
     """
-    request = _request(plan, node, owner, environment, addresses)
-    return fork_server.fork(owner, environment, request, [reserved_port.fileno(), 2])
-
-
-def _request(
-    plan: Plan,
-    node: Assignment,
-    owner: Executor,
-    environment: Mapping[str, str],
-    addresses: Mapping[int, str],
-) -> dict[str, Any]:
-    """Return the argument of `node_supervisor.run`: JSON values."""
     spec = roles.cluster_spec(plan.nodes, addresses)
     config = roles.tf_config(spec, node.role, node.index)
     host = addresses[node.node].rpartition(":")[0]
-    return {
+    request = {
         "cluster": plan.cluster,
         "node": node.node,
         "name": node.name,
@@ -143,6 +130,7 @@ def _request(
         "path": [os.path.abspath(entry) for entry in sys.path],
         "tensorboard": plan.tensorboard if plan.runs_tensorboard(node) else "",
     }
+    return fork_server.fork(owner, environment, request, [reserved_port.fileno(), 2])
 
 
 def networks(addresses: Iterable[str]) -> list[str]:
