@@ -26,9 +26,6 @@ _lock = threading.Lock()
 _running: dict[str, Any] = {}
 _last: Any = None
 
-_adapters_lock = threading.Lock()
-_adapters: dict[str, SparkClusterAdapter] = {}
-
 
 def running() -> Mapping[str, TFCluster]:
     """Return the running clusters by name, newest last."""
@@ -66,23 +63,8 @@ def remove(cluster: SparkClusterBase) -> None:
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:
-    """Return adapters of the running clusters by name. A cluster keeps its adapter."""
-    with _adapters_lock:
-        clusters = running()
-        for name in _adapters.keys() - clusters.keys():
-            del _adapters[name]
-        for name, cluster in clusters.items():
-            if name not in _adapters or _adapters[name].cluster is not cluster:
-                _adapters[name] = SparkClusterAdapter(cluster)
-        return dict(_adapters)
-
-
-def adapter_of(cluster: TFCluster) -> SparkClusterAdapter:
-    """Return the adapter of `cluster`, even after its end."""
-    adapter = adapters().get(cluster.name)
-    if adapter is not None and adapter.cluster is cluster:
-        return adapter
-    return SparkClusterAdapter(cluster)
+    """Return adapters of the running clusters by name."""
+    return {name: cluster.adapter for name, cluster in running().items()}
 
 
 class SparkClusterAdapter:

@@ -339,7 +339,7 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = _pick(options.onspark, ended=True)
     if options.live:
-        followed: Any = registry.adapter_of(cluster)
+        followed: Any = cluster.adapter
         return live(followed)
     snapshot = cluster.snapshot()
     return snapshot.nodes_frame() if options.frame else views.View(snapshot)
