@@ -61,17 +61,15 @@ def training(
         from tfd_notebook.spark.feed import arrow
 
         if not arrow.unsupported_columns(data):
+            feed = functools.partial(arrow.feed_batches, **options)
             return _training_by_arrow(
-                data, epochs, functools.partial(_feed_by_arrow, report_retry, **options)
+                data, epochs, functools.partial(_feed, report_retry, feed, _arrow_error)
             )
     rdd = _rdd(data)
     repeated = rdd if epochs == 1 else rdd.context.union([rdd] * epochs)
-    fed = repeated.mapPartitions(functools.partial(_feed, report_retry, **options))
-
-    def work() -> TfdError | None:
-        return next((error for error in fed.collect() if error is not None), None)
-
-    return work
+    feed = functools.partial(feed_partition, **options)
+    fed = repeated.mapPartitions(functools.partial(_feed, report_retry, feed, _same))
+    return lambda: next(iter(fed.collect()), None)
 
 
 def retry_reporter(driver: str, secret: bytes) -> Callable[[], None]:
@@ -111,19 +109,27 @@ def _request(driver: str, secret: bytes, **message: Any) -> dict[str, Any]:
 
 def _feed(
     report_retry: Callable[[], None],
+    feed: Callable[[Iterable[Any]], Any],
+    result: Callable[[TfdError], Any],
     rows: Iterable[Any],
-    inboxes: InboxAddresses,
-    qname: str,
-    feed_timeout: float,
-) -> Iterator[TfdError | None]:
+) -> Iterator[Any]:
     """Feed a partition. An error of the node is a result, so that Spark does not retry."""
     report_retry()
     try:
-        feed_partition(rows, inboxes, qname, feed_timeout)
+        feed(rows)
     except TfdError as error:
-        yield error
-    else:
-        yield None
+        yield result(error)
+
+
+def _same(error: TfdError) -> TfdError:
+    return error
+
+
+def _arrow_error(error: TfdError) -> Any:
+    # Imports pyarrow, which only DataFrames need.
+    from tfd_notebook.spark.feed import arrow
+
+    return arrow.one_value("error", pickle.dumps(error))
 
 
 def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdError | None]:
@@ -145,24 +151,6 @@ def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdEr
     return work
 
 
-def _feed_by_arrow(
-    report_retry: Callable[[], None],
-    batches: Iterable[Any],
-    inboxes: InboxAddresses,
-    qname: str,
-    feed_timeout: float,
-) -> Iterator[Any]:
-    """Feed a partition of record batches. An error of the node is a result."""
-    # Imports pyarrow, which only DataFrames need.
-    from tfd_notebook.spark.feed import arrow
-
-    report_retry()
-    try:
-        arrow.feed_batches(batches, inboxes, qname, feed_timeout)
-    except TfdError as error:
-        yield arrow.one_value("error", pickle.dumps(error))
-
-
 def inference(
     data: Any,
     cluster: TFCluster,
@@ -175,7 +163,8 @@ def inference(
     options: dict[str, Any] = {"inboxes": inboxes, "qname": qname, "feed_timeout": feed_timeout}
     report_errors = functools.partial(_report_errors, cluster.server.address, cluster.server.secret)
     if schema is None:
-        return _rdd(data).mapPartitions(functools.partial(_infer, report_errors, **options))
+        infer = functools.partial(infer_partition, **options)
+        return _rdd(data).mapPartitions(functools.partial(_infer, report_errors, infer))
     if not _is_frame(data):
         raise UsageError(
             f"schema= requires a DataFrame, got {type(data).__name__}",
@@ -192,37 +181,18 @@ def inference(
             "pyspark.ml.functions.vector_to_array(column); or omit schema= to get an RDD",
         )
     spark_schema, columns = arrow.schemas(schema)
-    return data.mapInArrow(
-        functools.partial(_infer_by_arrow, report_errors, schema=columns, **options), spark_schema
-    )
+    infer = functools.partial(arrow.infer_batches, schema=columns, **options)
+    return data.mapInArrow(functools.partial(_infer, report_errors, infer), spark_schema)
 
 
 def _infer(
-    report_errors: Any,
+    report_errors: Callable[[], contextlib.AbstractContextManager[None]],
+    infer: Callable[[Iterable[Any]], Iterator[Any]],
     rows: Iterable[Any],
-    inboxes: InboxAddresses,
-    qname: str,
-    feed_timeout: float,
 ) -> Iterator[Any]:
-    """Yield a partition's results."""
+    """Yield the results for a partition: values, or record batches."""
     with report_errors():
-        yield from infer_partition(rows, inboxes, qname, feed_timeout)
-
-
-def _infer_by_arrow(
-    report_errors: Any,
-    batches: Iterable[Any],
-    inboxes: InboxAddresses,
-    qname: str,
-    feed_timeout: float,
-    schema: Any,
-) -> Iterator[Any]:
-    """Yield a partition's results as record batches."""
-    # Imports pyarrow, which only DataFrames need.
-    from tfd_notebook.spark.feed import arrow
-
-    with report_errors():
-        yield from arrow.infer_batches(batches, inboxes, schema, qname, feed_timeout)
+        yield from infer(rows)
 
 
 @contextlib.contextmanager

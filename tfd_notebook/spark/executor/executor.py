@@ -33,8 +33,8 @@ class Executor:
 
 def current() -> Executor:
     """Return the executor of this Python worker; raise RuntimeError outside of a Spark task."""
-    found = spark_bootstrap.executor()
-    return _executor(found["executor"], found["jvm"])
+    executor = spark_bootstrap.executor()
+    return _executor(executor["executor"], executor["jvm"])
 
 
 def on_driver() -> Executor:
