@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -29,7 +30,6 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _SO_ATTACH_FILTER = 26  # the socket module has no name for it
-_LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _EVERYTHING = 0xFFFFFFFF
 _SYS_PIDFD_GETFD = 438
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
@@ -83,7 +83,7 @@ def port_owner(port: int) -> str:
         connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
         connections = []
-    listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
+    listening = [c for c in connections if _listens_at(c, port)]
     pid = next((c.pid for c in listening if c.pid), None)
     if pid == os.getpid():
         return f"{what or 'another socket'} in this process (pid {pid})"
@@ -96,18 +96,12 @@ def port_owner(port: int) -> str:
 
 def listening_addresses(port: int) -> list[str]:
     """Return the addresses on which any process of this host listens at TCP `port` (Linux)."""
-    addresses = set()
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path("/proc/self/net", name).read_text().splitlines()[1:]:
-                local, state = line.split()[1], line.split()[3]
-                address, _, number = local.partition(":")
-                if state == _LISTEN and int(number, 16) == port:
-                    # 32-bit words, each in the byte order of this host.
-                    words = struct.unpack(f"!{len(address) // 8}I", bytes.fromhex(address))
-                    packed = struct.pack(f"={len(words)}I", *words)
-                    addresses.add(str(ipaddress.ip_address(packed)))
-    return sorted(addresses)
+    listening = psutil.net_connections("tcp")
+    return sorted({c.laddr.ip for c in listening if _listens_at(c, port)})
+
+
+def _listens_at(connection: Any, port: int) -> bool:
+    return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == port)
 
 
 def listening_fds(port: int) -> list[int]:
@@ -337,11 +331,6 @@ def _duplicate_of(handle: int, descriptor: int) -> int:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     os.set_inheritable(duplicate, False)
     return duplicate
-
-
-def bytes_sent(port: int) -> int:
-    """Return the bytes sent over this process's open connections accepted at `port`."""
-    return SentBytes(port).read()
 
 
 def _reserve(port: int) -> socket.socket:

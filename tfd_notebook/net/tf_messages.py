@@ -133,16 +133,11 @@ def _messages() -> dict[str, Any]:
 
 
 _built = _messages()
-Empty: Any = _built["Empty"]
-GetStatusResponse: Any = _built["GetStatusResponse"]
-GetVersionResponse: Any = _built["GetVersionResponse"]
-GetWorkersResponse: Any = _built["GetWorkersResponse"]
-GetWorkerTasksResponse: Any = _built["GetWorkerTasksResponse"]
-WorkerUpdateRequest: Any = _built["WorkerUpdateRequest"]
-WorkerHeartbeatRequest: Any = _built["WorkerHeartbeatRequest"]
-WorkerHeartbeatResponse: Any = _built["WorkerHeartbeatResponse"]
-ProcessTaskRequest: Any = _built["ProcessTaskRequest"]
-GetElementRequest: Any = _built["GetElementRequest"]
-GetElementResponse: Any = _built["GetElementResponse"]
-ProcessingModeDef: Any = _built["ProcessingModeDef"]
-Update: Any = _built["Update"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class of a message."""
+    try:
+        return _built[name]
+    except KeyError:
+        raise AttributeError(name) from None

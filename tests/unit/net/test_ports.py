@@ -132,7 +132,7 @@ def test_listening_fds(server: socket.socket) -> None:
 def test_inspection_closes_no_descriptor(server: socket.socket) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     ports.listening_fds(port_of(server))
-    ports.bytes_sent(port_of(server))
+    ports.SentBytes(port_of(server)).read()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
@@ -198,6 +198,6 @@ def test_sent_bytes_are_counted(server: socket.socket) -> None:
                 received += len(client.recv(65536))
             until(lambda n=round_: counter.read() >= 100_000 * n)
             assert counter.read() == 100_000 * round_
-            assert ports.bytes_sent(port) == 100_000
+            assert ports.SentBytes(port).read() == 100_000
         assert counter.read() == 100_000 * round_  # closed connections stay in the sum
-    assert ports.bytes_sent(port) == 0
+    assert ports.SentBytes(port).read() == 0
