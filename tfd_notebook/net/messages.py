@@ -7,12 +7,21 @@ from typing import Any
 
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model import spec
+from tfd_notebook.model.events import (
+    ClusterEnded,
+    GpusMeasured,
+    LeaseChanged,
+    Notice,
+    TaskChanged,
+    TaskMeasured,
+)
 from tfd_notebook.model.snapshot import SPARK_PHASES
 from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Policy, Role, TaskState
 from tfd_notebook.net.validation import (
     Check,
     address,
     boolean,
+    checks_of,
     cluster_name,
     either,
     file_path,
@@ -43,62 +52,39 @@ from tfd_notebook.net.validation import (
 # Messages of agents
 
 _memory = optional(integer())
-_task_event = {
-    "event": one_of("task"),
-    "cluster": cluster_name,
-    "task": task_name,
-    "state": one_of(*(str(state) for state in TaskState)),
-    "reason": text,
-    "address": either(one_of(""), address),
-    "pid": optional(pid),
-    "restarts": integer(0, 10**9),
-    "open_to": text,
-    "log": listing(text, 100),
-}
 _gpu = {"index": integer(0, 1023), "name": text, "memory": _memory}
 #: An error that an agent raises. Its kind is a class of `tfd_notebook.errors`.
 error = record({"code": text, "what": text}, task=optional(text), fix=optional(text))
 
+
+def _event(kind: Any, **checks: Check) -> Check:
+    """Return the check of an event: these checks, and the types of its other fields."""
+    fields = {**checks_of(kind)[0], **checks}
+    # The kernel sets the host and the time.
+    optional_ = {"host": one_of("")} if fields.pop("host", None) else {}
+    del fields["time"]
+    return record({"event": one_of(kind.name), "cluster": cluster_name, **fields}, **optional_)
+
+
+_gpu_use = record(
+    {**_gpu, "task": either(one_of(""), task_name)}, used=_memory, use_percent=optional(number)
+)
 #: The events of an agent, by name.
 EVENTS: dict[str, Check] = {
-    "task": record(_task_event, host=one_of("")),
-    "measure": record(
-        {"event": one_of("measure"), "cluster": cluster_name, "task": task_name},
-        cpu_percent=optional(number),
-        rss_mb=optional(number),
-        pss_mb=optional(number),
-        bytes_sent=_memory,
-        working=optional(number),
+    "task": _event(
+        TaskChanged,
+        task=task_name,
+        state=one_of(*map(str, TaskState)),
+        address=either(one_of(""), address),
+        pid=optional(pid),
+        restarts=integer(0, 10**9),
+        log=listing(text, 100),
     ),
-    "gpus": record(
-        {
-            "event": one_of("gpus"),
-            "cluster": cluster_name,
-            "gpus": listing(
-                record(
-                    {**_gpu, "task": either(one_of(""), task_name)},
-                    used=_memory,
-                    use_percent=optional(number),
-                ),
-                1024,
-            ),
-        },
-        host=one_of(""),
-    ),
-    "notice": record(
-        {
-            "event": one_of("notice"),
-            "cluster": cluster_name,
-            "severity": one_of("info", "warning", "error"),
-            "what": text,
-            "task": optional(task_name),
-            "fix": optional(text),
-        }
-    ),
-    "lease": record(
-        {"event": one_of("lease"), "cluster": cluster_name, "seconds_left": optional(number)}
-    ),
-    "ended": record({"event": one_of("ended"), "cluster": cluster_name, "reason": text}),
+    "measure": _event(TaskMeasured, task=task_name, bytes_sent=_memory),
+    "gpus": _event(GpusMeasured, gpus=listing(_gpu_use, 1024)),
+    "notice": _event(Notice, severity=one_of("info", "warning", "error"), task=optional(task_name)),
+    "lease": _event(LeaseChanged),
+    "ended": _event(ClusterEnded),
     "hello": record(
         {"event": one_of("hello"), "version": integer(), "full": boolean}, package=text, pid=pid
     ),
@@ -221,28 +207,9 @@ def _listed(value: Any, path: str) -> dict[str, Any]:
 
 
 _tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 100)})
-#: The value of each reply of an agent, or of the ssh connection process, by the request's name.
+#: The value of a reply of an agent, or of the ssh connection process, by the request's name. The
+#: replies to all other requests have no value.
 REPLIES: dict[str, Check] = {
-    **dict.fromkeys(
-        (
-            "await_tunnels",
-            "close",
-            "close_tunnel",
-            "close_tunnels",
-            "describe",
-            "detach",
-            "forward_tunnel",
-            "install",
-            "open_tunnel",
-            "release_ports",
-            "restart",
-            "serve_errors",
-            "serve_tunnel",
-            "start",
-            "stop",
-        ),
-        nothing,
-    ),
     "adopt": record(
         {
             "description": description,
@@ -442,4 +409,5 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 
 def reply_value(request: str, value: Any) -> Any:
     """Return the value of a reply to a request, or raise InvalidMessage."""
-    return REPLIES.get(request, json_value)(value, f"reply to {request!r}")
+    check: Check = REPLIES.get(request, nothing)
+    return check(value, f"reply to {request!r}")

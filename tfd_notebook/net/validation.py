@@ -314,7 +314,7 @@ def from_json(kind: type[T], values: Any, path: str) -> T:
     them.
     """
     key: Any = kind
-    checks, needed = _checks_of(key)
+    checks, needed = checks_of(key)
     values_by_name = record({}, **checks)(values, path)
     for name in needed - values_by_name.keys():
         raise invalid(f"{path}.{name}", None, "a value")
@@ -322,7 +322,8 @@ def from_json(kind: type[T], values: Any, path: str) -> T:
 
 
 @functools.cache
-def _checks_of(kind: Any) -> tuple[dict[str, Check], frozenset[str]]:
+def checks_of(kind: Any) -> tuple[dict[str, Check], frozenset[str]]:
+    """Return the checks of a dataclass's fields by name, and the fields without a default."""
     hints = typing.get_type_hints(kind)
     checks = {field.name: _check_of(hints[field.name]) for field in fields(kind)}
     needed = frozenset(

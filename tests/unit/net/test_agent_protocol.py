@@ -53,7 +53,7 @@ def answering(body):
 
 
 def test_request_returns_the_value():
-    assert answering({"ok": True, "value": 5}).request("x", 1) == 5
+    assert answering({"ok": True, "value": 5}).request("kill", 1) == 5
 
 
 def test_request_raises_the_agents_error():
@@ -72,10 +72,10 @@ def test_abandoned_request_is_not_sent_again():
     client = AgentClient("agent", "host", lambda line: None, reconnects=True)
     with pytest.raises(errors.TimeLimit):
         client.request("given up", 0.01)
-    waiting = client.submit("waiting")
+    waiting = client.submit("kill")
     sent = []
     client.resume(lambda line: sent.append(agent_protocol.decode(line.lstrip(b"\n")).body))
-    assert [body["method"] for body in sent] == ["waiting"]
+    assert [body["method"] for body in sent] == ["kill"]
     client.handle_line(frame({"reply_to": sent[0]["id"], "ok": True, "value": 5}))
     assert waiting.result(0) == 5
 
