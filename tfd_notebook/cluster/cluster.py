@@ -263,14 +263,14 @@ class Cluster:
         return service.distribute(
             self._data_service,
             processing_mode,
-            job_name,
-            consumer_index,
-            num_consumers,
-            max_outstanding_requests,
-            data_transfer_protocol,
-            compression,
-            cross_trainer_cache,
-            target_workers,
+            job_name=job_name,
+            consumer_index=consumer_index,
+            num_consumers=num_consumers,
+            max_outstanding_requests=max_outstanding_requests,
+            data_transfer_protocol=data_transfer_protocol,
+            compression=compression,
+            cross_trainer_cache=cross_trainer_cache,
+            target_workers=target_workers,
         )
 
     @_documented_by(service.register)
@@ -300,13 +300,13 @@ class Cluster:
             processing_mode,
             dataset_id,
             element_spec,
-            job_name,
-            consumer_index,
-            num_consumers,
-            max_outstanding_requests,
-            data_transfer_protocol,
-            cross_trainer_cache,
-            target_workers,
+            job_name=job_name,
+            consumer_index=consumer_index,
+            num_consumers=num_consumers,
+            max_outstanding_requests=max_outstanding_requests,
+            data_transfer_protocol=data_transfer_protocol,
+            cross_trainer_cache=cross_trainer_cache,
+            target_workers=target_workers,
         )
 
     @_documented_by(service.save)

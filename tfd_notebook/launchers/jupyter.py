@@ -22,6 +22,7 @@ from tfd_notebook.launchers.client.jupyter_server import (
 )
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model.spec import check_count
 from tfd_notebook.net import validation
 from tfd_notebook.net.host import address_towards
 
@@ -87,8 +88,7 @@ class Jupyter(RemoteLauncher):
                 f"invalid servers {addresses!r}: duplicate entries",
                 fix="list each server once; kernels=2 starts two on each server",
             )
-        if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
-            raise UsageError(f"invalid kernels {kernels!r}: expected 1 or more")
+        check_count("kernels", kernels, None, 1)
         self._servers = tuple(addresses)
         #: Tokens by address, None for the variable's. They are never written or sent to agents.
         self._tokens: dict[str, str | None] = {a: t for a, t in in_addresses.items() if t}

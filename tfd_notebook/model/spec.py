@@ -170,11 +170,8 @@ class Policy:
         _one_of("on_hang", self.on_hang, ("warn", "restart"))
         _one_of("on_loss", self.on_loss, ("raise", "warn"))
         for name in ("hang_seconds", "start_timeout", "time_limit"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
+            if (value := getattr(self, name)) is not None:
+                check_seconds(name, value)
         check_count("restarts", self.restarts, most=1000)
         if self.minimum is not None:
             check_count("minimum", self.minimum)
@@ -209,12 +206,7 @@ class Service:
     worker_config: Any = None
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.port, bool)
-            or not isinstance(self.port, int)
-            or not 0 <= self.port <= 65535
-        ):
-            raise UsageError(f"invalid port={self.port!r}: expected 0 to 65535")
+        check_count("port", self.port, 65535)
         if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
             raise UsageError(f"invalid work_dir={self.work_dir!r}: expected a path")
         for name, kind in (
@@ -368,12 +360,22 @@ def count_name(role: Role) -> str:
     return {Role.DATA_WORKER: "data_workers", Role.WORKER: "workers"}.get(role, str(role))
 
 
-def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int:
-    """Return `value` if it is a valid count from 0 to `most`, else raise UsageError."""
+def check_count(
+    name: str, value: object, most: int | None = MAX_TASKS_PER_ROLE, least: int = 0
+) -> int:
+    """Return `value` if it is an integer from `least` to `most`, else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"invalid {name}={value!r}: expected an integer")
-    if not 0 <= value <= most:
-        raise UsageError(f"invalid {name}={value}: expected 0 to {most}")
+    if value < least or (most is not None and value > most):
+        limit = "or more" if most is None else f"to {most}"
+        raise UsageError(f"invalid {name}={value}: expected {least} {limit}")
+    return value
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Return `value` if it is a positive number of seconds, else raise UsageError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
     return value
 
 

@@ -12,6 +12,7 @@ from tfd_notebook import views
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.resolution import detection, factory, suggestions
 from tfd_notebook.resolvers.validation import checked, tasks_of
 
@@ -81,14 +82,6 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     if resolution.resolver is not None:
         resolution.probe()
     return resolution
-
-
-def check_seconds(seconds: float) -> None:
-    """Raise UsageError unless `seconds` is a valid duration or interval of a watch."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise UsageError(
-            f"invalid seconds {seconds!r}: expected more than 0", fix="pass a duration, such as 60"
-        )
 
 
 class Resolution:
@@ -237,9 +230,9 @@ class Resolution:
         every : float
             Seconds from the end of a probe to the start of the next one. Default 1.
         """
-        check_seconds(every)
+        check_seconds("every", every)
         if seconds is not None:
-            check_seconds(seconds)
+            check_seconds("seconds", seconds)
         self._require_resolver()
         end = None if seconds is None else time.monotonic() + seconds
         never = threading.Event()

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
-from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import AddressesByJob, check_port, natural
+from tfd_notebook.resolvers.validation import AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 20.0
@@ -68,7 +68,7 @@ class GCEResolver(Resolver):
                 raise UsageError(f"invalid {name}={value!r}: expected a name")
         self._where = {"project": project, "zone": zone}
         self._group = instance_group
-        self._port = check_port("port", port)
+        self._port = check_count("port", port, 65535, 1)
         self._job = job
         self._credentials = credentials
         self._service = service

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
-from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import AddressesByJob, check_port, natural
+from tfd_notebook.resolvers.validation import AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -85,7 +85,7 @@ class KubernetesResolver(Resolver):
                 fix='write {"worker": "app=train,role=worker"}',
             )
         self._selectors = {job: _selectors(job, value) for job, value in jobs.items()}
-        self._port = port if isinstance(port, str) and port else check_port("port", port)
+        self._port = port if isinstance(port, str) and port else check_count("port", port, 65535, 1)
         self._namespace = namespace
         self._fields = field_selector
         self._kubeconfig = kubeconfig

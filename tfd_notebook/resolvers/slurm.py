@@ -14,7 +14,7 @@ from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageErr
 from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.slurm_queue import why_pending
-from tfd_notebook.resolvers.validation import AddressesByJob, check_port
+from tfd_notebook.resolvers.validation import AddressesByJob
 
 #: Timeout for one command that queries Slurm's controller, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -78,7 +78,7 @@ class SlurmResolver(Resolver):
                 f"invalid job={job!r}: expected the number of a Slurm job", fix="see squeue --me"
             )
         self._jobs = dict(jobs or {})
-        self._port_base = check_port("port_base", port_base)
+        self._port_base = check_count("port_base", port_base, 65535, 1)
         self._gpus_per_node = gpus_per_node
         self._gpus_per_task = gpus_per_task
         self._tasks_per_node = tasks_per_node
@@ -108,8 +108,8 @@ class SlurmResolver(Resolver):
 
     def _find(self) -> AddressesByJob:
         addresses = [
-            str(Endpoint(host, check_port("port_base + task", self._port_base + local_rank)))
-            for host, local_rank in self._placement()
+            str(Endpoint(host, check_count("port_base + task", self._port_base + rank, 65535, 1)))
+            for host, rank in self._placement()
         ]
         jobs = self._jobs or {"worker": len(addresses)}
         if sum(jobs.values()) != len(addresses):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import Malformed, NotThere, UsageError
-from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, AddressesByJob, check_port, parsed
+from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, AddressesByJob, parsed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,7 +117,7 @@ class SageMakerResolver(Resolver):
         environment: str = "",
     ) -> None:
         super().__init__(task_type, task_id, rpc_layer, environment)
-        self._port = check_port("port", port)
+        self._port = check_count("port", port, 65535, 1)
 
     @property
     def place(self) -> str:

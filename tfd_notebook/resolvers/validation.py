@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfd_notebook.errors import Malformed, NoTasks, UsageError
+from tfd_notebook.errors import Malformed, NoTasks
 from tfd_notebook.model.spec import Endpoint
 
 #: Addresses by job: in the order of the tasks, or by index if some tasks are unknown.
@@ -89,19 +89,6 @@ def natural(name: str) -> tuple[Any, ...]:
     """Return a sort key for names that orders ``n2`` before ``n10``."""
     parts = re.split(r"(\d+)", name)
     return tuple((int(part), part) if part.isdecimal() else (0, part) for part in parts)
-
-
-def check_port(name: str, port: Any) -> int:
-    """Return `port` if it is a valid number of a TCP port.
-
-    Raises
-    ------
-    UsageError
-        The port is invalid.
-    """
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise UsageError(f"invalid {name}={port!r}: expected 1 to 65535")
-    return port
 
 
 def _indexed(addresses: Any, job: str, place: str) -> Iterable[tuple[int, Any]]:

@@ -284,9 +284,7 @@ class TestWatch:
         assert len(list(resolution.watch(0.2, every=0.05))) == 1
         resolution.close()
         for wrong in (0, -1, float("nan"), "1"):
-            with pytest.raises(
-                errors.UsageError, match=r"invalid seconds .*: expected more than 0"
-            ):
+            with pytest.raises(errors.UsageError, match=r"invalid \w+=.*: expected more than 0"):
                 next(resolution.watch(wrong))  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from tfd_notebook.data.explain import experiments
 from tfd_notebook.data.explain.measurement import measure
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.spec import check_seconds
 
 #: Share of the time for measuring the pipeline. The rest is for experiments.
 _MEASURING_SHARE = 0.4
@@ -70,8 +71,7 @@ def explain(
     Bottleneck: the stage map(decode) (In[4], line 12) (busy 98 % of the time, 12 elements/s). ...
     """
     check_dataset(dataset)
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise UsageError(f"invalid seconds={seconds!r}: expected more than 0", fix="use 5 or 10")
+    check_seconds("seconds", seconds)
     if step is not None and step_time is not None:
         raise UsageError(
             "step and step_time are mutually exclusive",

@@ -27,14 +27,9 @@ from tfd_notebook.errors import DataError, TimeLimit, UsageError
 def distribute(
     cluster: DataServiceProtocol,
     processing_mode: Any,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
+    *,
     compression: str | None = "auto",
-    cross_trainer_cache: Any = None,
-    target_workers: str = "AUTO",
+    **options: Any,
 ) -> Callable[[Any], Any]:
     """Return a function for ``Dataset.apply`` that runs the dataset on the data workers.
 
@@ -78,27 +73,25 @@ def distribute(
     --------
     tf.data.experimental.service.distribute
     """
-    reading = ReadOptions(
-        mode_of(processing_mode),
-        job_name,
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
-    )
+    return _distributor(cluster, ReadOptions(mode_of(processing_mode), **options), compression)
+
+
+def _distributor(
+    cluster: DataServiceProtocol, reading: ReadOptions, compression: str | None
+) -> Callable[[Any], Any]:
+    """Return the function of `distribute`."""
     compression_of(compression, on_this_host=True)
+    job_name = reading.job_name
 
     def distribute_again(dataset: Any, compression: str | None = compression) -> Any:
-        return distribute(
-            cluster,
-            processing_mode,
-            max_outstanding_requests=max_outstanding_requests,
-            data_transfer_protocol=data_transfer_protocol,
-            compression=compression,
-            target_workers=target_workers,
-        )(dataset)
+        alone = dataclasses.replace(
+            reading,
+            job_name=None,
+            consumer_index=None,
+            num_consumers=None,
+            cross_trainer_cache=None,
+        )
+        return _distributor(cluster, alone, compression)(dataset)
 
     def through_service(dataset: Any) -> Any:
         from tensorflow.data.experimental import service
@@ -145,7 +138,7 @@ def distribute(
             and pipeline.keeps_count
             and cardinality >= 0
             and job_name is None
-            and target_workers != "LOCAL"
+            and reading.target_workers != "LOCAL"
             and cluster.policy.on_loss == "raise"
         ):
             read = read.apply(assert_cardinality(cardinality))
@@ -227,13 +220,7 @@ def from_dataset_id(
     processing_mode: Any,
     dataset_id: Any,
     element_spec: Any = None,
-    job_name: str | None = None,
-    consumer_index: int | None = None,
-    num_consumers: int | None = None,
-    max_outstanding_requests: int | None = None,
-    data_transfer_protocol: str | None = None,
-    cross_trainer_cache: Any = None,
-    target_workers: str = "AUTO",
+    **options: Any,
 ) -> Any:
     """Return a dataset that reads a registered one. See `distribute` for the other arguments.
 
@@ -261,16 +248,8 @@ def from_dataset_id(
     """
     from tensorflow.data.experimental import service
 
-    reading = ReadOptions(
-        mode_of(processing_mode),
-        job_name,
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
-    )
+    reading = ReadOptions(mode_of(processing_mode), **options)
+    job_name = reading.job_name
     validation.check_service(cluster)
     if reading.mode in STATIC:
         cluster.enable_static_sharding()

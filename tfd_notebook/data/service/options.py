@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook.errors import NoWorkers, UnknownName, UsageError
+from tfd_notebook.model.spec import check_count
 
 #: Users' names of processing modes in lower case, with TensorFlow's ShardingPolicy.
 MODES = {
@@ -51,8 +52,8 @@ class ReadOptions:
                 fix="pass both for a coordinated read, or neither",
             )
         if self.num_consumers is not None and self.consumer_index is not None:
-            _check_integer("num_consumers", self.num_consumers, least=1)
-            _check_integer("consumer_index", self.consumer_index, least=0)
+            check_count("num_consumers", self.num_consumers, None, 1)
+            check_count("consumer_index", self.consumer_index, None, 0)
             if self.consumer_index >= self.num_consumers:
                 raise UsageError(
                     f"invalid consumer_index={self.consumer_index}: "
@@ -74,7 +75,7 @@ class ReadOptions:
                 fix='omit data_transfer_protocol, or use "grpc"',
             )
         if self.max_outstanding_requests is not None:
-            _check_integer("max_outstanding_requests", self.max_outstanding_requests, least=1)
+            check_count("max_outstanding_requests", self.max_outstanding_requests, None, 1)
         if self.target_workers not in _TARGETS:
             raise UnknownName(
                 f"invalid target_workers={self.target_workers!r}",
@@ -168,8 +169,3 @@ def compression_of(compression: Any, on_this_host: bool) -> str | None:
     if compression == "auto":
         return None if on_this_host else "AUTO"
     return compression.upper() if compression else None
-
-
-def _check_integer(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"invalid {name}={value!r}: expected an integer, {least} or more")

@@ -16,8 +16,8 @@ from tfd_notebook.cluster import attach
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.launchers.client.orphans import Orphan, sweep
 from tfd_notebook.model.resolution import as_json
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.resolution import resolve
-from tfd_notebook.resolution.resolution import check_seconds
 from tfd_notebook.resolution.service import read_options
 from tfd_notebook.ui.argparsing import (
     Command,
@@ -358,7 +358,7 @@ def _resolve(options: argparse.Namespace) -> int:
         else:
             print(views.resolution_text(snapshot, Screen().width))
         return 0
-    check_seconds(options.watch)
+    check_seconds("seconds", options.watch)
     end = time.monotonic() + options.watch
     with Screen(redraw=not options.json) as screen, contextlib.closing(resolution):
         key = None
