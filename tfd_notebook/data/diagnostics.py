@@ -130,6 +130,11 @@ class InspectedDataset:
         # A stopped cluster has no information about its tasks.
         return cluster if cluster is not None and _serves(cluster) else None
 
+    @property
+    def place(self) -> str:
+        """The name of that cluster in findings."""
+        return "" if self.cluster is None else self.cluster.name
+
     @cached_property
     def definition(self) -> bytes:
         """The graph of `origin`. Empty if it has none or a large one."""
@@ -180,7 +185,7 @@ def finished_job(inspected: InspectedDataset) -> Iterator[Finding]:
     try:
         validation.check_job(cluster, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
     except FinishedJob as error:
-        yield FINISHED.finding(error.what, str(error.fix), cluster.name)
+        yield FINISHED.finding(error.what, str(error.fix))
 
 
 @check("dataset")
@@ -227,7 +232,6 @@ def single_elements(inspected: InspectedDataset) -> Iterator[Finding]:
                 f"{source.name} is divided into {count:,} splits of one element",
                 "use a source of files or ranges, and flat_map() or interleave() their content, or "
                 'use distribute("off")',
-                _name(inspected),
             )
 
 
@@ -244,7 +248,6 @@ def embedded(inspected: InspectedDataset) -> Iterator[Finding]:
         yield EMBEDDED.finding(
             f"the dataset's definition is {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside the pipeline",
-            _name(inspected),
         )
 
 
@@ -265,7 +268,6 @@ def infinite(inspected: InspectedDataset) -> Iterator[Finding]:
         yield ENDLESS.finding(
             "the dataset has no end",
             f"use {finite}, remove repeat(), or pass steps_per_epoch= to model.fit",
-            _name(inspected),
         )
 
 
@@ -288,7 +290,6 @@ def repeated(inspected: InspectedDataset) -> Iterator[Finding]:
             "data worker",
             f'use {variable_of(cluster.owner, "cluster")}.distribute("dynamic") to get each '
             "element once",
-            cluster.name,
         )
 
 
@@ -299,13 +300,9 @@ def packed(inspected: InspectedDataset) -> Iterator[Finding]:
     if cluster is None or use is None or not use.compressed:
         return
     if cluster.service_on_this_host:
-        yield PACKED.finding(
-            "elements are compressed for transfers within one host", advice.PLAIN, cluster.name
-        )
+        yield PACKED.finding("elements are compressed for transfers within one host", advice.PLAIN)
     elif (limit := cluster.limit).kind == "transfer":
-        yield PACKED.finding(
-            f"compressed elements arrive too slowly: {limit}", advice.PLAIN, cluster.name
-        )
+        yield PACKED.finding(f"compressed elements arrive too slowly: {limit}", advice.PLAIN)
 
 
 @check("dataset")
@@ -319,7 +316,6 @@ def small_elements(inspected: InspectedDataset) -> Iterator[Finding]:
         yield SMALL.finding(
             f"the data workers send elements of {size:,} bytes",
             advice.batch(inspected.origin),
-            cluster.name,
         )
 
 
@@ -339,7 +335,6 @@ def relative_paths(inspected: InspectedDataset) -> Iterator[Finding]:
         yield RELATIVE.finding(
             f"{listed(names)} are relative to {directory}, but the data workers run {location}",
             "use absolute paths that are valid on all hosts",
-            cluster.name,
         )
 
 
@@ -364,9 +359,4 @@ def missing_library(inspected: InspectedDataset) -> Iterator[Finding]:
         yield NO_LIBRARY.finding(
             f"the dataset uses {listed(ops)} of a library that this process has loaded",
             'start the cluster with preload=["/path/of/the/library.so"]',
-            cluster.name,
         )
-
-
-def _name(inspected: InspectedDataset) -> str:
-    return inspected.cluster.name if inspected.cluster is not None else ""

@@ -104,13 +104,15 @@ def check_all() -> Findings:
     for name, cluster in clusters.items():
         findings += check_cluster(cluster)
         checked.append(f"cluster {name!r}")
-    return Findings([*findings, *_check_shared(clusters)], checked)
+    snapshots = {name: cluster.snapshot() for name, cluster in clusters.items()}
+    return Findings([*findings, *cluster_checks.oversubscribed_gpus(snapshots)], checked)
 
 
 def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     """Check a cluster, its service, its servers and the datasets that read from it."""
     load()
-    yield from diagnostics.run_checks("cluster", cluster)
+    for finding in diagnostics.run_checks("cluster", cluster):
+        yield finding.at(cluster.name)
     snapshot = cluster.snapshot()
     target = cluster_checks.target_of(cluster)
     if target is not None and "dispatcher:0" in _ready(cluster):
@@ -128,26 +130,13 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             tasks.setdefault(str(row.role), {})[row.index] = row.address
     if tasks:
         yield from diagnostics.run_checks("tasks", ClusterDescription.probe(tasks, cluster.name))
-    reads = [
-        known.read()
-        for known in data_service.of(cluster).registered.values()
-        if known.read is not None
-    ]
-    if any(read is not None for read in reads):
-        for read in reads:
-            if read is not None:
-                yield from diagnostics.run_checks("dataset", inspect_dataset(read))
+    for known in data_service.of(cluster).registered.values():
+        if known.read is not None and (read := known.read()) is not None:
+            yield from diagnostics.run_checks("dataset", inspect_dataset(read))
 
 
 def _ready(cluster: Cluster) -> set[str]:
     return {row.task for row in cluster.snapshot().tasks if row.state is TaskState.READY}
-
-
-def _check_shared(clusters: Mapping[str, Cluster]) -> Iterator[Finding]:
-    """Check resources that several clusters share."""
-    yield from cluster_checks.oversubscribed_gpus(
-        {name: cluster.snapshot() for name, cluster in clusters.items()}
-    )
 
 
 def _cluster_by_name(name: str) -> Cluster:
@@ -178,12 +167,7 @@ def _check_address(address: str) -> Findings:
 def _check_tasks(target: Any) -> Findings:
     place = str(getattr(target, "place", "the named tasks"))
     spec = target.cluster_spec() if hasattr(target, "cluster_spec") else target
-    jobs = {job: spec.task_indices(job) for job in spec.jobs} if hasattr(spec, "jobs") else None
-    if jobs is not None:
-        spec = {
-            job: {index: spec.task_address(job, index) for index in indices}
-            for job, indices in jobs.items()
-        }
+    spec = validation.tasks_of(spec) if hasattr(spec, "jobs") else spec
     if not isinstance(spec, Mapping):
         raise UsageError(
             f"invalid target of type {type(target).__name__}",
@@ -191,10 +175,6 @@ def _check_tasks(target: Any) -> Findings:
         )
     tasks = validation.checked(spec, place)
     # A resolver of several clusters renumbers their tasks, and then has `may_be`.
-    may_be = getattr(target, "may_be", None)
-    description = (
-        ClusterDescription.probe(tasks, place, may_be)
-        if may_be
-        else ClusterDescription.probe(tasks, place)
-    )
+    may_be = {"may_be": target.may_be} if hasattr(target, "may_be") else {}
+    description = ClusterDescription.probe(tasks, place, **may_be)
     return Findings(diagnostics.run_checks("tasks", description), [place])

@@ -85,7 +85,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
                     what += f".{data_service.of(cluster).memory_cause()}"
-            yield FAILED_TASK.finding(what, fix, cluster.name)
+            yield FAILED_TASK.finding(what, fix)
 
 
 @check("cluster")
@@ -98,7 +98,6 @@ def proxy(cluster: Cluster) -> Iterator[Finding]:
         yield PROXY.finding(
             f"{variable} was set after the start, without an exception for {listed(missing)}",
             f'del os.environ["{variable}"], or add these hosts to os.environ["no_grpc_proxy"]',
-            cluster.name,
         )
 
 
@@ -113,7 +112,6 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
         yield OPEN_TASKS.finding(
             f"{listed(tasks)} are open to {peers}",
             'allow only the networks that need them, such as allow=("10.0.0.0/8",) of the launcher',
-            cluster.name,
         )
 
 
@@ -125,14 +123,12 @@ def frequent_restarts(cluster: Cluster) -> Iterator[Finding]:
             yield FREQUENT_RESTARTS.finding(
                 f"{row.task} was restarted {row.restarts} times",
                 f"see cluster.logs({row.task!r}) for the cause",
-                cluster.name,
             )
     for host, count in data_service.of(cluster).reconnects.items():
         if count >= _MANY_RESTARTS:
             yield FREQUENT_RESTARTS.finding(
                 f"the connection to {host} was lost and restored {count} times",
                 "check whether the network, the host or a firewall closes it",
-                cluster.name,
             )
 
 
@@ -148,7 +144,6 @@ def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
                 f"{row.task} uses {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
                 f"{policy.memory_gb:g} GB ({policy.quote('memory_gb')})",
                 "reduce the memory of each task, or ask the administrator of this host",
-                cluster.name,
             )
 
 
@@ -159,7 +154,7 @@ def keras_3(cluster: Cluster) -> Iterator[Finding]:
     version = str(getattr(keras, "__version__", ""))
     if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
         yield KERAS_3.finding(
-            f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2, cluster.name
+            f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2
         )
 
 
@@ -187,7 +182,6 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
         yield LATE_ENVIRONMENT.finding(
             f"{listed(names)} changed after the cluster had started",
             "set them before the cluster starts, or pass env={...}, and start it again",
-            cluster.name,
         )
 
 
@@ -208,7 +202,6 @@ def stale_modules(cluster: Cluster) -> Iterator[Finding]:
             f"{name} was edited after {listed(stale)} had imported it",
             f"importlib.reload({name}) in this process, then "
             + "; ".join(f"cluster.restart({task!r})" for task in stale),
-            cluster.name,
         )
 
 

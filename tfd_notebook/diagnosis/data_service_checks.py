@@ -111,7 +111,7 @@ def silent(service: Service) -> Iterator[Finding]:
     if not result.alive or result.kind != "dispatcher":
         cause = f"a {result.kind} answers" if result.alive else f"{result.state}, {result.reason}"
         fix = "start it, or correct its address"
-        yield NO_ANSWER.finding(f"no dispatcher: {cause}", fix, service.place)
+        yield NO_ANSWER.finding(f"no dispatcher: {cause}", fix)
 
 
 @check("service")
@@ -121,14 +121,12 @@ def no_workers(service: Service) -> Iterator[Finding]:
         return
     if not service.workers:
         fix = "cluster.scale(data_workers=2), or start workers with its address"
-        yield NO_WORKERS.finding("it has no data worker", fix, service.place)
+        yield NO_WORKERS.finding("it has no data worker", fix)
         return
     causes = [_unanswered(address, result, service) for address, result in service.workers.items()]
     more = f", and {len(causes) - _MAX_NAMES} more" if len(causes) > _MAX_NAMES else ""
     listing = "; ".join(cause for cause, _ in causes[:_MAX_NAMES])
-    yield NO_WORKERS.finding(
-        f"none of its data workers responds: {listing}{more}", causes[0][1], service.place
-    )
+    yield NO_WORKERS.finding(f"none of its data workers responds: {listing}{more}", causes[0][1])
 
 
 def _unanswered(address: str, result: Probe, service: Service) -> tuple[str, str]:
@@ -161,7 +159,6 @@ def missing_workers(service: Service) -> Iterator[Finding]:
             f"{len(missing)} of {len(service.workers)} data workers do not respond: "
             f"{', '.join(missing[:_MAX_NAMES])}",
             "start them again at their addresses, or read again from the remaining ones",
-            service.place,
         )
 
 
@@ -170,8 +167,8 @@ def addresses(service: Service) -> Iterator[Finding]:
     """Report workers that other hosts cannot reach, and ports that several servers share."""
     named = {f"data_worker at {address}": address for address in service.workers}
     remote = not is_loopback(Endpoint.parse(service.address).host)
-    yield from advertised(named, service.place, remote=remote)
-    yield from shared_ports({"dispatcher": service.address, **named}, service.place)
+    yield from advertised(named, remote=remote)
+    yield from shared_ports({"dispatcher": service.address, **named})
 
 
 @check("service")
@@ -191,5 +188,4 @@ def versions(service: Service) -> Iterator[Finding]:
         yield VERSIONS.finding(
             f"the dispatcher uses protocol version {version}, and this process version {own}",
             "install the same TensorFlow version for both",
-            service.place,
         )

@@ -134,11 +134,16 @@ FAILED = kind(
 
 
 def run_checks(about: About, subject: Any) -> Iterator[Finding]:
-    """Run all checks of `subject`. A check that raises is reported as a finding."""
+    """Run all checks of `subject`. A check that raises is reported as a finding.
+
+    The location of a finding without one is the ``place`` of `subject`.
+    """
+    place = str(getattr(subject, "place", ""))
     for function in _checks.get(about, ()):
         try:
             # Collect all findings first: a generator can raise after its first ones.
-            yield from tuple(function(subject))
+            for finding in tuple(function(subject)):
+                yield finding if finding.where else replace(finding, where=place)
         except Exception as error:
             yield FAILED.finding(
                 f"{function.__module__}.{function.__qualname__} raised "

@@ -179,7 +179,6 @@ def unknown_jobs(description: ClusterDescription) -> Iterator[Finding]:
             yield UNKNOWN_JOB.finding(
                 f"unsupported job {job!r}",
                 (f"did you mean {near[0]!r}? " if near else "") + f"use {', '.join(JOBS)}",
-                description.place,
             )
 
 
@@ -194,7 +193,6 @@ def no_chief(description: ClusterDescription) -> Iterator[Finding]:
         yield NO_CHIEF.finding(
             "the cluster has parameter servers but no chief",
             'add "chief": ["host:port"], and run the coordinator in that task',
-            description.place,
         )
 
 
@@ -209,25 +207,22 @@ def duplicates(description: ClusterDescription) -> Iterator[Finding]:
             yield DUPLICATE.finding(
                 f"{address} is the address of {', '.join(tasks)}",
                 "give each task a separate port",
-                description.place,
             )
 
 
 @check("tasks")
 def localhost(description: ClusterDescription) -> Iterator[Finding]:
     """Find loopback addresses among those of several hosts."""
-    yield from advertised(_flat(description.tasks), description.place)
+    yield from advertised(_flat(description.tasks))
 
 
-def advertised(addresses: Mapping[str, str], place: str, remote: bool = False) -> Iterator[Finding]:
+def advertised(addresses: Mapping[str, str], remote: bool = False) -> Iterator[Finding]:
     """Find loopback addresses that other hosts use.
 
     Parameters
     ----------
     addresses : mapping of str to str
         Addresses by task.
-    place : str
-        Source of the addresses.
     remote : bool
         True if other hosts use the addresses. If False, they do if any address is not loopback.
         Default False.
@@ -238,7 +233,6 @@ def advertised(addresses: Mapping[str, str], place: str, remote: bool = False) -
         yield LOOPBACK.finding(
             f"{named}: other hosts cannot reach this address",
             "use a name or an address under which other hosts can reach this host",
-            place,
         )
 
 
@@ -262,32 +256,22 @@ def answers(description: ClusterDescription) -> Iterator[Finding]:
             yield NO_ANSWER.finding(
                 f"{task} at {address}: {state}",
                 "start it, or correct its address",
-                description.place,
             )
         elif probe.kind != "server" or not description.may_be(probe.task, *_parts(task)):
             yield WRONG_TASK.finding(
                 f"{probe.task or f'a {probe.kind}'} answers at {address}, the address of {task}",
                 "correct the address, or the indexes of the tasks",
-                description.place,
             )
 
 
 @check("tasks")
 def shared(description: ClusterDescription) -> Iterator[Finding]:
     """Find ports of this host on which several processes listen."""
-    yield from shared_ports(_flat(description.tasks), description.place)
+    yield from shared_ports(_flat(description.tasks))
 
 
-def shared_ports(addresses: Mapping[str, str], place: str) -> Iterator[Finding]:
-    """Find ports of this host on which several processes listen.
-
-    Parameters
-    ----------
-    addresses : mapping of str to str
-        Addresses by task.
-    place : str
-        Source of the addresses.
-    """
+def shared_ports(addresses: Mapping[str, str]) -> Iterator[Finding]:
+    """Find ports of this host, of these addresses by task, on which several processes listen."""
     local_hosts = _local_hosts()
     for task, address in addresses.items():
         endpoint = Endpoint.parse(address)
@@ -298,7 +282,6 @@ def shared_ports(addresses: Mapping[str, str], place: str) -> Iterator[Finding]:
             yield SHARED.finding(
                 f"processes {', '.join(map(str, pids))} listen on port {endpoint.port} of {task}",
                 "end all but one of them, or give them separate ports",
-                place,
             )
 
 
