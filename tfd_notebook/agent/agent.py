@@ -33,13 +33,11 @@ from tfd_notebook.agent.task_supervisor import TaskSupervisor
 from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
 from tfd_notebook.model.events import Event, TaskMeasured
 from tfd_notebook.model.spec import TaskState
-from tfd_notebook.net import agent_protocol, clock, process_control, runtime_dir
+from tfd_notebook.net import agent_protocol, clock, process_control, reconnect, runtime_dir
 
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
 _EXPIRY_GRACE_SECONDS = 5.0
-#: Seconds of silence, four pings, after which a connection counts as lost.
-_SILENT_SECONDS = 20.0
 #: Seconds that an agent without an owner waits for its first cluster.
 _FIRST_SECONDS = 60.0
 #: The session of the process that started the agent.
@@ -324,7 +322,7 @@ class Agent:
             with cluster.reported(f"ending cluster {cluster.name!r}"):
                 await self._end_if_expired(cluster)
         for key, session in list(self._sessions.items()):
-            session.drop_silent(_SILENT_SECONDS)
+            session.drop_silent(reconnect.SILENT_SECONDS)
             if session.has_expired:
                 del self._sessions[key]
                 self._idle_since = min(self._idle_since, time.monotonic())

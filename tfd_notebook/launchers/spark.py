@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.agent.bridges import spark_bootstrap, stdio
-from tfd_notebook.agent.bridges.spark_executor import PING_SECONDS, SILENT_SECONDS
 from tfd_notebook.errors import (
     AgentLost,
     LaunchError,
@@ -26,7 +25,7 @@ from tfd_notebook.launchers import spark_slots
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
-from tfd_notebook.net import secure_channel, validation
+from tfd_notebook.net import reconnect, secure_channel, validation
 
 _ANSWER_SECONDS = 30.0
 _JOB_SECONDS = 45.0
@@ -301,7 +300,7 @@ class _SparkHost(RemoteHost):
                     self._idle = None
                     return True
             since_ping += _POLL_SECONDS
-            if since_ping >= PING_SECONDS:
+            if since_ping >= reconnect.HEARTBEAT_SECONDS:
                 since_ping = 0.0
                 channel.send({"ping": True})
         while not channel.closed:  # a session uses it
@@ -365,7 +364,7 @@ class _LineChannel:
         rest = b""
         while True:
             try:
-                _, body = self._channel.receive(SILENT_SECONDS)
+                _, body = self._channel.receive(reconnect.SILENT_SECONDS)
             except (OSError, EOFError):
                 return
             *lines, rest = (rest + bytes(body)).split(b"\n")

@@ -26,7 +26,13 @@ from tfd_notebook.errors import (
     TimeLimit,
     UsageError,
 )
-from tfd_notebook.launchers.client.jupyter_server import ENDING, JupyterServer, Message
+from tfd_notebook.launchers.client.jupyter_server import (
+    ENDING,
+    Connection,
+    JupyterServer,
+    Message,
+)
+from tfd_notebook.net import reconnect
 from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.remote_kernel.clusters import Clusters, RemoteCluster
 from tfd_notebook.remote_kernel.display import failure, show, show_plain, silent
@@ -37,14 +43,13 @@ log = logging.getLogger("tfd_notebook")
 _START_SECONDS = 60.0
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.2
-_PING_SECONDS = 5.0
-#: Pings after which this client also sends an acknowledgement to the bus.
+#: Heartbeats after which this client also sends an acknowledgement to the bus.
 _ACKNOWLEDGE_EVERY = 12
 #: Timeout for the current state. A kernel sends it within one tick of its bus, unless it is busy.
 _CATCH_UP_SECONDS = 5.0
 _INTERRUPT_SECONDS = 10.0
-#: Backoff between two attempts to reconnect, or to end the kernel, in seconds.
-_BACKOFF = (0.1, 0.5, 1.0, 2.0, 5.0)
+#: Timeout to end the replacement of a kernel that died.
+_END_SECONDS = 10.0
 #: Loads the bus in the other kernel, and starts the lease that ends the kernel without a client.
 _PREPARE = """
 try:
@@ -104,12 +109,13 @@ class RemoteKernel:
         self._server = JupyterServer(server, token, ca)
         self.label = self._server.label
         self._grace = float(grace)
-        self._closed = threading.Event()
+        self._closed, self._ended = threading.Event(), threading.Event()
         self._lost = ""
         self._runs: dict[str, queue.SimpleQueue[Message | None]] = {}
         self._running = threading.Lock()
         self._subshell: str | None = None
         self._lease = ""
+        self._heartbeats = itertools.count(1)
         self._clusters: dict[str, RemoteCluster] = {}
         try:
             self._kernel = self._server.start_kernel(kernel)
@@ -126,7 +132,7 @@ class RemoteKernel:
         except BaseException:
             self.close()
             raise
-        threading.Thread(target=self._ping, name="tfd-remote-kernel-ping", daemon=True).start()
+        reconnect.send_heartbeats(self._ping, self._ended)
         _kernels.add(self)
         registry.register_provider("kernels", _remote_clusters)
         control_socket.ensure_started()
@@ -351,6 +357,7 @@ class RemoteKernel:
             self._lost = self._lost or f"{self.label}: {type(error).__name__}: {error}"
             raise
         finally:
+            self._ended.set()
             self._end_runs()
             self._connection.close()
 
@@ -396,35 +403,39 @@ class RemoteKernel:
         self._lost = reason
         self._connection.close()
         self._end_runs()
-        for pause in _BACKOFF:
-            # The server ignores the request while it starts another process.
-            self._server.end_kernel(self._kernel)
-            if self._closed.wait(pause) or not self._server.has(self._kernel):
-                return
+        end = time.monotonic() + _END_SECONDS
+        with contextlib.suppress(OSError):
+            reconnect.reconnect(
+                self._end_kernel, self._closed, lambda: time.monotonic() < end, first=0.0
+            )
+
+    def _end_kernel(self) -> None:
+        self._server.end_kernel(self._kernel)
+        if self._server.has(self._kernel):
+            raise OSError("the server ignores the request while it starts another process")
 
     def _reconnect(self) -> bool:
         """Reconnect to the same kernel; return True on success."""
-        since = time.monotonic()
-        attempt = 0
-        while time.monotonic() - since < self._grace:
-            if self._closed.wait(_BACKOFF[min(attempt, len(_BACKOFF) - 1)]):
-                return False
-            attempt += 1
-            try:
-                if not self._server.has(self._kernel):
-                    self._lost = f"the kernel at {self.label} has ended"
-                    break
-                # In the same session, the server delivers the messages that were missed.
-                self._connection = self._server.connect(self._kernel, self._connection.session)
-                self._bus.greet()
-            except OSError:
-                continue
-            except TfdError as error:
-                self._lost = error.what
-                break
-            return True
-        self._lost = self._lost or f"{self.label} could not be reached for {self._grace:g} s"
+        end = time.monotonic() + self._grace
+        try:
+            connected = reconnect.reconnect(
+                self._open_connection, self._closed, lambda: time.monotonic() < end
+            )
+        except OSError:
+            self._lost = f"{self.label} could not be reached for {self._grace:g} s"
+        except TfdError as error:
+            self._lost = error.what
+        else:
+            return connected is not None
         return False
+
+    def _open_connection(self) -> Connection:
+        if not self._server.has(self._kernel):
+            raise RemoteError(f"the kernel at {self.label} has ended")
+        # In the same session, the server delivers the messages that were missed.
+        self._connection = self._server.connect(self._kernel, self._connection.session)
+        self._bus.greet()
+        return self._connection
 
     def _end_runs(self) -> None:
         for answers in list(self._runs.values()):
@@ -433,14 +444,10 @@ class RemoteKernel:
 
     def _ping(self) -> None:
         """Send a heartbeat to the kernel. It also shows its server that the kernel is in use."""
-        for count in itertools.count(1):
-            if self._closed.wait(_PING_SECONDS) or self._lost:
-                return
-            with contextlib.suppress(OSError):
-                if self._lease:
-                    self._send_comm(self._lease, {"here": True})
-                if count % _ACKNOWLEDGE_EVERY == 0:
-                    self._bus.acknowledge()
+        if self._lease:
+            self._send_comm(self._lease, {"here": True})
+        if next(self._heartbeats) % _ACKNOWLEDGE_EVERY == 0:
+            self._bus.acknowledge()
 
 
 def open_kernels() -> tuple[RemoteKernel, ...]:

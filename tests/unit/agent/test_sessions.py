@@ -15,7 +15,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.sessions import AgentListener, Session
 from tfd_notebook.launchers.client import session as client_session
 from tfd_notebook.launchers.client.agent_client import AgentClient
-from tfd_notebook.net import agent_protocol
+from tfd_notebook.net import agent_protocol, reconnect
 
 MEGABYTE = 1_000_000
 
@@ -148,7 +148,7 @@ async def _close(listener):
 
 
 def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
-    monkeypatch.setattr(client_session, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(reconnect, "HEARTBEAT_SECONDS", 0.05)
 
     async def megabyte(session, body):
         session.send({"reply_to": body["id"], "ok": True, "value": ["x" * MEGABYTE, 0]})
@@ -164,7 +164,7 @@ def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
 
 
 def test_unacknowledged_replies_are_limited_in_size(loop, directory, monkeypatch):
-    monkeypatch.setattr(client_session, "_PING_SECONDS", 3600.0)
+    monkeypatch.setattr(reconnect, "HEARTBEAT_SECONDS", 3600.0)
 
     async def megabyte(session, body):
         session.send({"reply_to": body["id"], "ok": True, "value": ["x" * MEGABYTE, 0]})

@@ -24,7 +24,7 @@ import psutil
 
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import TfdError
-from tfd_notebook.net import agent_protocol
+from tfd_notebook.net import agent_protocol, reconnect
 from tfd_notebook.net.host import address_towards
 
 TARGET = "tfd_notebook-agent"
@@ -34,8 +34,6 @@ WINDOW_BYTES = 1_000_000
 _CHUNK_BYTES = 1 << 16
 _ACK_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
-#: Interval in seconds of the messages that the server counts as activity of this kernel.
-_ALIVE_SECONDS = 5.0
 _CULL = re.compile(r"""^[^#\n]*\bcull_idle_timeout\b["']?\s*[=:]\s*(\d+)""", re.MULTILINE)
 _VARIABLES = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT")
 
@@ -69,7 +67,8 @@ def main(agent: str, mode: str, towards: str) -> None:
     # A reference: the bridge ends with a message, not with this function.
     _bridges.append(
         CommSocketBridge(
-            peer, max(0.5, min(_ALIVE_SECONDS, (handshake["cull_seconds"] or 60.0) / 4))
+            peer,
+            max(0.5, min(reconnect.HEARTBEAT_SECONDS, (handshake["cull_seconds"] or 60.0) / 4)),
         )
     )
     _print_handshake(handshake)
@@ -87,7 +86,6 @@ class CommSocketBridge:
         import comm
 
         self._peer = peer
-        self._alive_seconds = alive_seconds
         self._credit = WINDOW_BYTES
         self._window_changed = threading.Condition()
         self._end_request: dict[str, Any] = {}
@@ -95,8 +93,11 @@ class CommSocketBridge:
         self._comm = comm.create_comm(target_name=TARGET)
         self._comm.on_msg(self._handle_message)
         self._comm.on_close(lambda _: self._end())
-        for target in (self._copy_output, self._send_activity):
-            threading.Thread(target=target, name="tfd-bridge", daemon=True).start()
+        threading.Thread(target=self._copy_output, name="tfd-bridge", daemon=True).start()
+        # The server does not cull this kernel, with its tasks, while it sends messages.
+        reconnect.send_heartbeats(
+            lambda: self._comm.send({"active": time.time()}), self._ended, alive_seconds
+        )
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         data = message["content"]["data"]
@@ -132,11 +133,6 @@ class CommSocketBridge:
             self._credit -= len(text)
         self._comm.send({"text": text})
         return True
-
-    def _send_activity(self) -> None:
-        """Send periodic activity, so that the server does not cull this kernel with its tasks."""
-        while not self._ended.wait(self._alive_seconds):
-            self._comm.send({"active": time.time()})
 
     def _end(self) -> None:
         self._ended.set()
@@ -176,7 +172,7 @@ class _Lease:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(self._seconds / 4, _ALIVE_SECONDS))
+            time.sleep(min(self._seconds / 4, reconnect.HEARTBEAT_SECONDS))
             silent = time.monotonic() - self._last_activity
             if silent > self._seconds and self._end_request and not self._busy:
                 _end_this_kernel(**self._end_request)

@@ -8,6 +8,7 @@ connection. It then ends the agents that it has started.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -21,16 +22,11 @@ import psutil
 
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import TfdError
-from tfd_notebook.net import agent_protocol, runtime_dir, secure_channel
+from tfd_notebook.net import agent_protocol, reconnect, runtime_dir, secure_channel
 from tfd_notebook.net.host import address_towards
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
-#: Interval in seconds at which each end sends a message.
-PING_SECONDS = 5.0
-#: A connection without any message, including pings, for this number of seconds is lost.
-SILENT_SECONDS = 20.0
-_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0)
 _END_SECONDS = 10.0
 #: Seconds to reconnect if no agent runs.
 _IDLE_SECONDS = 5.0
@@ -85,27 +81,30 @@ class ExecutorBridge:
 
     def _keep_connected(self) -> None:
         """Keep an idle connection ready; when a session takes it, open the next one."""
-        attempt = 0
-        while not self._stopped.is_set():
-            try:
-                channel = secure_channel.connect(self._address, self._secret, _CONNECT_SECONDS)
-                channel.send({"executor": self._jvm, "host": self._handshake["identity"]})
-            except OSError:
-                limit = self._grace if self._has_agents() else min(_IDLE_SECONDS, self._grace)
-                if time.monotonic() - self._last_received > limit:
-                    self._stopped.set()
-                self._stopped.wait(_BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)])
-                attempt += 1
-                continue
-            attempt, self._last_received, self._idle = 0, time.monotonic(), channel
-            try:
-                self._await_session(channel)
-            except (OSError, EOFError):
-                channel.close()
+        connect = functools.partial(
+            reconnect.reconnect, self._connect, self._stopped, self._may_retry, first=0.0, most=2.0
+        )
+        with contextlib.suppress(OSError):
+            while (channel := connect()) is not None:
+                self._last_received, self._idle = time.monotonic(), channel
+                try:
+                    self._await_session(channel)
+                except (OSError, EOFError):
+                    channel.close()
+        self._stopped.set()
+
+    def _connect(self) -> secure_channel.AuthenticatedChannel:
+        channel = secure_channel.connect(self._address, self._secret, _CONNECT_SECONDS)
+        channel.send({"executor": self._jvm, "host": self._handshake["identity"]})
+        return channel
+
+    def _may_retry(self) -> bool:
+        limit = self._grace if self._has_agents() else min(_IDLE_SECONDS, self._grace)
+        return time.monotonic() - self._last_received <= limit
 
     def _await_session(self, channel: secure_channel.AuthenticatedChannel) -> None:
         while True:
-            header, _ = channel.receive(SILENT_SECONDS)
+            header, _ = channel.receive(reconnect.SILENT_SECONDS)
             self._last_received = time.monotonic()
             if "close" in header:
                 self._stopped.set()
@@ -139,27 +138,22 @@ class ExecutorBridge:
                 return
             inward = threading.Thread(target=self._copy_input, args=(channel, peer), daemon=True)
             inward.start()
-            threading.Thread(target=self._ping, args=(channel,), daemon=True).start()
             with peer:
                 while data := peer.recv(_CHUNK_BYTES):
                     channel.send({}, data)
 
-    def _ping(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        """Send pings, so that the driver detects a broken network."""
-        with contextlib.suppress(OSError):
-            while not channel.closed:
-                channel.send({})
-                time.sleep(PING_SECONDS)
-
     def _copy_input(
         self, channel: secure_channel.AuthenticatedChannel, peer: socket.socket
     ) -> None:
+        ended = threading.Event()
+        reconnect.send_heartbeats(lambda: channel.send({}), ended)
         with contextlib.suppress(OSError, EOFError):
             while True:
-                peer.sendall(channel.receive(SILENT_SECONDS)[1])
+                peer.sendall(channel.receive(reconnect.SILENT_SECONDS)[1])
                 self._last_received = time.monotonic()
         with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)
+        ended.set()
 
     def _has_agents(self) -> bool:
         return any(

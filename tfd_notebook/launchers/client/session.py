@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import socket
 import threading
@@ -17,14 +16,12 @@ from typing import Any, Protocol
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.model.events import HostDisconnected, HostReconnected
-from tfd_notebook.net import agent_protocol, unix_socket, validation
+from tfd_notebook.net import agent_protocol, reconnect, unix_socket, validation
 from tfd_notebook.net.bounded_write import write_all
 
 _CONNECT_SECONDS = 10.0
-_PING_SECONDS = 5.0
 #: Seconds to wait for the agent's answer to "close_session" on a network that may be broken.
 _CLOSE_TIMEOUT_SECONDS = 2.0
-_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 class Channel(Protocol):
@@ -127,7 +124,7 @@ class AgentSession:
             target=self._serve, args=(channel,), name=f"tfd-session-{agent}", daemon=True
         )
         self._thread.start()
-        threading.Thread(target=self._ping, name=f"tfd-ping-{agent}", daemon=True).start()
+        reconnect.send_heartbeats(self._ping, self._closed)
         if not self.client.ready.wait(_CONNECT_SECONDS):
             self.close()
             # Not AgentLost: the agent may be slow or suspended, and its tasks still exist.
@@ -156,12 +153,10 @@ class AgentSession:
         self.client.lost("this process closed the session")
 
     def _ping(self) -> None:
-        """Send heartbeats, so that the agent detects a broken network."""
-        while not self._closed.wait(_PING_SECONDS) and self.client.alive:
-            with contextlib.suppress(OSError):
-                if self._channel is not None:
-                    # Acknowledge, so that the agent drops the frames that have arrived.
-                    self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
+        """Send a heartbeat, so that the agent detects a broken network."""
+        if self._channel is not None:
+            # Acknowledge, so that the agent drops the frames that have arrived.
+            self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
 
     def _line(self, method: str, arguments: dict[str, Any] | None = None) -> bytes:
         """Return a message about the session itself, which has no reply."""
@@ -198,9 +193,11 @@ class AgentSession:
         except BaseException as error:  # without this thread no message would be received
             self.client.lost(f"{self._host}: {type(error).__name__}: {error}")
             raise
+        finally:
+            self._closed.set()
 
-    def _receive(self, channel: Channel) -> None:
-        while True:
+    def _receive(self, channel: Channel | None) -> None:
+        while channel is not None:
             try:
                 for line in channel.lines():
                     self.client.handle_line(line)
@@ -209,43 +206,37 @@ class AgentSession:
             except InvalidMessage as error:
                 self.client.refuse(error)
             if not self.client.alive:
-                with contextlib.suppress(OSError):
-                    channel.send(self._line("close_session"))
+                self._end(channel)
             channel.close()
-            if self._closed.is_set() or not self.client.alive:
-                return
-            reconnected = self._reconnect()
-            if reconnected is None:
-                return
-            channel = reconnected
+            ended = self._closed.is_set() or not self.client.alive
+            channel = None if ended else self._reconnect()
+
+    def _end(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError):
+            channel.send(self._line("close_session"))
+        channel.close()
 
     def _reconnect(self) -> Channel | None:
         """Return the next channel; None if the agent is lost."""
         since = time.monotonic()
         self.client.notify_all(HostDisconnected(self._host, self._grace))
-        pauses = itertools.chain(_BACKOFF_SECONDS, itertools.repeat(_BACKOFF_SECONDS[-1]))
-        while not self._closed.wait(next(pauses)):
-            try:
-                channel = self._open_channel()
-            except TfdError as error:
-                self.client.lost(error.what)
-                return None
-            except OSError as error:
-                seconds_lost = time.monotonic() - since
-                if seconds_lost > self._grace:
-                    self.client.lost(
-                        f"{self._host} could not be reached for {self._grace:g} s ({error}): its "
-                        "tasks have ended or are going to end"
-                    )
-                    return None
-            else:
-                # If it was closed during the connect, "close_session" went to the old channel.
-                if self._closed.is_set():
-                    with contextlib.suppress(OSError):
-                        channel.send(self._line("close_session"))
-                    channel.close()
-                    return None
-                seconds = time.monotonic() - since
-                self.client.notify_all(HostReconnected(self._host, seconds))
+        try:
+            channel = reconnect.reconnect(
+                self._open_channel,
+                self._closed,
+                lambda: time.monotonic() - since <= self._grace,
+            )
+        except TfdError as error:
+            self.client.lost(error.what)
+        except OSError as error:
+            self.client.lost(
+                f"{self._host} could not be reached for {self._grace:g} s ({error}): its "
+                "tasks have ended or are going to end"
+            )
+        else:
+            if channel is not None and not self._closed.is_set():
+                self.client.notify_all(HostReconnected(self._host, time.monotonic() - since))
                 return channel
+            if channel is not None:
+                self._end(channel)  # `close` sent "close_session" over the previous channel
         return None

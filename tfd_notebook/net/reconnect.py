@@ -1,0 +1,70 @@
+"""Reconnection with backoff, and heartbeats, of all channels."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+#: Interval in seconds of heartbeats. Peers count a connection as lost after four intervals.
+HEARTBEAT_SECONDS = 5.0
+SILENT_SECONDS = 4 * HEARTBEAT_SECONDS
+
+Connection = TypeVar("Connection")
+
+
+def reconnect(
+    connect: Callable[[], Connection],
+    closed: threading.Event,
+    may_retry: Callable[[], bool] = lambda: True,
+    *,
+    first: float = 0.1,
+    most: float = 5.0,
+) -> Connection | None:
+    """Return a new connection, or None once `closed` is set.
+
+    Parameters
+    ----------
+    connect : callable
+        Returns a connection. OSError is temporary. Other exceptions are passed on.
+    closed : threading.Event
+    may_retry : callable
+        Called after each failure. If it returns False, the OSError is raised.
+    first, most : float
+        Seconds before the first attempt, and the longest pause, up to which pauses double.
+        Default 0.1 and 5.
+    """
+    doubling = (min(0.1 * 2**attempt, most) for attempt in range(32))
+    for pause in itertools.chain((first,), doubling, itertools.repeat(most)):
+        if closed.wait(pause):
+            break
+        try:
+            return connect()
+        except OSError:
+            if not may_retry():
+                raise
+    return None
+
+
+def send_heartbeats(
+    send: Callable[[], object], closed: threading.Event, seconds: float | None = None
+) -> None:
+    """Call `send` regularly in a thread until `closed` is set. It may raise OSError.
+
+    Parameters
+    ----------
+    send : callable
+    closed : threading.Event
+    seconds : float, optional
+        Interval. Default: `HEARTBEAT_SECONDS`.
+    """
+    interval = HEARTBEAT_SECONDS if seconds is None else seconds
+
+    def run() -> None:
+        while not closed.wait(interval):
+            with contextlib.suppress(OSError):
+                send()
+
+    threading.Thread(target=run, name="tfd-heartbeat", daemon=True).start()
