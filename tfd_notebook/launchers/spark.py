@@ -279,33 +279,22 @@ class _SparkHost(RemoteHost):
                 self._idle.close()
             self._idle = channel
             self._changed.notify_all()
-        since_ping = 0.0
-        while True:
+        ended = threading.Event()
+        reconnect.send_heartbeats(lambda: channel.send({}), ended)
+        try:
+            while not channel.closed:
+                with self._changed, contextlib.suppress(TimeoutError):
+                    if self._idle is channel:  # no session reads it
+                        self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
+                ended.wait(_POLL_SECONDS)
+        except (OSError, EOFError):
+            pass  # the connection broke
+        finally:
+            ended.set()
             with self._changed:
-                self._changed.wait(_POLL_SECONDS)
-                if self._closed and self._idle is channel:
+                if self._idle is channel:
                     self._idle = None
-                    return False
-                if self._idle is not channel:
-                    break
-                try:
-                    header, _ = channel.receive(0.0)
-                    self._loss_reason = str(header.get("ended", ""))
-                except TimeoutError:
-                    pass
-                except (OSError, EOFError):
-                    self._idle = None
-                    return True
-                if self._loss_reason:
-                    self._idle = None
-                    return True
-            since_ping += _POLL_SECONDS
-            if since_ping >= reconnect.HEARTBEAT_SECONDS:
-                since_ping = 0.0
-                channel.send({"ping": True})
-        while not channel.closed:  # a session uses it
-            threading.Event().wait(_POLL_SECONDS)
-        return True
+        return not self._closed
 
     def connect(self, agent: str, start: bool) -> Channel:
         with self._changed:

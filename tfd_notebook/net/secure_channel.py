@@ -82,16 +82,10 @@ class AuthenticatedChannel:
     ----------
     connected : TlsSocket or socket.socket
         The channel takes ownership of it.
-
-    Attributes
-    ----------
-    peer : str
-        Address of the other end; empty for a socket in the file system.
     """
 
-    def __init__(self, connected: TlsSocket | socket.socket, peer: str = "") -> None:
+    def __init__(self, connected: TlsSocket | socket.socket) -> None:
         connected.settimeout(STALL_SECONDS)
-        self.peer = peer
         self._socket = connected
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -412,16 +406,8 @@ class Server:
         return AuthenticatedChannel(connected)
 
 
-def serve(
-    secret: bytes,
-    on_channel: Callable[[AuthenticatedChannel], None],
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    path: Path | None = None,
-) -> Server:
-    """Return a listening `Server` with these arguments."""
-    return Server(secret, on_channel, host=host, port=port, path=path)
+#: Returns a listening `Server`.
+serve = Server
 
 
 def connect(address: str, secret: bytes, timeout: float = 10.0) -> AuthenticatedChannel:
@@ -478,8 +464,7 @@ def _over_tls(
 ) -> AuthenticatedChannel:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     break_if_vanished(connected, VANISHED_SECONDS)
-    peer = str(connected.getpeername()[0])
-    return AuthenticatedChannel(TlsSocket(connected, context, deadline, is_server=is_server), peer)
+    return AuthenticatedChannel(TlsSocket(connected, context, deadline, is_server=is_server))
 
 
 def _receive_exactly(
@@ -507,8 +492,6 @@ def _receive_exactly(
 
 def _wait(descriptor: int, seconds: float) -> bool:
     """Return True if data, or the end of the stream, arrives within `seconds`."""
-    if not hasattr(select, "poll"):
-        return bool(select.select([descriptor], [], [], seconds)[0])
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
