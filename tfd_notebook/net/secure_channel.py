@@ -283,7 +283,7 @@ class Server:
             self.address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
         self._listener.settimeout(None)
         self._lock = threading.Lock()
-        self._open: dict[threading.Thread, AuthenticatedChannel | socket.socket] = {}
+        self._open: dict[threading.Thread, socket.socket] = {}
         #: Addresses of the unauthenticated connections, the oldest first.
         self._unproven: dict[socket.socket, str] = {}
         self._closed = False
@@ -302,12 +302,9 @@ class Server:
         self._listener.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        for thread, channel in open_now:
-            if isinstance(channel, AuthenticatedChannel):
-                channel.close()
-            else:
-                with contextlib.suppress(OSError):
-                    channel.shutdown(socket.SHUT_RDWR)
+        for thread, connected in open_now:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
             self._join(thread, deadline)
 
     def __enter__(self) -> Server:
@@ -368,29 +365,24 @@ class Server:
             oldest.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connected: socket.socket) -> None:
-        thread = threading.current_thread()
         try:
             try:
                 channel = self._authenticate(connected)
-            except (OSError, EOFError):
+            except BaseException:
                 connected.close()
-                return
+                raise
             finally:
                 with self._lock:
                     self._unproven.pop(connected, None)
-            with self._lock:
-                self._open[thread] = channel
-                closed = self._closed
             with channel:
-                if not closed:
-                    self._on_channel(channel)
+                self._on_channel(channel)
         except (EOFError, OSError):
-            pass  # the connection to the client is lost
+            pass  # the client is lost, or not authenticated
         except InvalidMessage as error:
             log.warning("a connection to %s was closed: %s", self.address, error)
         finally:
             with self._lock:
-                self._open.pop(thread, None)
+                self._open.pop(threading.current_thread(), None)
 
     def _authenticate(self, connected: socket.socket) -> AuthenticatedChannel:
         deadline = time.monotonic() + PROOF_SECONDS
