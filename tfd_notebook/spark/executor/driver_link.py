@@ -6,6 +6,8 @@ Background threads maintain it, so that `DriverConnection.update` never blocks.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import threading
 import time
 import traceback
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook.net import secure_channel
+from tfd_notebook.net.reconnect import reconnect
 
 #: Interval in seconds between messages to the driver if nothing changes.
 HEARTBEAT_SECONDS = 1.0
@@ -64,7 +67,7 @@ class DriverConnection:
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
         self._channel: secure_channel.AuthenticatedChannel | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._last_received = time.monotonic()
         for work in (self._receive_loop, self._send_loop):
             threading.Thread(target=work, name="tfd-driver-link", daemon=True).start()
@@ -94,30 +97,30 @@ class DriverConnection:
             self._changed.wait_for(
                 lambda: not self._has_news and self._unacknowledged is None, timeout
             )
-            self._closed = True
+            self._closed.set()
             self._changed.notify_all()
             channel = self._channel
         if channel is not None:
             channel.close()
 
     def _receive_loop(self) -> None:
-        while not self._closed:
-            try:
-                with secure_channel.connect(self._driver, self._secret) as channel:
-                    with self._changed:
-                        self._channel = channel
-                        self._changed.notify_all()
-                    while True:
-                        order, _ = channel.receive()
-                        self._last_received = time.monotonic()
-                        if order.get("order") == "acknowledge":
-                            self._acknowledge(order["seq"])
-                        else:
-                            self._on_order(order)
-            except (OSError, EOFError):
+        connect = functools.partial(secure_channel.connect, self._driver, self._secret)
+        pause = 0.0
+        while channel := reconnect(connect, self._closed, first=pause, most=_RECONNECT_SECONDS):
+            pause = _RECONNECT_SECONDS
+            with contextlib.suppress(OSError, EOFError), channel:
                 with self._changed:
-                    self._channel = None
-                    self._changed.wait_for(lambda: self._closed, _RECONNECT_SECONDS)
+                    self._channel = channel
+                    self._changed.notify_all()
+                while True:
+                    order, _ = channel.receive()
+                    self._last_received = time.monotonic()
+                    if order.get("order") == "acknowledge":
+                        self._acknowledge(order["seq"])
+                    else:
+                        self._on_order(order)
+            with self._changed:
+                self._channel = None
 
     def _acknowledge(self, number: int) -> None:
         with self._changed:
@@ -130,14 +133,14 @@ class DriverConnection:
             has_message = self._has_news
         else:
             has_message = self._channel is not self._sent_on
-        return self._closed or (has_message and self._channel is not None)
+        return self._closed.is_set() or (has_message and self._channel is not None)
 
     def _send_loop(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             with self._changed:
                 self._changed.wait_for(self._must_send, HEARTBEAT_SECONDS)
                 channel, message = self._channel, self._unacknowledged
-                if self._closed or channel is None:
+                if self._closed.is_set() or channel is None:
                     continue
                 waits = message is not None and channel is self._sent_on
                 overdue = time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
