@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import replace
 from typing import Any
 
 from tfd_notebook.errors import UsageError
@@ -15,7 +17,16 @@ from tfd_notebook.model.events import (
     TaskChanged,
     TaskMeasured,
 )
-from tfd_notebook.model.snapshot import SPARK_PHASES
+from tfd_notebook.model.snapshot import (
+    SPARK_PHASES,
+    CoordinatedRow,
+    CoordinatorRow,
+    NodeRow,
+    Snapshot,
+    SparkRow,
+    StreamRow,
+    TaskRow,
+)
 from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Policy, Role, TaskState
 from tfd_notebook.net.validation import (
     Check,
@@ -357,54 +368,55 @@ def clusters(tree: Any) -> dict[str, Any]:
     return by_name
 
 
-_rows = optional(mapping(text, record_with({})))
-_order = optional(listing(text))
-_counts = optional(mapping(one_of(*(str(role) for role in Role)), integer(0, 10**6)))
-_snapshot = record_with(
-    {
-        "name": text,
-        "launcher": optional(text),
-        "state": text,
-        "tasks": _rows,
-        "order": _order,
-        "streams": _rows,
-        "planned": _counts,
-        "requested": _counts,
-        "observed": _counts,
-        "notices": optional(listing(record_with({}))),
-        "expires": optional(number),
-        "lease": optional(number),
-        "coordinator": optional(
-            record_with(
-                {
-                    "workers": optional(
-                        mapping(matching(re.compile(r"\d{1,6}", re.ASCII), "an index"), json_value)
-                    )
-                }
-            )
-        ),
-        "spark": optional(
-            record_with({"nodes": _rows, "order": _order, "phase": one_of(*SPARK_PHASES)})
-        ),
-    }
-)
+#: An object whose fields are checked later.
+_members = record_with({})
+_rows = mapping(text, _members)
+_workers = mapping(matching(re.compile(r"\d{1,6}", re.ASCII), "an index"), _members)
+#: Fields without a default that may be omitted because they are empty.
+_OMITTED = frozenset({"kind", "launcher", "name", "severity", "state", "what"})
 
 
-def snapshot_tree(tree: Any) -> dict[str, Any]:
-    """Return the description of a cluster of another kernel, or raise InvalidMessage."""
-    fields = _without_nulls(_snapshot(tree, "cluster"))
-    for name in ("coordinator", "spark"):
-        if name in fields:
-            fields[name] = _without_nulls(fields[name])
-    for name in ("name", "launcher", "state"):
-        if name in fields:
-            fields[name] = text(fields[name], name)
-    return fields
+def snapshot(tree: Any, version: int) -> Snapshot:
+    """Return the snapshot of a cluster of another kernel, or raise InvalidMessage."""
+    tree = _members(tree, "cluster")
+    coordinator, spark = tree.get("coordinator"), tree.get("spark")
+    if coordinator is not None:
+        workers = _workers(_members(coordinator, "coordinator").get("workers") or {}, "workers")
+        rows = [_row(CoordinatedRow, workers[index]) for index in sorted(workers, key=int)]
+        coordinator = _row(CoordinatorRow, coordinator, workers=rows)
+    if spark is not None:
+        nodes = _ordered_rows(NodeRow, _members(spark, "spark"), "nodes")
+        spark = _row(SparkRow, spark, nodes=nodes)
+        one_of(*SPARK_PHASES)(spark.get("phase"), "spark.phase")
+    streams = _rows(tree.get("streams") or {}, "streams").values()
+    notices = listing(_members)(tree.get("notices") or [], "notices")
+    values = _row(
+        Snapshot,
+        tree,
+        version=version,
+        time=time.time(),
+        tasks=_ordered_rows(TaskRow, tree, "tasks"),
+        streams=[_row(StreamRow, stream) for stream in streams],
+        gpus=[],
+        events=[],
+        coordinator=coordinator,
+        spark=spark,
+    )
+    events = tuple(from_json(Notice, _row(Notice, notice), "notice") for notice in notices)
+    return replace(from_json(Snapshot, values, "cluster"), events=events)
 
 
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without its null fields, which count as missing."""
-    return {name: value for name, value in values.items() if value is not None}
+def _row(kind: Any, values: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Return the values of a dataclass's fields, without nulls and fields of later versions."""
+    checks, needed = checks_of(kind)
+    known = {name: value for name, value in values.items() if name in checks and value is not None}
+    return {**dict.fromkeys(_OMITTED & needed, ""), **known, **others}
+
+
+def _ordered_rows(kind: Any, tree: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = _rows(tree.get(name) or {}, name)
+    order = listing(text)(tree.get("order") or [], "order")
+    return [_row(kind, rows[key]) for key in order if key in rows]
 
 
 def reply_value(request: str, value: Any) -> Any:

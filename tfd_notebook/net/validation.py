@@ -361,12 +361,6 @@ def _tuple_of(inner: Check, size: int | None, value: Any, path: str) -> tuple[An
     return items
 
 
-def members(values: Any) -> dict[str, Any]:
-    """Return an object, or raise InvalidMessage."""
-    fields_by_name: dict[str, Any] = record_with({})(values, "row")
-    return fields_by_name
-
-
 def check_size(size: int) -> None:
     """Raise InvalidMessage if a message exceeds `MAX_MESSAGE_BYTES`."""
     if size > MAX_MESSAGE_BYTES:

@@ -6,26 +6,14 @@ import concurrent.futures
 import contextlib
 import itertools
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any
 
 from tfd_notebook import bus
 from tfd_notebook._version import VERSION
 from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName
-from tfd_notebook.model.events import Notice
-from tfd_notebook.model.snapshot import (
-    CoordinatedRow,
-    CoordinatorRow,
-    NodeRow,
-    Snapshot,
-    SparkRow,
-    StreamRow,
-    TaskRow,
-)
-from tfd_notebook.model.spec import Role
+from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.net import messages, validation
 from tfd_notebook.net.agent_protocol import unpack_error
 from tfd_notebook.remote_kernel.closure_replica import ClosureStoreReplica
@@ -164,7 +152,7 @@ class BusClient:
             self._snapshots = {
                 name: self._snapshots[name]
                 if cluster is self._clusters.get(name)  # a patch copies changed objects only
-                else _snapshot(cluster, self._version)
+                else messages.snapshot(cluster, self._version)
                 for name, cluster in clusters.items()
             }
             self._clusters = clusters
@@ -233,57 +221,3 @@ def _patched(tree: Any, patch: Any) -> Any:
         else:
             patched[key] = _patched(patched.get(key), value)
     return patched
-
-
-def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
-    tree = messages.snapshot_tree(tree)
-    rows = tree.get("tasks", {})
-    coordinator = tree.get("coordinator")
-    spark = tree.get("spark")
-    return Snapshot(
-        version=version,
-        time=time.time(),
-        name=tree["name"],
-        launcher=tree.get("launcher", ""),
-        state=tree["state"],
-        tasks=tuple(_row(TaskRow, rows[name]) for name in tree.get("order", ()) if name in rows),
-        streams=tuple(_row(StreamRow, row) for row in tree.get("streams", {}).values()),
-        planned=_counts(tree.get("planned")),
-        requested=_counts(tree.get("requested")),
-        observed=_counts(tree.get("observed")),
-        events=tuple(_row(Notice, notice) for notice in tree.get("notices", ())),
-        expires=tree.get("expires"),
-        lease=tree.get("lease"),
-        coordinator=None if coordinator is None else _coordinator(coordinator),
-        spark=None if spark is None else _spark(spark),
-    )
-
-
-def _spark(tree: Mapping[str, Any]) -> SparkRow:
-    nodes = tree.get("nodes", {})
-    row: SparkRow = _row(SparkRow, {k: v for k, v in tree.items() if k != "nodes"})
-    ordered = tuple(_row(NodeRow, nodes[name]) for name in tree.get("order", ()) if name in nodes)
-    return replace(row, nodes=ordered)
-
-
-def _coordinator(tree: Mapping[str, Any]) -> CoordinatorRow:
-    workers = tree.get("workers", {})
-    ordered = tuple(_row(CoordinatedRow, workers[index]) for index in sorted(workers, key=int))
-    row: CoordinatorRow = _row(CoordinatorRow, {k: v for k, v in tree.items() if k != "workers"})
-    return replace(row, workers=ordered)
-
-
-def _row(kind: Any, values: Any) -> Any:
-    """Return a row of JSON values. Missing fields have their defaults."""
-    known = {field.name for field in fields(kind)}
-    # Fields of later versions are ignored. The tree omits empty strings, also those of fields
-    # that have no default.
-    row = {name: value for name, value in validation.members(values).items() if name in known}
-    for name in ("what", "severity", "name", "kind", "state"):
-        if name in known and kind is not TaskRow:
-            row.setdefault(name, "")
-    return validation.from_json(kind, row, kind.__name__)
-
-
-def _counts(counts: Mapping[str, int] | None) -> dict[Role, int]:
-    return {Role(role): count for role, count in (counts or {}).items()}

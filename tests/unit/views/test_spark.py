@@ -12,7 +12,7 @@ from tests.unit.views.test_views import ESCAPE, Balance
 from tfd_notebook import views
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed
 from tfd_notebook.model.snapshot import NODE_COLUMNS, NodeRow, Snapshot, SparkRow, as_dict
-from tfd_notebook.remote_kernel.bus_client import _snapshot
+from tfd_notebook.net import messages
 
 NOW = 2000.0
 TRACE = """worker:1: the function raised ValueError: no such column
@@ -150,7 +150,7 @@ def test_nodes_become_a_dataframe() -> None:
 def test_bus_sends_changes_from_which_readers_build_rows() -> None:
     feed = SnapshotFeed()
     tree: Any = feed.full([FEEDING])
-    assert _snapshot(tree["clusters"]["spark"], 1).spark == FEEDING.spark
+    assert messages.snapshot(tree["clusters"]["spark"], 1).spark == FEEDING.spark
     assert FEEDING.spark is not None
     chief, first, second = FEEDING.spark.nodes
     fed = replace(FEEDING.spark, nodes=(chief, first, replace(second, rows=12_500)))
@@ -159,7 +159,7 @@ def test_bus_sends_changes_from_which_readers_build_rows() -> None:
     feed.patch([FAILED])
     again = SnapshotFeed()
     answer = merged(again.full([FEEDING]), again.patch([FAILED]))
-    assert _snapshot(answer["clusters"]["spark"], 2).spark == FAILED.spark
+    assert messages.snapshot(answer["clusters"]["spark"], 2).spark == FAILED.spark
 
 
 def test_cluster_without_feeds_sends_no_patches() -> None:
