@@ -7,15 +7,14 @@ that is not retryable ends the iteration at once, with the text given here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
 from tfd_notebook.errors import PortInUse, StateError, TfdError
-from tfd_notebook.net import ports as net_ports
-from tfd_notebook.net import probe, tf_messages
+from tfd_notebook.net import ports, probe, tf_messages
 
 _WORKER = "/tensorflow.data.WorkerService/"
 _PROCESS_TASK = f"{_WORKER}ProcessTask"
@@ -28,12 +27,11 @@ _ALL_INTERFACES = ("0.0.0.0", "[::]")
 _DYNAMIC_MODES = ("off", "dynamic")
 
 
-class ErrorServer:
-    """Answers every call on the ports of failed tasks with an error; a context manager.
+class ErrorServer(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
+    """Answers every call on the port of a failed task with an error; a context manager.
 
     It listens in addition to the socket that reserves the port (`ports.reserve_port`). Every call
-    gets `code` and the port's text. TensorFlow's consumers raise both, except for ``UNAVAILABLE``,
-    ``ABORTED`` and ``CANCELLED``, which they retry without a limit.
+    gets ``DATA_LOSS`` and the text, which TensorFlow's consumers raise.
 
     A dispatcher never removes a worker. It assigns a task to it in every later iteration, which
     then waits forever. With `dispatcher`, the error server of a data worker therefore accepts new
@@ -44,12 +42,10 @@ class ErrorServer:
 
     Parameters
     ----------
-    ports : mapping of int to str
-        The text for each port.
-    code : str
-        Name of the gRPC status. Default ``"DATA_LOSS"``, which raises ``tf.errors.DataLossError``.
+    port : int
+    text : str
     dispatcher : str, optional
-        ``"host:port"`` of the dispatcher of the failed data workers.
+        ``"host:port"`` of the dispatcher of a failed data worker.
     on_loss : {"raise", "warn"}
         Whether consumers of a lost task get the error, or the end of the data. The latter needs
         `dispatcher`.
@@ -59,9 +55,8 @@ class ErrorServer:
     workers_remain : bool
         Whether coordinated reads continue with other workers, even with ``on_loss="warn"``.
         Otherwise the end of one task would end the whole read. Default false.
-    workers : mapping of int to str, optional
-        The address of each port's worker as registered with the dispatcher. Default
-        ``"localhost:PORT"``.
+    worker : str, optional
+        The address of the worker as registered with the dispatcher. Default ``"localhost:PORT"``.
     allow : iterable of str, optional
         Networks that may connect in addition to this host, on all its addresses. None: loopback
         only.
@@ -74,25 +69,26 @@ class ErrorServer:
 
     def __init__(
         self,
-        ports: Mapping[int, str],
-        code: str = "DATA_LOSS",
+        port: int,
+        text: str,
         *,
         dispatcher: str | None = None,
         on_loss: str = "raise",
         in_process: bool = False,
         workers_remain: bool = False,
-        workers: Mapping[int, str] | None = None,
+        worker: str | None = None,
         allow: Iterable[str] | None = None,
     ) -> None:
-        self._ports = dict(ports)
-        self._code = grpc.StatusCode[code]
+        self._port = port
+        self._text = text
         self._dispatcher = dispatcher
-        self._on_loss = on_loss
+        self._accept_all = on_loss == "warn"
         self._in_process = in_process
         self._workers_remain = workers_remain
-        self._workers = dict(workers or {})
+        self._worker = worker or f"localhost:{port}"
         self._allow = None if allow is None else tuple(allow)
-        self._servers: list[Any] = []
+        self._accepted: set[int] = set()
+        self._server: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
@@ -101,19 +97,18 @@ class ErrorServer:
             raise StateError("this error server is already running")
         self._pool = ThreadPoolExecutor(2, "tfd-errors")
         try:
-            for port, text in self._ports.items():
-                self._serve(port, text)
-            if self._in_process and self._dispatcher is not None:
-                self._pool.submit(self._complete_assigned, self._dispatcher)
+            self._serve()
+            if self._in_process:
+                self._pool.submit(self._complete_assigned)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Stop the servers and release the ports; may be called twice."""
-        for stopped in [server.stop(grace=None) for server in self._servers]:
-            stopped.wait(5.0)
-        self._servers.clear()
+        """Stop the server and release the port; may be called twice."""
+        if self._server is not None:
+            self._server.stop(grace=None).wait(5.0)
+            self._server = None
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
@@ -125,77 +120,41 @@ class ErrorServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, port: int, text: str) -> None:
-        accept = self._accept(self._worker(port))
-        accept_all = self._on_loss == "warn"
-        handler = _ErrorHandler(self._code, text, accept, accept_all, self._workers_remain)
-        server = grpc.server(self._pool, handlers=(handler,), options=(("grpc.so_reuseport", 1),))
+    def _serve(self) -> None:
+        server = grpc.server(self._pool, handlers=(self,), options=(("grpc.so_reuseport", 1),))
         bound = 0
         for host in _LOOPBACK if self._allow is None else _ALL_INTERFACES:
             with contextlib.suppress(RuntimeError):  # no IPv6, or the port is in use
-                bound += bool(server.add_insecure_port(f"{host}:{port}"))
+                bound += bool(server.add_insecure_port(f"{host}:{self._port}"))
         if not bound:
-            raise PortInUse(f"starting an error server on port {port} failed: it is in use")
-        self._servers.append(server)  # `close` stops it if a later step fails
+            raise PortInUse(f"starting an error server on port {self._port} failed: it is in use")
+        self._server = server  # `close` stops it if a later step fails
         server.start()
         if self._allow is not None:
-            net_ports.restrict_port(port, self._allow)
+            ports.restrict_port(self._port, self._allow)
 
-    def _complete_assigned(self, dispatcher: str) -> None:
-        """Report the unfinished tasks of the failed workers to the dispatcher as done."""
-        with contextlib.suppress(TfdError):  # `close` waits, so stop at the first failure
-            registered = probe.dispatcher_workers(dispatcher, 2.0)
-            for worker in map(self._worker, self._ports):
-                if worker in registered:
-                    tasks = probe.assigned_tasks(dispatcher, worker, 2.0)
-                    probe.complete_tasks(dispatcher, worker, tasks, 2.0)
+    def _complete_assigned(self) -> None:
+        """Report the unfinished tasks of the failed worker to the dispatcher as done."""
+        if self._dispatcher is None:
+            return
+        with contextlib.suppress(TfdError):
+            if self._worker in probe.dispatcher_workers(self._dispatcher, 2.0):
+                self._complete(probe.assigned_tasks(self._dispatcher, self._worker, 2.0))
 
-    def _worker(self, port: int) -> str:
-        """Return the address of the worker on `port` as registered with the dispatcher."""
-        return self._workers.get(port, f"localhost:{port}")
+    def _complete(self, task_ids: Iterable[int]) -> None:
+        assert self._dispatcher is not None
+        # If the dispatcher failed, too, its own error server answers consumers.
+        with contextlib.suppress(TfdError):
+            probe.complete_tasks(self._dispatcher, self._worker, task_ids, 2.0)
 
-    def _accept(self, worker: str) -> Callable[[int], None] | None:
-        """Return a callable that reports a task of `worker` to the dispatcher as done."""
-        dispatcher, pool = self._dispatcher, self._pool
-        if dispatcher is None or pool is None:
-            return None
-
-        def report_done(task_id: int) -> None:
-            # If the dispatcher failed, too, its own error server answers consumers.
-            with contextlib.suppress(TfdError):
-                probe.complete_tasks(dispatcher, worker, (task_id,), 2.0)
-
-        def accept(task_id: int) -> None:
-            # Later: the dispatcher first waits for the reply to the call that assigns the task.
-            pool.submit(report_done, task_id)
-
-        return accept
-
-
-class _ErrorHandler(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
-    """The handler of all methods on one port."""
-
-    def __init__(
-        self,
-        code: grpc.StatusCode,
-        text: str,
-        accept: Callable[[int], None] | None,
-        accept_all: bool,
-        workers_remain: bool,
-    ) -> None:
-        self._code = code
-        self._text = text
-        self._accept = accept
-        self._accept_all = accept_all
-        self._workers_remain = workers_remain
-        self._accepted: set[int] = set()
+    # Handlers of calls
 
     def service(self, call: Any) -> Any:
         handlers = {_PROCESS_TASK: self._process_task, _GET_ELEMENT: self._get_element}
         return grpc.unary_unary_rpc_method_handler(handlers.get(call.method, self._refuse))
 
     def _refuse(self, _: bytes, context: Any) -> bytes:
-        context.abort(self._code, self._text)
+        context.abort(grpc.StatusCode.DATA_LOSS, self._text)
         raise AssertionError("abort() raises")
 
     def _process_task(self, request: bytes, context: Any) -> bytes:
@@ -222,8 +181,10 @@ class _ErrorHandler(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore
         """Return True if the task counts as done; report it to the dispatcher the first time."""
         if task_id in self._accepted:
             return True
-        if self._accept is None or not (nothing_lost or self._accept_all):
+        pool = self._pool
+        if pool is None or self._dispatcher is None or not (nothing_lost or self._accept_all):
             return False
         self._accepted.add(task_id)
-        self._accept(task_id)
+        # Later: the dispatcher first waits for the reply to the call that assigns the task.
+        pool.submit(self._complete, (task_id,))
         return True

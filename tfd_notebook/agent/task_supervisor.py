@@ -367,10 +367,11 @@ class TaskSupervisor:
         if message is not None:
             host = Endpoint.parse(self.address).host
             error_server = ErrorServer(
-                {self.port: message},
+                self.port,
+                message,
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,
-                workers={self.port: self.address},
+                worker=self.address,
                 allow=None if host == "localhost" else self.cluster.allow,
             )
             with self.cluster.reported(f"starting the error server of {self.spec.name}", self):

@@ -216,16 +216,14 @@ class InProcessTaskHost(TaskHost):
 
     def _start_error_server(self, name: str, task: _InProcessTask) -> None:
         """Serve an error on the port of a removed data worker."""
-        text = f"[TFD302] {name} has left the cluster"
-        dispatcher = task.settings.get("dispatcher_address")
-        workers = {task.port: task.address}
         error_server = ErrorServer(
-            {task.port: text},
-            dispatcher=dispatcher,
+            task.port,
+            f"[TFD302] {name} has left the cluster",
+            dispatcher=task.settings.get("dispatcher_address"),
             on_loss="warn",
             in_process=True,
             workers_remain=any(other.role is Role.DATA_WORKER for other in self._tasks.values()),
-            workers=workers,
+            worker=task.address,
         )
         with contextlib.suppress(TfdError):
             error_server.start()

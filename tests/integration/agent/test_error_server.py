@@ -100,7 +100,7 @@ def test_blocked_consumer_gets_the_error_text(service: Service, victim: str, mod
     port = service.dispatcher if victim == "dispatcher" else service.workers[0]
     service.kill(port)
     assert not consumer.ended(0.5)  # without an error server, the wait has no end
-    with ErrorServer({port: TEXT}):
+    with ErrorServer(port, TEXT):
         assert consumer.ended(SOON)
     assert isinstance(consumer.error, tf.errors.DataLossError)
     assert TEXT in str(consumer.error)
@@ -109,7 +109,7 @@ def test_blocked_consumer_gets_the_error_text(service: Service, victim: str, mod
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
 def test_later_epochs_are_complete(service: Service, mode: str) -> None:
     service.kill(service.workers[0])
-    with ErrorServer({service.workers[0]: TEXT}, dispatcher=service.target):
+    with ErrorServer(service.workers[0], TEXT, dispatcher=service.target):
         for _ in range(2):
             consumer = Consumer(service.dataset(mode, 300))
             assert consumer.ended(SOON)
@@ -124,7 +124,7 @@ def test_later_epochs_wait_without_the_heartbeat_replies(service: Service) -> No
     assert consumer.some.wait(10)
     assert not consumer.ended(3)
     assert sorted(consumer.elements) == list(range(300))
-    with ErrorServer({service.workers[0]: TEXT}):  # ends the thread
+    with ErrorServer(service.workers[0], TEXT):  # ends the thread
         assert consumer.ended(SOON)
 
 
@@ -133,8 +133,8 @@ def test_on_loss_warn_ends_with_the_remaining_elements(service: Service, mode: s
     consumer = Consumer(service.dataset(mode, 10_000))
     assert consumer.some.wait(20)
     service.kill(service.workers[0])
-    texts = {service.workers[0]: TEXT}
-    with ErrorServer(texts, dispatcher=service.target, on_loss="warn"):
+    server = ErrorServer(service.workers[0], TEXT, dispatcher=service.target, on_loss="warn")
+    with server:
         assert consumer.ended(30)
     assert consumer.error is None
     if mode == "parallel_epochs":

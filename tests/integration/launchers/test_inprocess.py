@@ -227,13 +227,13 @@ def test_coordinated_read_continues_without_a_removed_worker(
 ) -> None:
     """The dispatcher adds a task for the removed worker, with which the read must not end."""
     called = threading.Semaphore(0)
-    get_element = error_server._ErrorHandler._get_element
+    get_element = error_server.ErrorServer._get_element
 
     def record(self: Any, request: bytes, context: Any) -> bytes:
         called.release()
         return get_element(self, request, context)
 
-    monkeypatch.setattr(error_server._ErrorHandler, "_get_element", record)
+    monkeypatch.setattr(error_server.ErrorServer, "_get_element", record)
     endless = tf.data.Dataset.range(ENDLESS).repeat()
     if removed == "before":
         cluster.scale(data_workers=1)

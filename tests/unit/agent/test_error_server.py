@@ -91,7 +91,7 @@ def element(task_id: int, *consumer: int) -> bytes:
 @pytest.mark.parametrize("method", [GET_ELEMENT, HEARTBEAT])
 def test_error_server_answers_with_its_text(port: int, host: str, method: str) -> None:
     with (
-        ErrorServer({port: "[TFD302] gone\nNext: déjà vu"}),
+        ErrorServer(port, "[TFD302] gone\nNext: déjà vu"),
         pytest.raises(grpc.RpcError) as caught,
     ):
         call(port, method, host=host)
@@ -99,18 +99,9 @@ def test_error_server_answers_with_its_text(port: int, host: str, method: str) -
     assert caught.value.details() == "[TFD302] gone\nNext: déjà vu"
 
 
-def test_each_port_has_a_separate_text(port: int) -> None:
-    with reserve_port() as held:
-        texts = {port: "one", held.getsockname()[1]: "two"}
-        with ErrorServer(texts, code="FAILED_PRECONDITION"):
-            for number, text in texts.items():
-                result = probe(f"localhost:{number}")
-                assert (result.state, result.reason) == ("foreign", text)
-
-
 def test_error_server_starts_and_stops(port: int) -> None:
     threads = set(threading.enumerate())
-    server = ErrorServer({port: "gone"})
+    server = ErrorServer(port, "gone")
     for _ in range(2):
         server.start()
         with pytest.raises(StateError):
@@ -127,14 +118,14 @@ def test_port_in_use_is_an_error() -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
         for allow in (None, ()):
-            with pytest.raises(PortInUse), ErrorServer({port: "gone"}, allow=allow):
+            with pytest.raises(PortInUse), ErrorServer(port, "gone", allow=allow):
                 pass
 
 
 def test_open_port_is_not_served(port: int) -> None:
     # More networks than a packet filter can have, which cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
-    server = ErrorServer({port: "gone"}, allow=many)
+    server = ErrorServer(port, "gone", allow=many)
     with pytest.raises(FilterFailed):
         server.start()
     assert probe(f"localhost:{port}").state == "refused"
@@ -146,14 +137,14 @@ def test_error_server_listens_on_the_tasks_addresses(port: int) -> None:
             return True
         return False
 
-    with ErrorServer({port: "gone"}):
+    with ErrorServer(port, "gone"):
         assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, False]
-    with ErrorServer({port: "gone"}, allow=()):
+    with ErrorServer(port, "gone", allow=()):
         assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, True]
 
 
 def test_new_work_does_not_fail_the_job(port: int) -> None:
-    with ErrorServer({port: "gone"}):
+    with ErrorServer(port, "gone"):
         assert code_of(port, PROCESS_TASK, work(1, OFF)) is grpc.StatusCode.UNAVAILABLE
         assert code_of(port, GET_ELEMENT, element(1)) is grpc.StatusCode.DATA_LOSS
 
@@ -161,7 +152,7 @@ def test_new_work_does_not_fail_the_job(port: int) -> None:
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
 def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
     address, fake = dispatcher
-    with ErrorServer({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
+    with ErrorServer(port, "gone", dispatcher=address, worker="host-a:5"):
         assert call(port, PROCESS_TASK, work(7, mode)) == b""
         assert fake.completed.get(timeout=SECONDS) == ("host-a:5", 7)
         answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
@@ -173,14 +164,14 @@ def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDi
 def test_missing_share_is_not_an_empty_share(
     port: int, request_: bytes, dispatcher: tuple[str, FakeDispatcher]
 ) -> None:
-    with ErrorServer({port: "gone"}, dispatcher=dispatcher[0]):
+    with ErrorServer(port, "gone", dispatcher=dispatcher[0]):
         assert code_of(port, PROCESS_TASK, request_) is grpc.StatusCode.UNAVAILABLE
         assert code_of(port, GET_ELEMENT, element(7)) is grpc.StatusCode.DATA_LOSS
 
 
 def test_warning_ends_all_reads(port: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
     address, fake = dispatcher
-    with ErrorServer({port: "gone"}, dispatcher=address, on_loss="warn"):
+    with ErrorServer(port, "gone", dispatcher=address, on_loss="warn"):
         assert call(port, PROCESS_TASK, work(7, FILE)) == b""
         for _ in range(2):
             answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
@@ -196,7 +187,7 @@ def test_coordinated_reads_continue_with_the_remaining_workers(
 ) -> None:
     """Their consumers remove a task after UNAVAILABLE; the end of one task ends the read."""
     address, fake = dispatcher
-    with ErrorServer({port: "gone"}, dispatcher=address, on_loss="warn", workers_remain=True):
+    with ErrorServer(port, "gone", dispatcher=address, on_loss="warn", workers_remain=True):
         request = work(7, OFF, consumers=2)
         assert code_of(port, PROCESS_TASK, request) is grpc.StatusCode.UNAVAILABLE
         for consumer in range(2):
@@ -226,7 +217,7 @@ def test_unfinished_tasks_end_if_consumers_are_in_process(port: int) -> None:
     }
     with Server(answers) as server:
         options = {"dispatcher": server.address, "on_loss": "warn", "in_process": True}
-        with ErrorServer({port: "gone"}, **options):
+        with ErrorServer(port, "gone", **options):
             assert completed.get(timeout=10) == 7
         assert completed.empty()
 
@@ -245,7 +236,7 @@ def test_unregistered_worker_stays_unregistered(port: int) -> None:
 
     with Server({WORKERS: workers, WORKER_HEARTBEAT: heartbeat}) as server:
         options = {"dispatcher": server.address, "on_loss": "warn", "in_process": True}
-        with ErrorServer({port: "gone"}, **options):
+        with ErrorServer(port, "gone", **options):
             assert listed.wait(10)
     assert heartbeats.empty()
 
@@ -253,5 +244,5 @@ def test_unregistered_worker_stays_unregistered(port: int) -> None:
 def test_missing_dispatcher_is_ignored(port: int) -> None:
     with reserve_port() as reserved:
         address = f"localhost:{reserved.getsockname()[1]}"
-        with ErrorServer({port: "gone"}, dispatcher=address):
+        with ErrorServer(port, "gone", dispatcher=address):
             assert call(port, PROCESS_TASK, work(7, OFF)) == b""

@@ -94,7 +94,7 @@ def test_loop_that_waits_for_a_dead_dispatcher_can_be_cancelled(tasks):
         until(lambda: consumers.rows()[0].state == "failed")
         # TensorFlow's thread polls for the dispatcher until a server answers.
         port = int(service.target.split(":")[-1])
-        with ErrorServer({port: "[TFD306] gone"}):
+        with ErrorServer(port, "[TFD306] gone"):
             until(lambda: "tfd-open-iterator" not in [t.name for t in threading.enumerate()])
 
 
