@@ -21,7 +21,6 @@ from tfd_notebook.model.events import (
     ClusterEnded,
     ConsumerMeasured,
     Event,
-    EventLog,
     ExpiryChanged,
     GpusMeasured,
     HostDisconnected,
@@ -48,6 +47,8 @@ _RATE_SECONDS = 5.0
 #: Minimum measurements for an average of the working share.
 _LEAST_SHARES = 3
 #: Events without an entry in the event log: measurements are too many.
+#: The number of events that are kept.
+_KEPT_EVENTS = 1000
 _UNLOGGED = (TaskMeasured, ConsumerMeasured, GpusMeasured, JournalMeasured)
 _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
@@ -105,7 +106,7 @@ class Monitor:
         self._planned: dict[Role, int] = dict(config.counts)
         self._requested: dict[Role, int] = {}
         self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._events = EventLog()
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._journal_bytes: int | None = None
         self._expires: Deadline | None = None
         self._reconnects: Counter[str] = Counter()

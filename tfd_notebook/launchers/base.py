@@ -248,7 +248,10 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def forwarded(method: M) -> M:
-    """Return a method with this signature that passes its name and its arguments to `request`."""
+    """Return a method with this signature that passes its name and its arguments to `request`.
+
+    A method without a `timeout` has one of 30 seconds.
+    """
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -256,7 +259,7 @@ def forwarded(method: M) -> M:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         _, *arguments = bound.arguments.items()
-        return self.request(method.__name__, **dict(arguments))
+        return self.request(method.__name__, **{"timeout": 30.0, **dict(arguments)})
 
     vars(forward).pop("__isabstractmethod__", None)  # copied from `method`
     return cast(M, forward)

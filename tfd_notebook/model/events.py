@@ -1,12 +1,10 @@
-"""Immutable events of a cluster, their JSON form, and a bounded log of the latest ones."""
+"""Immutable events of a cluster, and their JSON form."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -241,28 +239,3 @@ class TasksLost(Event):
     """Loss of all tasks with their agent."""
 
     reason: str
-
-
-class EventLog:
-    """Thread-safe log of the latest events, oldest first.
-
-    Parameters
-    ----------
-    limit : int
-        Number of events that are kept. Default 1000.
-    """
-
-    def __init__(self, limit: int = 1000) -> None:
-        self._events: deque[Event] = deque(maxlen=limit)
-        self._lock = threading.Lock()
-
-    def append(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
-
-    def __iter__(self) -> Iterator[Event]:
-        with self._lock:
-            return iter(tuple(self._events))
-
-    def __len__(self) -> int:
-        return len(self._events)

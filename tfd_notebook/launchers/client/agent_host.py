@@ -150,31 +150,27 @@ class AgentTaskHost(ForwardingTaskHost):
         """
 
     @forwarded
-    def listening_addresses(self, port: int, *, timeout: float = 30.0) -> list[str]:
+    def listening_addresses(self, port: int) -> list[str]:
         """Return the addresses on which this host listens at `port`."""
 
     @forwarded
-    def open_tunnels(
-        self, trust: Sequence[str], name: str, *, timeout: float = 30.0
-    ) -> dict[str, Any]:
+    def open_tunnels(self, trust: Sequence[str], name: str) -> dict[str, Any]:
         """Extend the trust of this host's tunnel endpoint, or return a request to sign its key."""
 
     @forwarded
-    def certify_tunnels(
-        self, trust: Sequence[str], name: str, certificate: str, *, timeout: float = 30.0
-    ) -> dict[str, Any]:
+    def certify_tunnels(self, trust: Sequence[str], name: str, certificate: str) -> dict[str, Any]:
         """Open this host's tunnel endpoint with a signed certificate."""
 
     @forwarded
-    def serve_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
+    def serve_tunnel(self, port: int) -> None:
         """Accept tunnels to `port` of this host."""
 
     @forwarded
-    def forward_tunnel(self, port: int, address: str, name: str, *, timeout: float = 30.0) -> None:
+    def forward_tunnel(self, port: int, address: str, name: str) -> None:
         """Forward `port` of this host to the endpoint `name` at `address`."""
 
     @forwarded
-    def close_tunnel(self, port: int, *, timeout: float = 30.0) -> None:
+    def close_tunnel(self, port: int) -> None:
         """Close the tunnel at `port` of this host."""
 
     def close(self, timeout: float = 10.0) -> None:

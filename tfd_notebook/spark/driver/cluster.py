@@ -11,7 +11,7 @@ from typing import Any
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster.registry import notify_change
-from tfd_notebook.model.events import EventLog, Notice
+from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.spark import roles
@@ -91,7 +91,7 @@ class SparkClusterBase:
         self._jobs: set[Job] = set()
         #: Errors of Spark tasks by stage id, packed.
         self._stage_errors: dict[int, dict[str, Any]] = {}
-        self._events = EventLog()
+        self._events: list[Notice] = []
         #: True if the nodes run TensorFlow servers for this process: their functions never return.
         self.serves = False
         self.server = NodeServer(
