@@ -54,8 +54,7 @@ class TaskSupervisor:
         self.cluster = cluster
         self._reserved_socket = ports.reserve_port(spec.port)
         self.port: int = self._reserved_socket.getsockname()[1]
-        host = spec.host
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.address = str(Endpoint(spec.host, self.port))
         self.log = cluster.directory / f"{spec.name.replace(':', '-')}.log"
         self.state = TaskState.PLANNED
         self.process: Process | None = None

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
-
-import psutil
 
 from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.launchers.base import Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskSpec, TaskState
-from tfd_notebook.net import probe
+from tfd_notebook.net import ports, probe
 
 _PROBE_INTERVAL_SECONDS = 1.0
 _PROBE_TIMEOUT_SECONDS = 3.0
@@ -110,7 +106,7 @@ class ExternalTaskHost(TaskHost):
         self._closed = threading.Event()
         hosts = {Endpoint.parse(address).host for address in self._addresses.values()}
         self.host = sorted(hosts)[0]
-        self.is_local = all(map(_is_local, hosts))
+        self.is_local = all(map(ports.is_this_host, hosts))
         self._discover()
         self.first = self._probe_tasks()
         missing = [name for name, state in self._states.items() if state is not TaskState.READY]
@@ -215,19 +211,3 @@ class ExternalTaskHost(TaskHost):
 
     def _event(self, name: str, state: TaskState, reason: str) -> TaskChanged:
         return TaskChanged(name, state, reason, address=self._addresses[name])
-
-
-def _is_local(host: str) -> bool:
-    """Return True if a name or an address belongs to this host."""
-    try:
-        address = ipaddress.ip_address(socket.getaddrinfo(host, None)[0][4][0])
-    except (OSError, ValueError):
-        return False
-    if address.is_loopback:
-        return True
-    local_addresses = [
-        a.address
-        for interface_addresses in psutil.net_if_addrs().values()
-        for a in interface_addresses
-    ]
-    return str(address) in local_addresses

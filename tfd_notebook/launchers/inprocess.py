@@ -81,7 +81,9 @@ class _InProcessTask:
         """Reserve a port for a task."""
         reserved_socket = ports.reserve_port(spec.port)
         port = reserved_socket.getsockname()[1]
-        return cls(spec.role, dict(spec.settings), reserved_socket, port, f"{spec.host}:{port}")
+        return cls(
+            spec.role, dict(spec.settings), reserved_socket, port, str(Endpoint(spec.host, port))
+        )
 
     def close(self) -> None:
         """Close the error server and release the port."""

@@ -12,12 +12,7 @@ from typing import IO
 STALL_SECONDS = 30.0
 
 
-def write_all(
-    fileno: int,
-    write: Callable[[memoryview], int],
-    data: bytes,
-    stall_seconds: float = STALL_SECONDS,
-) -> None:
+def write_all(fileno: int, write: Callable[[memoryview], int], data: bytes) -> None:
     """Write all of `data`.
 
     Parameters
@@ -28,26 +23,24 @@ def write_all(
         Writes some bytes without blocking and returns their number. Raises BlockingIOError if it
         would block.
     data : bytes
-    stall_seconds : float
-        Seconds without progress after which the write fails. Default 30.
 
     Raises
     ------
     TimeoutError
-        The other end read nothing for that time.
+        The other end read nothing for `STALL_SECONDS`.
     OSError
         The connection is broken.
     """
     rest = memoryview(data)
-    deadline = time.monotonic() + stall_seconds
+    deadline = time.monotonic() + STALL_SECONDS
     while rest:
         try:
             rest = rest[write(rest) :]
-            deadline = time.monotonic() + stall_seconds
+            deadline = time.monotonic() + STALL_SECONDS
         except BlockingIOError:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the other end read nothing for {stall_seconds:g} s") from None
+                raise TimeoutError(f"the other end read nothing for {STALL_SECONDS:g} s") from None
             _wait_writable(fileno, left)
 
 

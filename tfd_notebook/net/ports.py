@@ -202,6 +202,11 @@ def _addresses_of(host: str) -> set[Network]:
     return networks
 
 
+def is_this_host(host: str) -> bool:
+    """Return True if a name or an address belongs to this host."""
+    return not _addresses_of(host).isdisjoint(_this_host())
+
+
 def _filter(port: int, allowed_networks: Iterable[Network]) -> None:
     """Attach a filter to the listening sockets at `port`; raise OSError or FilterFailed."""
     program = _program(allowed_networks)

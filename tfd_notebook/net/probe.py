@@ -204,19 +204,7 @@ def probe(
     via_proxy: bool = False,
     expect: Kind | None = None,
 ) -> Probe:
-    """Probe `address` once; see `Prober.probe`.
-
-    Parameters
-    ----------
-    address : str
-        ``"host:port"`` or ``"grpc://host:port"``.
-    timeout : float
-        Seconds for the whole probe. Default 1.
-    via_proxy : bool
-        True to use ``http_proxy``, as TensorFlow does. Default false.
-    expect : {"dispatcher", "data_worker", "server"}, optional
-        The expected kind, which is tried first.
-    """
+    """Probe `address` once; see `Prober` and `Prober.probe`."""
     with Prober(via_proxy) as prober:
         return prober.probe(address, timeout, expect)
 

@@ -163,6 +163,14 @@ class _Server(ABC):
         """Raise an error for conditions under which TensorFlow would hang or fail silently."""
 
 
+def _check_kind(config: Any, kind: type) -> None:
+    if not isinstance(config, kind):
+        raise UsageError(
+            f"invalid config={config!r}: expected a {kind.__name__}",
+            fix=f"use tf.data.experimental.service.{kind.__name__}",
+        )
+
+
 class Dispatcher(_Server):
     """A tf.data service dispatcher in this process.
 
@@ -202,11 +210,7 @@ class Dispatcher(_Server):
         from tensorflow.data.experimental.service import DispatcherConfig
 
         config = DispatcherConfig() if config is None else config
-        if not isinstance(config, DispatcherConfig):
-            raise UsageError(
-                f"invalid config={config!r}: expected a DispatcherConfig",
-                fix="use tf.data.experimental.service.DispatcherConfig",
-            )
+        _check_kind(config, DispatcherConfig)
         if config.fault_tolerant_mode and not config.work_dir:
             raise UsageError(
                 "fault_tolerant_mode needs a directory for the journal", fix="also set work_dir"
@@ -257,11 +261,7 @@ class DataWorker(_Server):
     def __init__(self, config: Any, start: bool = True, *, allow: Iterable[str] = ()) -> None:
         from tensorflow.data.experimental.service import WorkerConfig
 
-        if not isinstance(config, WorkerConfig):
-            raise UsageError(
-                f"invalid config={config!r}: expected a WorkerConfig",
-                fix="use tf.data.experimental.service.WorkerConfig",
-            )
+        _check_kind(config, WorkerConfig)
         if not config.dispatcher_address:
             raise UsageError(
                 "a data worker needs a dispatcher",

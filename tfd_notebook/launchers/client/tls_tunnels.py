@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
+from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import validation
 from tfd_notebook.net.certificates import CertificateAuthority
 
@@ -96,9 +97,8 @@ def _open_endpoint(
     if issued:
         certificate = authority.sign(reply["request"], name)
         reply = task_host.certify_tunnels(trust, name, certificate)
-    bracketed = f"[{address}]" if ":" in address else address
     others = [ca for ca in reply["trust"] if ca not in trust]
     used_name, port = reply["name"], validation.port(reply["port"], "port")
     if validation.tunnel_name(used_name, "name") != name and issued:
         raise validation.invalid("name", used_name, name)
-    return TunnelHost(task_host, used_name, f"{bracketed}:{port}"), others
+    return TunnelHost(task_host, used_name, str(Endpoint(address, port))), others
