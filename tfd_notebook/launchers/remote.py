@@ -59,10 +59,37 @@ class RemoteHost(ABC):
 
     #: True if the tasks there can outlive the process that started them.
     can_detach: ClassVar[bool] = True
+    #: The session with the agent there, once `open_session` has returned.
+    session: AgentSession
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.handshake: HostHandshake | None = None
+
+    def open_session(self, agent: str | None, grace: float) -> None:
+        """Open a session with an agent; start one if `agent` is None."""
+        started = agent is not None
+        agent = agent or uuid.uuid4().hex[:12]
+
+        def connect() -> Channel:
+            nonlocal started
+            channel = self.connect(agent, start=not started)
+            started = True
+            return channel
+
+        try:
+            self.session = AgentSession(agent, self.label, connect, grace=grace)
+        except OSError as error:
+            raise LaunchError(
+                f"connecting to {self.label} failed: {error}",
+                fix="check that the host is up, and its address",
+            ) from None
+
+    def close_session(self) -> None:
+        """Close the session, if any, and the resources that outlast a channel."""
+        if hasattr(self, "session"):
+            self.session.close()
+        self.close()
 
     @abstractmethod
     def connect(self, agent: str, start: bool) -> Channel:
@@ -165,20 +192,19 @@ class RemoteLauncher(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
         hosts = self.hosts()
-        sessions, errors = self._connect_all(hosts, [None] * len(hosts))
-        reached = RemoteAgents(self, hosts, sessions)
+        errors = self._connect_all(hosts, [None] * len(hosts))
         try:
             if errors:
                 raise errors[0]
-            return (self._open(hosts, sessions, config, on_event),)
+            return (self._open(hosts, config, on_event),)
         except BaseException:
-            reached.close()
+            RemoteAgents(self, hosts).close()
             raise
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
         hosts = self.hosts()
-        sessions, errors = self._connect_all(hosts, agents)
-        reached = RemoteAgents(self, hosts, sessions)
+        errors = self._connect_all(hosts, agents)
+        reached = RemoteAgents(self, hosts)
         for error in errors:
             if isinstance(error, AgentLost):
                 # The part of the cluster on the other hosts is of no use.
@@ -191,71 +217,51 @@ class RemoteLauncher(Launcher):
 
     def _connect_all(
         self, hosts: Sequence[RemoteHost], agents: Sequence[str | None]
-    ) -> tuple[list[AgentSession], list[BaseException]]:
-        """Return the sessions with the reachable agents, and the errors of the others."""
+    ) -> list[BaseException]:
+        """Open the sessions with all agents, and return the errors."""
         pool = concurrent.futures.ThreadPoolExecutor(len(hosts), "tfd-hosts")
-        attempts = list(map(pool.submit, [self._connect_agent] * len(hosts), hosts, agents))
+        attempts = [
+            pool.submit(host.open_session, agent, self._grace)
+            for host, agent in zip(hosts, agents, strict=False)
+        ]
         try:
             concurrent.futures.wait(attempts)
         except BaseException:  # Ctrl-C does not end connections in progress
-            for host, attempt in zip(hosts, attempts, strict=True):
+            for host, attempt in zip(hosts, attempts, strict=False):
                 attempt.add_done_callback(functools.partial(_close_session, host))
             raise
         finally:
             pool.shutdown(wait=False)
-        errors = [error for attempt in attempts if (error := attempt.exception()) is not None]
-        return [attempt.result() for attempt in attempts if attempt.exception() is None], errors
-
-    def _connect_agent(self, host: RemoteHost, agent: str | None) -> AgentSession:
-        """Return a session with an agent; start one if `agent` is None."""
-        started = agent is not None
-        agent = agent or uuid.uuid4().hex[:12]
-
-        def connect() -> Channel:
-            nonlocal started
-            channel = host.connect(agent, start=not started)
-            started = True
-            return channel
-
-        try:
-            return AgentSession(agent, host.label, connect, grace=self._grace)
-        except OSError as error:
-            raise LaunchError(
-                f"connecting to {host.label} failed: {error}",
-                fix="check that the host is up, and its address",
-            ) from None
+        return [error for attempt in attempts if (error := attempt.exception()) is not None]
 
     def _open(
         self,
         hosts: Sequence[RemoteHost],
-        sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
     ) -> TaskHostGroup:
         """Return the hosts of a new cluster."""
-        addresses = self._advertise(hosts, sessions)
+        addresses = self._advertise(hosts)
         allowed_networks = () if self._secure else self._addresses_to_allow(hosts, addresses)
         task_hosts = []
-        self._preload(hosts, sessions, config)
-        for host, session in zip(hosts, sessions, strict=True):
+        self._preload(hosts, config)
+        for host in hosts:
             directory = agent_host.open_cluster(
-                session.client,
+                host.session.client,
                 config,
                 _from_host(host, on_event),
                 self.task_environment(config),
                 allowed_networks,
             )
             allow = (*config.allow, *allowed_networks)
-            task_hosts.append(RemoteTaskHost(session, host, config.name, directory, allow))
+            task_hosts.append(RemoteTaskHost(host, config.name, directory, allow))
             for what in host.warnings(self._grace):
                 on_event(Notice("warning", what))
         return self._group(task_hosts, config, on_event)
 
-    def _preload(
-        self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession], config: ClusterConfig
-    ) -> None:
+    def _preload(self, hosts: Sequence[RemoteHost], config: ClusterConfig) -> None:
         """Import TensorFlow on all hosts concurrently."""
-        replies = [agent_host.submit_preload(session.client, config.env) for session in sessions]
+        replies = [agent_host.submit_preload(host.session.client, config.env) for host in hosts]
         for host, reply in zip(hosts, replies, strict=True):
             try:
                 agent_host.await_preload(reply, host.label, config.policy.start_timeout)
@@ -263,18 +269,14 @@ class RemoteLauncher(Launcher):
                 raise _with_host(error, host) from None
 
     def adopt(
-        self,
-        hosts: Sequence[RemoteHost],
-        sessions: Sequence[AgentSession],
-        config: ClusterConfig,
-        on_event: OnEvent,
+        self, hosts: Sequence[RemoteHost], config: ClusterConfig, on_event: OnEvent
     ) -> tuple[TaskHostGroup, list[AdoptedCluster]]:
         """Return the hosts of a running cluster and its state on each; see `RemoteAgents`."""
-        self._advertise(hosts, sessions)
+        self._advertise(hosts)
         task_hosts, parts = [], []
-        for host, session in zip(hosts, sessions, strict=True):
-            part = agent_host.adopt(session.client, config.name, _from_host(host, on_event))
-            task_hosts.append(RemoteTaskHost(session, host, config.name, part.directory))
+        for host in hosts:
+            part = agent_host.adopt(host.session.client, config.name, _from_host(host, on_event))
+            task_hosts.append(RemoteTaskHost(host, config.name, part.directory))
             parts.append(part)
         return self._group(task_hosts, config, on_event), parts
 
@@ -288,14 +290,12 @@ class RemoteLauncher(Launcher):
         )
         return TaskHostGroup(task_hosts, place, tunnels, record)
 
-    def _advertise(
-        self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession]
-    ) -> list[str]:
+    def _advertise(self, hosts: Sequence[RemoteHost]) -> list[str]:
         """Set and return the address that the tasks of each host advertise."""
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
-        for session, address in zip(sessions, addresses, strict=True):
-            session.client.host = address
+        for host, address in zip(hosts, addresses, strict=True):
+            host.session.client.host = address
         return addresses
 
     def address_of(self, host: RemoteHost) -> str:
@@ -355,11 +355,8 @@ def _with_host(error: TfdError, host: RemoteHost) -> TfdError:
     return error
 
 
-def _close_session(host: RemoteHost, session: concurrent.futures.Future[AgentSession]) -> None:
-    """Close a session that is no longer needed, as soon as it is connected."""
-    if session.exception() is None:
-        session.result().close()
-    host.close()
+def _close_session(host: RemoteHost, _: concurrent.futures.Future[None]) -> None:
+    host.close_session()
 
 
 def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
@@ -378,20 +375,19 @@ class RemoteTaskHost(AgentTaskHost):
 
     def __init__(
         self,
-        session: AgentSession,
         host: RemoteHost,
         cluster: str,
         directory: str,
         allowed_networks: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(session.client, cluster, directory, self._close_connection)
+        client = host.session.client
+        super().__init__(client, cluster, directory, host.close_session)
         self.label = host.label
         assert host.handshake is not None
         self.is_local = host.handshake.is_local
-        self._session = session
         self.remote = host
         self.identity = host.handshake.identity
-        self.agent = session.client.id
+        self.agent = client.id
         self.allowed_networks = allowed_networks
 
     def request(self, method: str, timeout: float, **arguments: Any) -> Any:
@@ -411,10 +407,6 @@ class RemoteTaskHost(AgentTaskHost):
             )
         return super().lease(seconds, renew, timeout=timeout)
 
-    def _close_connection(self) -> None:
-        self._session.close()
-        self.remote.close()
-
 
 class RemoteAgents:
     """Sessions with the agents of all hosts of a cluster.
@@ -423,29 +415,21 @@ class RemoteAgents:
     ----------
     launcher : RemoteLauncher
     hosts : sequence of RemoteHost
-    sessions : sequence of AgentSession
-        One for each host.
     """
 
-    def __init__(
-        self,
-        launcher: RemoteLauncher,
-        hosts: Sequence[RemoteHost],
-        sessions: Sequence[AgentSession],
-    ) -> None:
+    def __init__(self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost]) -> None:
         self._launcher = launcher
         self._hosts = hosts
-        self._sessions = sessions
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         # All agents have the same data about the cluster as a whole.
-        return agent_host.clusters(self._sessions[0].client, timeout)
+        return agent_host.clusters(self._hosts[0].session.client, timeout)
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[TaskHostGroup, AdoptedCluster]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster, parts = self._launcher.adopt(self._hosts, self._sessions, config, on_event)
+        cluster, parts = self._launcher.adopt(self._hosts, config, on_event)
         events = []
         for position, (task_host, part) in enumerate(zip(cluster.hosts, parts, strict=True)):
             if not part.description:
@@ -466,12 +450,11 @@ class RemoteAgents:
 
     def end(self, cluster: str) -> None:
         """Stop the rest of the cluster; never raises."""
-        for session in self._sessions:
-            AgentTaskHost(session.client, cluster).close(30.0)
+        for host in self._hosts:
+            if hasattr(host, "session"):
+                AgentTaskHost(host.session.client, cluster).close(30.0)
         self.close()
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.close()
         for host in self._hosts:
-            host.close()
+            host.close_session()
