@@ -79,7 +79,8 @@ class Process:
         self._last_id += 1
         message = {"id": self._last_id, "method": method, "arguments": arguments}
         reply = self._replies[self._last_id] = asyncio.get_running_loop().create_future()
-        self._writer.write(json.dumps(message).encode() + b"\n")
+        line = json.dumps(message, default=agent_protocol.encode_bytes)
+        self._writer.write(line.encode() + b"\n")
         try:
             return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
 import signal
@@ -162,9 +161,7 @@ class TaskSupervisor:
         Later processes get the functions in use at their start.
         """
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
-            stale = await self.process.request(
-                "install", 30.0, blob=base64.b64encode(blob).decode(), removed=removed
-            )
+            stale = await self.process.request("install", 30.0, blob=blob, removed=removed)
             if stale:
                 self.cluster.notice(
                     "warning",
@@ -319,9 +316,7 @@ class TaskSupervisor:
         self._restart_requested = False
         self._wake.clear()
         for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
-            await self.process.request(
-                "install", 60.0, blob=base64.b64encode(blob).decode(), removed=[]
-            )
+            await self.process.request("install", 60.0, blob=blob, removed=[])
         started = await self.process.request(
             "start",
             cluster.policy.start_timeout,

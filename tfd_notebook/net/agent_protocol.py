@@ -59,7 +59,7 @@ def encode(frame: Frame) -> bytes:
     UsageError
         The line is larger than `LARGEST`.
     """
-    body = json.dumps(frame.body, separators=(",", ":"), default=_encode_bytes).encode()
+    body = json.dumps(frame.body, separators=(",", ":"), default=encode_bytes).encode()
     host = "_".join(frame.host.split()) or "_"
     header = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
     line = _MAGIC + header + body + b"\n"
@@ -68,7 +68,8 @@ def encode(frame: Frame) -> bytes:
     return line
 
 
-def _encode_bytes(value: bytes) -> str:
+def encode_bytes(value: bytes) -> str:
+    """Return bytes in base64, for `json.dumps`."""
     return base64.b64encode(value).decode()
 
 
