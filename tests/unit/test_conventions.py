@@ -160,7 +160,8 @@ def test_load_ext_is_light() -> None:
         "shell = InteractiveShell.instance(colors='nocolor')\n"
         "shell.run_line_magic('load_ext', 'tfd_notebook')\n"
         "assert 'tfd_cluster' in shell.magics_manager.magics['line']\n"
-        "assert 'tfd_notebook.bus.hub' not in sys.modules"
+        "assert 'tfd_notebook.bus.hub' not in sys.modules\n"
+        "assert 'tfd_notebook.model.command_table' not in sys.modules"
     )
     assert loaded(code) == set()
 

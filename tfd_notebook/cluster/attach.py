@@ -14,13 +14,12 @@ from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.config import build_config
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
-from tfd_notebook.cluster.lease import check_hours
 from tfd_notebook.cluster.view import ClusterView
 from tfd_notebook.launchers import base, external
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.launchers.client.detached import RemoteDetachedCluster
 from tfd_notebook.model import spec
-from tfd_notebook.model.spec import Policy, Role
+from tfd_notebook.model.spec import Policy, Role, check_hours
 
 
 class Clusters(Mapping[str, ClusterView]):

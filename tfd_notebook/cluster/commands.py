@@ -7,24 +7,25 @@ of JSON values. It is validated, and nothing in it is executed or unpickled.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
+from tfd_notebook.model import command_table
+from tfd_notebook.model.command import Command
 from tfd_notebook.model.snapshot import as_dict
 from tfd_notebook.net.agent_protocol import pack_error
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.cluster.view import ClusterView
     from tfd_notebook.model.snapshot import Snapshot
 
-__all__ = ["COMMANDS", "answer", "cluster_of", "perform", "queue_of", "snapshots"]
+__all__ = ["answer", "cluster_of", "panel_requests", "perform", "queue_of", "snapshots"]
 
 log = logging.getLogger("tfd_notebook")
 
@@ -32,14 +33,8 @@ log = logging.getLogger("tfd_notebook")
 _STEP_SECONDS = 5.0
 #: Timeout in seconds of a command that another kernel performs.
 _REMOTE_SECONDS = 300.0
-#: Fields of a request that belong to its transport.
-_ENVELOPE = ("kind", "client", "request_id", "command", "name")
-
-#: The group of entry points that add commands. Each is a function that takes a request.
-ENTRY_POINTS = "tfd_notebook.commands"
 
 Request = Mapping[str, Any]
-_Named = TypeVar("_Named")
 
 
 #: The latest snapshot of each cluster with its version, and the last error of `snapshot`.
@@ -76,44 +71,34 @@ def perform(request: Any) -> Any:
     Parameters
     ----------
     request : mapping
-        ``command`` and its arguments:
-
-        - ``list()``, ``snapshot(name, width, hold)``, ``logs(name, task, lines, offset)``
-        - ``stop(name)``, ``scale(name, data_workers, workers)``, ``restart(name, task)``,
-          ``kill(name, task)``, ``interrupt(name)``
-        - ``detach(name, hours)`` and ``renew(name, hours)``, which return the end of the lease
-        - of a coordinator: ``pause(name, source)``, ``resume(name)``, ``step(name, count, wait)``,
-          ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
-          ``value(name, id)``
-        - ``doctor(name)``, or of the whole process without a name
-        - ``support()``
+        ``command``, one of those for requests in `tfd_notebook.model.command_table`, and its
+        arguments. Other fields are ignored.
 
     Raises
     ------
     TfdError
         The request is invalid, or the command failed.
     """
-    command = request.get("command") if isinstance(request, Mapping) else None
-    command = command if isinstance(command, str) else ""
-    handler = _handler(command)
-    if handler is None:
-        names = [*COMMANDS, *sorted(entry_points(group=ENTRY_POINTS).names)]
-        raise errors.UsageError(f"invalid command: expected one of {', '.join(names)}")
-    if command not in ("list", "snapshot", "support"):
-        proxy = registry.proxies().get(str(request.get("name")))
-        if proxy is not None:
-            arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
-            return proxy.perform(command, _REMOTE_SECONDS, **arguments)
-    return handler(request)
+    known = command_table.commands("request")
+    command = known.get(str(request.get("command"))) if isinstance(request, Mapping) else None
+    if command is None:
+        raise errors.UsageError(f"invalid command: expected one of {', '.join(known)}")
+    arguments = command.read(request)
+    proxy = registry.proxies().get(str(arguments.get("name")))
+    if proxy is not None and command.name != "snapshot":
+        del arguments["name"]
+        return proxy.perform(command.name, _REMOTE_SECONDS, **arguments)
+    return command_table.handler(command, "request")(**arguments)
 
 
-def _handler(command: str) -> Callable[[Request], Any] | None:
-    if command in COMMANDS:
-        return COMMANDS[command]
-    for point in entry_points(group=ENTRY_POINTS, name=command):
-        handler: Callable[[Request], Any] = point.load()
-        return handler
-    return None
+def panel_requests(shell: Any) -> dict[str, Callable[[Request], Any]]:
+    """Return functions that perform the requests of a front end to the notebook of `shell`."""
+
+    def perform_one(command: Command, request: Request) -> Any:
+        return command_table.handler(command, "panel", shell)(**command.read(request))
+
+    commands = command_table.commands("panel")
+    return {name: functools.partial(perform_one, command) for name, command in commands.items()}
 
 
 def answer(work: Callable[[], Any]) -> dict[str, Any]:
@@ -138,141 +123,6 @@ def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     return (str(name), command in _CHANGES) if name is not None else command
 
 
-# Clusters
-
-
-def _list(request: Request) -> Any:
-    return [views.brief(snapshot) for snapshot in snapshots(registry.running_clusters()).values()]
-
-
-def _snapshot(request: Request) -> Any:
-    cluster = _named(registry.running_clusters(), request)
-    width = _number(request, "width", 110, least=20, most=1000)
-    hold = _number(request, "hold", 0, least=0, most=3600)
-    if hold and cluster.has_coordinator:
-        with contextlib.suppress(errors.TfdError):
-            cluster.current_coordinator().control_for(hold)
-    snapshot = cluster.snapshot()
-    return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
-
-
-def _logs(request: Request) -> Any:
-    cluster = cluster_of(request)
-    lines = _number(request, "lines", 100, least=1, most=100_000)
-    if request.get("task") is None:
-        return {"text": cluster.logs(None, lines), "offset": None}
-    since = request.get("offset")
-    if since is not None:
-        since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster._task_manager.log_from(_name(request, "task"), since, lines)
-    return {"text": text, "offset": offset}
-
-
-def _stop(request: Request) -> Any:
-    cluster = cluster_of(request)
-    cluster.stop()
-    return cluster.state
-
-
-def _scale(request: Request) -> Any:
-    counts = {
-        name: _number(request, name, 0, least=0, most=100_000)
-        for name in ("data_workers", "workers")
-        if request.get(name) is not None
-    }
-    cluster = cluster_of(request)
-    cluster.scale(**counts)
-    return {str(role): count for role, count in cluster.snapshot().observed.items()}
-
-
-def _restart(request: Request) -> Any:
-    cluster = cluster_of(request)
-    cluster.restart(_name(request, "task"))
-    return cluster.state
-
-
-def _kill(request: Request) -> Any:
-    return cluster_of(request).kill(_name(request, "task"))
-
-
-def _detach(request: Request) -> Any:
-    return cluster_of(request).detach(request.get("hours", 8.0))
-
-
-def _renew(request: Request) -> Any:
-    return cluster_of(request).renew(request.get("hours", 8.0))
-
-
-def _interrupt(request: Request) -> Any:
-    cluster_of(request).interrupt()
-
-
-# Coordinators
-
-
-def _pause(request: Request) -> Any:
-    coordinator = cluster_of(request).current_coordinator()
-    # The client that paused can resume, so `join` must not raise PausedError until then.
-    coordinator.control_for(float("inf"))
-    coordinator.pause(f"from {_name(request, 'source', 'a terminal')}")
-    return coordinator.values.counts()
-
-
-def _resume(request: Request) -> Any:
-    coordinator = cluster_of(request).current_coordinator()
-    coordinator.resume()
-    return coordinator.values.counts()
-
-
-def _step(request: Request) -> Any:
-    coordinator = cluster_of(request).current_coordinator()
-    count = _number(request, "count", 1, least=1, most=2**31)
-    wait = 0.0 if request.get("wait") is False else _STEP_SECONDS
-    ended = coordinator.step(count, timeout=wait)
-    return {"ended": ended, "counts": coordinator.values.counts()}
-
-
-def _cancel(request: Request) -> Any:
-    return cluster_of(request).current_coordinator().cancel(_closure_id(request))
-
-
-def _break_on(request: Request) -> Any:
-    """Set or clear the breakpoint on failures and keep the other breakpoints."""
-    coordinator = cluster_of(request).current_coordinator()
-    _, workers, functions = coordinator.breakpoints
-    coordinator.break_on(_boolean(request, "failure"), workers, functions)
-
-
-def _hold(request: Request) -> Any:
-    coordinator = cluster_of(request).current_coordinator()
-    worker = _number(request, "worker", -1, least=0, most=100_000)
-    (coordinator.pause_worker if _boolean(request, "held") else coordinator.resume_worker)(worker)
-    return list(coordinator.paused_workers)
-
-
-def _value(request: Request) -> Any:
-    return cluster_of(request).current_coordinator().values.record(_closure_id(request))
-
-
-COMMANDS: dict[str, Callable[[Request], Any]] = {
-    "list": _list,
-    "snapshot": _snapshot,
-    "logs": _logs,
-    "stop": _stop,
-    "scale": _scale,
-    "restart": _restart,
-    "kill": _kill,
-    "interrupt": _interrupt,
-    "detach": _detach,
-    "renew": _renew,
-    "pause": _pause,
-    "resume": _resume,
-    "step": _step,
-    "cancel": _cancel,
-    "break_on": _break_on,
-    "hold": _hold,
-    "value": _value,
-}
 #: Requests about a coordinator of this process that return at once.
 _CONTROLS = frozenset({"pause", "resume", "step"})
 #: Requests that never wait, except controls of a coordinator in another kernel.
@@ -281,47 +131,113 @@ _IMMEDIATE = _CONTROLS | {"list", "snapshot"}
 _CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
 
 
-# Fields of a request
+class Requests:
+    """The commands of other processes and front ends, with checked arguments."""
+
+    # Clusters
+
+    def list(self) -> Any:
+        running = snapshots(registry.running_clusters())
+        return [views.brief(snapshot) for snapshot in running.values()]
+
+    def snapshot(self, name: str | None, width: int, hold: int) -> Any:
+        cluster = cluster_of(name, registry.running_clusters())
+        if hold and cluster.has_coordinator:
+            with contextlib.suppress(errors.TfdError):
+                cluster.current_coordinator().control_for(hold)
+        snapshot = cluster.snapshot()
+        return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
+
+    def logs(self, name: str | None, task: str | None, lines: int, offset: int | None) -> Any:
+        cluster = cluster_of(name)
+        if task is None:
+            return {"text": cluster.logs(None, lines), "offset": None}
+        text, offset = cluster._task_manager.log_from(task, offset, lines)
+        return {"text": text, "offset": offset}
+
+    def stop(self, name: str | None) -> Any:
+        cluster = cluster_of(name)
+        cluster.stop()
+        return cluster.state
+
+    def scale(self, name: str | None, **counts: int | None) -> Any:
+        cluster = cluster_of(name)
+        cluster.scale(**{role: count for role, count in counts.items() if count is not None})
+        return {str(role): count for role, count in cluster.snapshot().observed.items()}
+
+    def restart(self, name: str | None, task: str) -> Any:
+        cluster = cluster_of(name)
+        cluster.restart(task)
+        return cluster.state
+
+    def kill(self, name: str | None, task: str) -> Any:
+        return cluster_of(name).kill(task)
+
+    def detach(self, name: str | None, hours: float) -> Any:
+        return cluster_of(name).detach(hours)
+
+    def renew(self, name: str | None, hours: float) -> Any:
+        return cluster_of(name).renew(hours)
+
+    def interrupt(self, name: str | None) -> Any:
+        cluster_of(name).interrupt()
+
+    # Coordinators
+
+    def pause(self, name: str | None, source: str) -> Any:
+        coordinator = _coordinator_of(name)
+        # The client that paused can resume, so `join` must not raise PausedError until then.
+        coordinator.control_for(float("inf"))
+        coordinator.pause(f"from {source}")
+        return coordinator.values.counts()
+
+    def resume(self, name: str | None) -> Any:
+        coordinator = _coordinator_of(name)
+        coordinator.resume()
+        return coordinator.values.counts()
+
+    def step(self, name: str | None, count: int, wait: bool) -> Any:
+        coordinator = _coordinator_of(name)
+        ended = coordinator.step(count, timeout=_STEP_SECONDS if wait else 0.0)
+        return {"ended": ended, "counts": coordinator.values.counts()}
+
+    def cancel(self, name: str | None, id: int) -> Any:
+        return _coordinator_of(name).cancel(id)
+
+    def break_on(self, name: str | None, failure: bool) -> Any:
+        """Set or clear the breakpoint on failures and keep the other breakpoints."""
+        coordinator = _coordinator_of(name)
+        _, workers, functions = coordinator.breakpoints
+        coordinator.break_on(failure, workers, functions)
+
+    def hold(self, name: str | None, worker: int, held: bool) -> Any:
+        coordinator = _coordinator_of(name)
+        (coordinator.pause_worker if held else coordinator.resume_worker)(worker)
+        return [*coordinator.paused_workers]
+
+    def value(self, name: str | None, id: int) -> Any:
+        return _coordinator_of(name).values.record(id)
 
 
-def cluster_of(request: Request) -> Cluster:
-    """Return the running cluster of this process with the name in a request.
+def cluster_of(name: str | None, known: Mapping[str, Any] | None = None) -> Any:
+    """Return the cluster of this process with the name in a request.
+
+    Parameters
+    ----------
+    name : str or None
+    known : mapping of str to ClusterView, optional
+        Default: the clusters that this process started or attached.
 
     Raises
     ------
     UnknownName
-        No running cluster has this name.
+        No such cluster is running.
     """
-    return _named(registry.clusters(), request)
-
-
-def _named(known: Mapping[str, _Named], request: Request) -> _Named:
-    name = request.get("name")
-    if not isinstance(name, str) or name not in known:
+    known = {**registry.clusters()} if known is None else known
+    if name is None or name not in known:
         raise errors.UnknownName(f"no cluster {name!r} in process {os.getpid()}")
     return known[name]
 
 
-def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
-    value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise errors.UsageError(f"invalid {name}={value!r}: expected {least} to {most}")
-    return value
-
-
-def _closure_id(request: Request) -> int:
-    return _number(request, "id", -1, least=0, most=2**62)
-
-
-def _boolean(request: Request, name: str) -> bool:
-    value = request.get(name)
-    if not isinstance(value, bool):
-        raise errors.UsageError(f"invalid {name} {value!r}: expected true or false")
-    return value
-
-
-def _name(request: Request, name: str, default: str | None = None) -> str:
-    value = request.get(name, default)
-    if not isinstance(value, str) or not value or len(value) > 200:
-        raise errors.UsageError(f"invalid {name} {value!r}: expected a name")
-    return value
+def _coordinator_of(name: str | None) -> Any:
+    return cluster_of(name).current_coordinator()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,23 +12,7 @@ from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.events import LeaseChanged
-from tfd_notebook.model.spec import pack, without_values
-
-_MAX_HOURS = 24.0 * 365
-
-
-def check_hours(hours: object) -> None:
-    """Raise UsageError unless `hours` is a valid duration of a lease."""
-    if isinstance(hours, bool) or not isinstance(hours, (int, float)):
-        raise errors.UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
-    try:
-        number = float(hours)
-    except OverflowError:
-        number = math.inf  # an int too large for float; a negative one is out of range, too
-    if not 0 < number <= _MAX_HOURS:
-        raise errors.UsageError(
-            f"invalid hours={number:g}: expected more than 0, up to {_MAX_HOURS:g}"
-        )
+from tfd_notebook.model.spec import check_hours, pack, without_values
 
 
 class Lease:

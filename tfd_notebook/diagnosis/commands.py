@@ -1,8 +1,7 @@
-"""The commands of the doctor, for the command line's socket and for front ends."""
+"""Requests of other processes and front ends to the doctor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook import diagnosis
@@ -10,13 +9,14 @@ from tfd_notebook.cluster.commands import cluster_of
 from tfd_notebook.diagnosis import support_bundle
 
 
-def doctor(request: Mapping[str, Any]) -> Any:
-    """Return the findings about the cluster that a request names, or about this process."""
-    if request.get("name") is None:
-        return diagnosis.check_all().records()
-    return diagnosis.doctor(cluster_of(request)).records()
+class Requests:
+    """Requests that `tfd_notebook.cluster.commands` cannot perform, because it is a lower layer."""
 
+    def doctor(self, name: str | None) -> Any:
+        """Return the findings about a cluster, or about this process."""
+        findings = diagnosis.check_all() if name is None else diagnosis.doctor(cluster_of(name))
+        return findings.records()
 
-def support(request: Mapping[str, Any]) -> Any:
-    """Return the part of a support bundle that describes this process."""
-    return support_bundle.describe_process()
+    def support(self) -> Any:
+        """Return the part of a support bundle that describes this process."""
+        return support_bundle.describe_process()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 from collections import namedtuple
@@ -15,6 +16,8 @@ from tfd_notebook.errors import UnknownName, UsageError
 
 #: Larger numbers of tasks per role are rejected as typos.
 MAX_TASKS_PER_ROLE = 1024
+#: Maximum duration of a lease in hours.
+_MAX_HOURS = 24.0 * 365
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
 #: The names of clusters. An option of a command line is not a name.
@@ -377,6 +380,18 @@ def check_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
     return value
+
+
+def check_hours(hours: object) -> None:
+    """Raise UsageError unless `hours` is a valid duration of a lease."""
+    if isinstance(hours, bool) or not isinstance(hours, (int, float)):
+        raise UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
+    try:
+        number = float(hours)
+    except OverflowError:
+        number = math.inf  # an int too large for float; a negative one is out of range, too
+    if not 0 < number <= _MAX_HOURS:
+        raise UsageError(f"invalid hours={number:g}: expected more than 0, up to {_MAX_HOURS:g}")
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

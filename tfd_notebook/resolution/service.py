@@ -45,7 +45,7 @@ class ResolveService:
     def __init__(self) -> None:
         self._resolutions: dict[str, tuple[Resolution, _Feed]] = {}
 
-    def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def choices(self) -> dict[str, Any]:
         """Return the choices of resolvers, as JSON values."""
         choices = [{"name": name, "summary": text} for name, text in factory.CHOICES.items()]
         return {"choices": choices}

@@ -1,4 +1,4 @@
-"""Command lines with subcommands, for magics and for the shell.
+"""Command lines of the command table, for magics and for the shell.
 
 They raise an exception instead of exiting the process.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook import views
 from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.model import command_table
+from tfd_notebook.model.command import Argument, Command
 from tfd_notebook.model.spec import Policy, Service
 
 if TYPE_CHECKING:
@@ -29,12 +30,44 @@ class HelpRequested(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that raises `UsageError` or `HelpRequested` and never exits."""
+    """Parser of a command's arguments. It raises `UsageError` or `HelpRequested` and never exits.
 
-    def __init__(self, prog: str, description: str = "", example: str | None = None) -> None:
-        epilog = None if example is None else f"example: {prog} {example}".rstrip()
-        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    Parameters
+    ----------
+    prog : str
+        The command as users write it, such as ``"%tfd_cluster start"``.
+    command : Command
+    surface : str
+        The program, such as ``"%tfd_cluster"``.
+    """
+
+    def __init__(self, prog: str, command: Command, surface: str) -> None:
+        summary = command.summary[0].upper() + command.summary[1:]
+        example = f"example: {prog} {command.example(surface)}".rstrip()
+        super().__init__(
+            prog=prog,
+            description=f"{summary}.",
+            epilog=example,
+            allow_abbrev=False,
+        )
         self.color = False
+        self.arguments = command.arguments(surface)
+        groups: dict[str, Any] = {"": self}
+        for argument in self.arguments:
+            if argument.group not in groups:
+                groups[argument.group] = self.add_mutually_exclusive_group()
+            settings: dict[str, Any] = {"default": argument.default}
+            if argument.kind is bool:
+                settings["action"] = "store_true"
+            elif argument.repeat:
+                settings |= {"action": "append", "default": [], "metavar": argument.metavar}
+            else:
+                settings |= {"type": argument.kind, "nargs": argument.nargs}
+                settings |= {"metavar": argument.metavar, "choices": argument.choices}
+                settings |= {"const": argument.const} if argument.const else {}
+            text = argument.text.replace("%", "%%") or argparse.SUPPRESS
+            flags = argument.flags or (argument.name,)
+            groups[argument.group].add_argument(*flags, help=text, **settings)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", fix=self.format_usage().strip())
@@ -45,11 +78,7 @@ class Parser(argparse.ArgumentParser):
     @property
     def options(self) -> tuple[str, ...]:
         """The options that the help lists: each in its long form, if it has one."""
-        return tuple(
-            next((s for s in action.option_strings if s.startswith("--")), action.option_strings[0])
-            for action in self._actions
-            if action.option_strings and action.help is not argparse.SUPPRESS
-        )
+        return ("--help", *(a.flags[-1] for a in self.arguments if a.flags and a.help))
 
     def read(self, tokens: Sequence[str]) -> argparse.Namespace:
         """Return the parsed `tokens`.
@@ -74,7 +103,31 @@ class Parser(argparse.ArgumentParser):
                 f"{self.prog}: unexpected argument {token!r}",
                 fix=self.format_usage().strip(),
             )
+        for argument in self.arguments:
+            value = getattr(known, argument.name)
+            if argument.split:
+                known.name, second = _split(argument, value)
+                setattr(known, argument.split, second)
+            elif argument.least is not None and value is not None:
+                argument.check(value)
         return known
+
+
+def _split(argument: Argument, words: Sequence[str]) -> tuple[str | None, Any]:
+    """Return the name and the task or number in `words`, which have any order."""
+    if argument.split == "task":
+        seconds, expected = [word for word in words if ":" in word], "one cluster and one task"
+    else:
+        seconds = [word for word in words if word.removeprefix("-").isdecimal()]
+        expected = "one number and one name"
+    names = [word for word in words if word not in seconds]
+    if len(seconds) > 1 or len(names) > 1:
+        raise UsageError(
+            f"invalid arguments {' '.join(words)!r}: expected {expected}",
+            fix=f"write {argument.metavar}",
+        )
+    name, second = next(iter(names), None), next(iter(seconds), None)
+    return name, second if second is None or argument.split == "task" else int(second)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -83,68 +136,46 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}? " if matches else ""
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand.
-
-    Parameters
-    ----------
-    name, summary : str
-    run : callable
-        Receives the parsed arguments and returns the command's result.
-    prepare : callable, optional
-        Adds arguments to the parser.
-    aliases : tuple of str
-        Other names that run the subcommand. Help and completion do not list them.
-    example : str
-        Arguments of the example in the help.
-    """
-
-    name: str
-    summary: str
-    run: Callable[[argparse.Namespace], Any]
-    prepare: Callable[[Parser], None] = field(default=lambda parser: None)
-    aliases: tuple[str, ...] = ()
-    example: str = ""
-
-
 class CommandLine:
-    """A command with subcommands.
+    """The command line of a program: a magic, or ``tfd``.
 
     Parameters
     ----------
-    prog : str
-        The command as users write it, such as ``"%tfd_cluster"`` or ``"tfd"``.
-    summary : str
-        A sentence.
-    commands : iterable of Command
+    surface : str
+        The program as users write it, such as ``"%tfd_cluster"`` or ``"tfd"``.
+    *context : object
+        Arguments of the class of its handlers, such as the shell.
     """
 
-    def __init__(self, prog: str, summary: str, commands: Iterable[Command]) -> None:
-        self.prog = prog
-        self.summary = summary
-        self.commands = {command.name: command for command in commands}
-        self._aliases = {
-            alias: name for name, command in self.commands.items() for alias in command.aliases
-        }
+    def __init__(self, surface: str, *context: Any) -> None:
+        self.surface = surface
+        self.commands = command_table.commands(surface)
+        self._context = context
+        self._aliases = {c.alias: name for name, c in self.commands.items() if c.alias is not None}
+        #: The name of the command of a program without subcommands.
+        self.only = "" if surface in command_table.PROGRAMS else next(iter(self.commands))
 
     def parser(self, name: str) -> Parser:
-        """Return the parser of the subcommand `name`."""
-        command = self.commands[name]
-        parser = Parser(f"{self.prog} {name}", command.summary, command.example)
-        command.prepare(parser)
-        return parser
+        """Return the parser of the command `name`."""
+        prog = self.surface if self.only else f"{self.surface} {name}"
+        return Parser(prog, self.commands[name], self.surface)
 
     def help(self) -> str:
-        """Return the help on all subcommands."""
+        """Return the help on all commands."""
+        if self.only:
+            return self.parser(self.only).format_help()
         width = max(map(len, self.commands))
-        lines = [f"  {name.ljust(width)}  {c.summary}" for name, c in self.commands.items()]
-        usage = f"usage: {self.prog} COMMAND [options]\n\n{self.summary}\n\ncommands:\n"
-        more = f"{self.prog} COMMAND --help shows the options of a command and an example."
+        lines = [
+            f"  {name.ljust(width)}  {command.summary.partition('.')[0]}"
+            for name, command in self.commands.items()
+        ]
+        summary = command_table.PROGRAMS[self.surface]
+        usage = f"usage: {self.surface} COMMAND [options]\n\n{summary}\n\ncommands:\n"
+        more = f"{self.surface} COMMAND --help shows the options of a command and an example."
         return usage + "\n".join(lines) + f"\n\n{more}\n"
 
     def run(self, tokens: Sequence[str]) -> Any:
-        """Run the subcommand named by the first token, and return its result.
+        """Run the command named by the first token, and return its result.
 
         Raises
         ------
@@ -152,55 +183,21 @@ class CommandLine:
             The error suggests the nearest name.
         HelpRequested
         """
-        if not tokens or tokens[0] in ("?", "-h", "--help", "help"):
-            raise HelpRequested(self.help())
-        name, *rest = tokens
+        name, *rest = (self.only, *tokens) if self.only else tokens or ("",)
         name = self._aliases.get(name, name)
+        if name in ("", "?", "-h", "--help", "help"):
+            raise HelpRequested(self.help())
         if name not in self.commands:
             raise UnknownName(
-                f"{self.prog} has no command {name!r}",
+                f"{self.surface} has no command {name!r}",
                 fix=nearest(name, self.commands) + f"commands: {', '.join(self.commands)}",
             )
-        return self.commands[name].run(self.parser(name).read(rest))
-
-
-class SingleCommand(CommandLine):
-    """A command line without subcommands.
-
-    Parameters
-    ----------
-    command : Command
-        Its name is the command as users write it, such as ``"%tfd_explain"``.
-    bare : bool
-        Whether it runs without arguments. Otherwise it then shows its help. Default false.
-    """
-
-    def __init__(self, command: Command, bare: bool = False) -> None:
-        super().__init__(command.name, command.summary, ())
-        self._command = command
-        self._bare = bare
-
-    def parser(self, name: str = "") -> Parser:
-        """Return the parser of the command."""
-        parser = Parser(self.prog, self.summary, self._command.example)
-        self._command.prepare(parser)
-        return parser
-
-    def help(self) -> str:
-        """Return the help on the command."""
-        return self.parser().format_help()
-
-    def run(self, tokens: Sequence[str]) -> Any:
-        """Run the command and return its result.
-
-        Raises
-        ------
-        UsageError
-        HelpRequested
-        """
-        if not tokens and not self._bare:
+        parser = self.parser(name)
+        is_line_magic = self.only and not self.surface.startswith("%%")
+        if is_line_magic and not rest and any(a.required for a in parser.arguments):
             raise HelpRequested(self.help())
-        return self._command.run(self.parser().read(tokens))
+        options = parser.read(rest)
+        return command_table.handler(self.commands[name], self.surface, *self._context)(options)
 
 
 def split(line: str) -> list[str]:
@@ -226,88 +223,6 @@ def split(line: str) -> list[str]:
     ]
 
 
-def add_scale_options(parser: Parser) -> None:
-    """Add the options for the new number of tasks of a running cluster."""
-    _add_worker_options(parser, "unchanged")
-    # Hidden from the help: it is parsed so that the error can name the alternative.
-    parser.add_argument("--ps", type=int, help=argparse.SUPPRESS)
-
-
-def _add_worker_options(parser: Parser, default: str) -> None:
-    for option, kind in (("--data-workers", "tf.data service"), ("--workers", "training")):
-        text = f"number of {kind} workers (default: {default})"
-        parser.add_argument(option, type=int, metavar="N", help=text)
-
-
-def add_start_options(parser: Parser) -> None:
-    """Add the options that describe a cluster."""
-    _add_worker_options(parser, "0")
-    parser.add_argument(
-        "--ps", type=int, metavar="N", help="number of parameter servers (default: 0)"
-    )
-    parser.add_argument(
-        "--evaluator", action="store_true", help="start an evaluator, which is a separate server"
-    )
-    parser.add_argument(
-        "--gpus",
-        default="auto",
-        metavar="X",
-        help="GPUs of the workers: auto (default), 0 (none), indices such as 0,1, or a count for "
-        "each, such as worker=1",
-    )
-    parser.add_argument(
-        "--launcher",
-        default="local",
-        metavar="L",
-        help="launcher of the tasks; the command launchers lists the choices (default: local)",
-    )
-    parser.add_argument("--name", help="name of the cluster (default: cluster)")
-    parser.add_argument("--host", metavar="H", help="host name or address that the tasks advertise")
-    parser.add_argument(
-        "--preload",
-        action="append",
-        default=[],
-        metavar="M",
-        help="load this module or op library first in each task; may be repeated",
-    )
-    parser.add_argument("--work-dir", metavar="D", help="directory of the dispatcher's journal")
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="CIDR",
-        help="accept connections from this network, too; may be repeated",
-    )
-    parser.add_argument(
-        "--time-limit", type=float, metavar="S", help="stop the cluster after S seconds"
-    )
-
-
-def add_hours_option(parser: Any) -> None:
-    """Add the option for the hours that a cluster keeps running after its kernel."""
-    parser.add_argument(
-        "--hours", type=float, default=8.0, metavar="H", help="how long to keep it (default: 8)"
-    )
-
-
-def add_detach_option(parser: Any) -> None:
-    """Add the option that detaches a cluster from its kernel at the start."""
-    parser.add_argument(
-        "--detach",
-        nargs="?",
-        type=float,
-        const=8.0,
-        metavar="HOURS",
-        help="keep it running after this process ends, for HOURS hours (default: 8)",
-    )
-
-
-def requested_counts(options: argparse.Namespace) -> dict[str, int]:
-    """Return the numbers of tasks in `options`, as arguments of `Cluster.scale`."""
-    named = {name: getattr(options, name) for name in ("data_workers", "workers", "ps")}
-    return {name: count for name, count in named.items() if count is not None}
-
-
 def read_gpus(text: str) -> Any:
     """Return the value of ``--gpus`` as an argument of `Cluster`.
 
@@ -324,7 +239,7 @@ def read_gpus(text: str) -> Any:
     return text
 
 
-def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
+def make_cluster(options: argparse.Namespace) -> Cluster:
     """Start the cluster that `options` describe, or return the running one.
 
     With ``--detach`` the running one can be a detached cluster of a process that has ended.
@@ -332,9 +247,7 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     Parameters
     ----------
     options : argparse.Namespace
-        The options of `add_start_options`.
-    port : int
-        TCP port of the dispatcher, 0 for a free one.
+        The arguments of the command ``start``.
     """
     # Import time: only the start of a cluster needs these modules.
     from tfd_notebook.cluster import attach
@@ -350,16 +263,16 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
         launcher = type(launcher)(**arguments)
     return attach.start(
         options.detach,
-        data_workers=options.data_workers or 0,
-        workers=options.workers or 0,
-        ps=options.ps or 0,
+        data_workers=options.data_workers,
+        workers=options.workers,
+        ps=options.ps,
         evaluator=options.evaluator,
         gpus=read_gpus(options.gpus),
         launcher=launcher,
         name=options.name,
         preload=options.preload,
         policy=Policy(time_limit=options.time_limit),
-        service=Service(port=port, work_dir=options.work_dir),
+        service=Service(port=getattr(options, "port", 0), work_dir=options.work_dir),
     )
 
 

@@ -73,10 +73,10 @@ def _preload() -> None:
 def attach_panels(shell: Any) -> None:
     """Register the panel's comm. A front end then shows the clusters of the kernel of `shell`."""
 
-    def commands() -> Any:
-        # Import time: panels attach at the first use of a public name, and commands run later.
-        from tfd_notebook.ui.magics import resolve, start_form
+    def requests() -> Any:
+        # Import time: panels attach at the first use of a public name, and requests arrive later.
+        from tfd_notebook.cluster import commands
 
-        return {**start_form.commands(shell), **resolve.commands(shell)}
+        return commands.panel_requests(shell)
 
-    comm.attach(shell, commands)
+    comm.attach(shell, requests)

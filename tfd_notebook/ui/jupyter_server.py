@@ -25,7 +25,7 @@ from tornado import web
 
 from tfd_notebook import errors
 from tfd_notebook.agent import interpreter
-from tfd_notebook.model.spec import CLUSTER_NAME
+from tfd_notebook.model.spec import CLUSTER_NAME, check_hours
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.net.agent_protocol import pack_error, unpack_error
 
@@ -35,7 +35,6 @@ _LIST_SECONDS = 20.0
 #: Seconds for which later requests share a complete list.
 _SHARED_SECONDS = 1.0
 _ACT_SECONDS = 90.0
-_MAX_HOURS = 24.0 * 365
 _FIELDS = ("name", "state", "launcher", "planned", "observed", "lease", "agent")
 _STATUS = {
     errors.UnknownName: 404,
@@ -250,12 +249,7 @@ def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
     if request["action"] == "stop":
         return ("stop", *words), agent
     hours = request.get("hours", 8.0)
-    if isinstance(hours, bool) or not isinstance(hours, (int, float)):
-        raise errors.UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
-    if not 0 < hours <= _MAX_HOURS:
-        raise errors.UsageError(
-            f"invalid hours={str(hours)[:20]}: expected more than 0, up to {_MAX_HOURS:g}"
-        )
+    check_hours(hours)
     return ("renew", *words, f"--hours={hours:g}"), agent
 
 

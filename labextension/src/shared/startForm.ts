@@ -128,21 +128,9 @@ export class StartForm implements IView {
   }
 
   private _build({ launchers, fields }: IFormContent): void {
-    const known = fields.some(field => field.name === 'launcher');
-    const all: IField[] =
-      known || !launchers.length
-        ? fields
-        : [
-            { name: 'launcher', kind: 'choice', label: 'launcher', default: launchers[0].name },
-            ...fields
-          ];
-    for (const field of all) {
+    for (const field of fields) {
       const id = uniqueId();
-      const choices =
-        field.name === 'launcher' && !field.choices?.length
-          ? launchers.map(({ name }) => name)
-          : (field.choices ?? []);
-      const input = inputOf(field, choices);
+      const input = inputOf(field);
       input.id = id;
       const help = h('span', { class: 'tfd-help', id: `${id}-help` }, field.help ?? '');
       input.setAttribute('aria-describedby', help.id);
@@ -221,11 +209,15 @@ export class StartForm implements IView {
   }
 }
 
-function inputOf(field: IField, choices: readonly string[]): Input {
+function inputOf(field: IField): Input {
   const start = field.default ?? '';
   switch (field.kind) {
     case 'choice': {
-      const select = h('select', {}, ...choices.map(name => h('option', { value: name }, name)));
+      const select = h(
+        'select',
+        {},
+        ...(field.choices ?? []).map(name => h('option', { value: name }, name))
+      );
       select.value = String(start);
       return select;
     }

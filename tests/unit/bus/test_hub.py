@@ -47,7 +47,6 @@ from tfd_notebook.model.snapshot import (
     TaskRow,
 )
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.ui.magics import start_form
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -901,12 +900,12 @@ class Shell:
 
 def test_form_starts_the_same_cluster_as_the_magic() -> None:
     shell = Shell()
-    form = start_form.commands(shell)["launchers"]({})
+    form = commands.panel_requests(shell)["launchers"]({})
     assert {each["name"] for each in form["launchers"]} >= {"local", "inprocess"}
     assert "fake" not in {each["name"] for each in form["launchers"]}
     values = {field["name"]: field["default"] for field in form["fields"]}
     values |= {"launcher": "fake", "name": "formed", "output": "taken", "data_workers": 1}
-    answer = start_form.commands(shell)["start"]({"options": values})
+    answer = commands.panel_requests(shell)["start"]({"options": values})
     try:
         assert answer["cluster"] == "formed"
         assert answer["variable"] == "taken_2"
@@ -915,7 +914,7 @@ def test_form_starts_the_same_cluster_as_the_magic() -> None:
             "%tfd_cluster start --data-workers 1 --launcher fake --name formed --output taken"
         )
         assert not answer["reused"]
-        assert start_form.start_by(shell, {"options": values})["reused"]
+        assert commands.panel_requests(shell)["start"]({"options": values})["reused"]
     finally:
         shell.user_ns["taken_2"].stop()
 
@@ -936,7 +935,7 @@ def test_form_starts_the_same_cluster_as_the_magic() -> None:
 )
 def test_invalid_form_is_refused(options: Any) -> None:
     with pytest.raises(errors.TfdError):
-        start_form.start_by(Shell(), {"options": options})
+        commands.panel_requests(Shell())["start"]({"options": options})
 
 
 # Presence

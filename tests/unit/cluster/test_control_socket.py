@@ -290,7 +290,7 @@ def test_process_answers_before_a_command_ends_it() -> None:
         "import threading, time\nfrom tfd_notebook.cluster import commands\n"
         "from tfd_notebook.cluster import control_socket as control\n"
         "requested = threading.Event()\n"
-        "commands.COMMANDS['list'] = lambda _: (requested.set(), time.sleep(0.5), 'done')[-1]\n"
+        "commands.Requests.list = lambda _: (requested.set(), time.sleep(0.5), 'done')[-1]\n"
         "control.ensure_started()\nprint('ready', flush=True)\nrequested.wait(30)\n"
     )
     with program(code) as (ending, line):

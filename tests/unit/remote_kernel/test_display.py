@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -11,8 +10,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 from tfd_notebook.remote_kernel import display
-from tfd_notebook.ui.argparsing import Parser
-from tfd_notebook.ui.magics import remote_kernel
+from tfd_notebook.ui.argparsing import CommandLine
 
 RICH = {
     "text/plain": "a figure\x1b]0;title\x07",
@@ -53,7 +51,5 @@ def test_plain_text_keeps_colors_and_drops_control_codes(
 
 
 def test_cell_magic_has_the_plain_option() -> None:
-    parser = Parser("%%tfd_kernel")
-    remote_kernel._cell_arguments(parser)
-    options: Any = parser.parse_args(["kernel", "--plain"])
-    assert options.plain is True
+    parser = CommandLine("%%tfd_kernel").parser("kernel")
+    assert parser.read(["kernel", "--plain"]).plain is True

@@ -304,7 +304,7 @@ class TestForms:
         assert again["changed"] == 1
         assert service.resolve(request)["state"]["changes"] == ()
         assert service.resolution(request).last.counts == {"alive": 1, "refused": 1}
-        names = [item["name"] for item in service.choices({})["choices"]]
+        names = [item["name"] for item in service.choices()["choices"]]
         assert names[0] == "auto"
         service.close()
 

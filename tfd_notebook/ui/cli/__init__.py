@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tfd_notebook.errors import TfdError, UsageError
-from tfd_notebook.ui.argparsing import HelpRequested
-from tfd_notebook.ui.cli import commands
+from tfd_notebook.ui.argparsing import CommandLine, HelpRequested
 
 __all__ = ["main"]
 
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        return int(commands.command_line().run(arguments) or 0)
+        return int(CommandLine("tfd").run(arguments) or 0)
     except HelpRequested as request:
         print(request.text)
         return 0

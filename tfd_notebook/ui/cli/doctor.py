@@ -13,40 +13,42 @@ from tfd_notebook.cluster import control_socket
 from tfd_notebook.diagnosis import code_reference, support_bundle
 from tfd_notebook.errors import TfdError
 from tfd_notebook.model.diagnostics import SEVERITIES
-from tfd_notebook.ui.argparsing import Parser
 from tfd_notebook.ui.cli import targets
 from tfd_notebook.ui.cli.screen import Screen
 
 _SECONDS = 60.0
 
 
-def arguments(parser: Parser) -> None:
-    """Add the arguments of ``tfd doctor``."""
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="TARGET",
-        help="name of a cluster, or HOST:PORT (default: this host)",
-    )
-    targets.add_pid(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+class DoctorCommands:
+    """``tfd doctor``, ``tfd why`` and ``tfd support``."""
 
+    def doctor(self, options: argparse.Namespace) -> int:
+        """Print the findings. Return 1 if one of them is an error, else 0."""
+        if options.name is not None and ":" in options.name:
+            findings = diagnosis.doctor(options.name)
+            records, checked = findings.records(), list(findings.checked)
+        elif options.name is not None or options.pid is not None:
+            target = targets.find(options)
+            records, checked = target.call("doctor", _SECONDS), [f"cluster {target.name!r}"]
+        else:
+            records, checked = _check_host()
+        if options.json:
+            print(json.dumps(records))
+        else:
+            print(views.findings_table(records, checked).text(Screen().width))
+        return int(any(record["severity"] == "error" for record in records))
 
-def run(options: argparse.Namespace) -> int:
-    """Print the findings. Return 1 if one of them is an error, else 0."""
-    if options.name is not None and ":" in options.name:
-        findings = diagnosis.doctor(options.name)
-        records, checked = findings.records(), list(findings.checked)
-    elif options.name is not None or options.pid is not None:
-        target = targets.find(options)
-        records, checked = target.call("doctor", _SECONDS), [f"cluster {target.name!r}"]
-    else:
-        records, checked = _check_host()
-    if options.json:
-        print(json.dumps(records))
-    else:
-        print(views.findings_table(records, checked).text(Screen().width))
-    return int(any(record["severity"] == "error" for record in records))
+    def why(self, options: argparse.Namespace) -> None:
+        print(code_reference.why(options.code, min(Screen().width, 100)))
+
+    def support(self, options: argparse.Namespace) -> None:
+        texts = {f"here/{name}": text for name, text in support_bundle.describe_process().items()}
+        texts.update(support_bundle.describe_host())
+        for pid, answer in _call_all("support"):
+            if isinstance(answer, TfdError):
+                answer = {"no-answer.txt": str(answer)}
+            texts.update({f"process-{pid}/{name}": text for name, text in answer.items()})
+        print(f"{support_bundle.write(texts, options.file)}: read it before you share it")
 
 
 def _check_host() -> tuple[list[dict[str, Any]], list[str]]:
@@ -74,36 +76,3 @@ def _call_all(command: str) -> Iterator[tuple[int, Any]]:
                 yield pid, control_socket.call(pid, {"command": command}, _SECONDS)
             except TfdError as error:
                 yield pid, error
-
-
-def why_arguments(parser: Parser) -> None:
-    """Add the argument of ``tfd why``."""
-    parser.add_argument("code", metavar="CODE", help="code such as TFD811, or name of an error")
-
-
-def why(options: argparse.Namespace) -> int:
-    """Print the explanation of a code."""
-    print(code_reference.why(options.code, min(Screen().width, 100)))
-    return 0
-
-
-def file_argument(parser: Parser) -> None:
-    """Add the argument of ``tfd support``."""
-    parser.add_argument(
-        "file",
-        nargs="?",
-        metavar="FILE",
-        help="path of the archive (default: tfd-support-<time>.tar.gz)",
-    )
-
-
-def support(options: argparse.Namespace) -> int:
-    """Write the archive for a support ticket."""
-    texts = {f"here/{name}": text for name, text in support_bundle.describe_process().items()}
-    texts.update(support_bundle.describe_host())
-    for pid, answer in _call_all("support"):
-        if isinstance(answer, TfdError):
-            answer = {"no-answer.txt": str(answer)}
-        texts.update({f"process-{pid}/{name}": text for name, text in answer.items()})
-    print(f"{support_bundle.write(texts, options.file)}: read it before you share it")
-    return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfd_notebook.cluster import attach, commands, control_socket
 from tfd_notebook.errors import StateError, UnknownName, UsageError
-from tfd_notebook.ui.argparsing import Parser, nearest
+from tfd_notebook.ui.argparsing import nearest
 
 
 class ClusterTarget:
@@ -47,21 +47,6 @@ class ClusterTarget:
             attach.attach(self.name, connect=False, agent=self._agent)
             self._attached = True
         return commands.perform(request)
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the arguments that name a cluster."""
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="name of the cluster, if several run"
-    )
-    add_pid(parser)
-
-
-def add_pid(parser: Parser) -> None:
-    """Add the option that selects one of several clusters with the same name."""
-    parser.add_argument(
-        "--pid", type=int, help="process or agent of the cluster, if several have the same name"
-    )
 
 
 def find(options: argparse.Namespace) -> ClusterTarget:

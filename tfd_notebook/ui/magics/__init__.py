@@ -7,37 +7,22 @@ magic is first used.
 from __future__ import annotations
 
 import re
-from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tfd_notebook.ui.argparsing import CommandLine
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
-#: The module of each magic, and the function that returns its command line.
-_FACTORIES = {
-    "tfd_cluster": ("cluster", "command_line"),
-    "tfd_stream": ("stream", "command_line"),
-    "tfd_explain": ("explain", "command_line"),
-    "tfd_schedule": ("schedule", "command_line"),
-    "tfd_pause": ("stepper", "pause"),
-    "tfd_resume": ("stepper", "resume"),
-    "tfd_step": ("stepper", "step"),
-    "tfd_join": ("stepper", "join"),
-    "tfd_cancel": ("stepper", "cancel"),
-    "tfd_values": ("stepper", "values"),
-    "tfd_kernel": ("remote_kernel", "command_line"),
-    "tfd_spark": ("spark", "command_line"),
-    "tfd_resolve": ("resolve", "command_line"),
-}
+#: The magics of the command table, which would take milliseconds to import with the extension.
+NAMES = (
+    *("tfd_cluster", "tfd_stream", "tfd_explain", "tfd_schedule", "tfd_spark", "tfd_kernel"),
+    *("tfd_resolve", "tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd_values"),
+)
 #: Magics that are also cell magics.
-_CELL_MAGICS = ("tfd_kernel", "tfd_schedule")
+CELL_MAGICS = ("tfd_kernel", "tfd_schedule")
 #: Matches "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
-_LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(_FACTORIES)})\s+(.*)$")
+_LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(NAMES)})\s+(.*)$")
 
 _loaded: dict[int, Any] = {}
 
@@ -47,9 +32,9 @@ def load_ipython_extension(shell: Any) -> None:
     from IPython.core.completer import context_matcher
 
     unload_ipython_extension(shell)
-    magics = {name: _Magic(shell, name) for name in _FACTORIES}
+    magics = {name: _Magic(shell, name) for name in NAMES}
     for name, magic in magics.items():
-        kind = "line_cell" if name in _CELL_MAGICS else "line"
+        kind = "line_cell" if name in CELL_MAGICS else "line"
         shell.register_magic_function(magic, kind, name)
 
     def complete(context: Any) -> Any:
@@ -67,7 +52,7 @@ def unload_ipython_extension(shell: Any) -> None:
         return
     if matcher in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(matcher)
-    for name in _FACTORIES:
+    for name in NAMES:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop(name, None)
 
@@ -79,16 +64,11 @@ class _Magic:
         self._shell = shell
         self.__name__ = name
 
-    @cached_property
-    def _commands(self) -> CommandLine:
-        return self._factory(self._shell)
+    def _commands(self, *cell: str) -> CommandLine:
+        # Import time: the extension registers magics that may never run.
+        from tfd_notebook.ui.argparsing import CommandLine
 
-    @property
-    def _factory(self) -> Callable[..., CommandLine]:
-        name, function = _FACTORIES[self.__name__]
-        module = import_module(f"{__name__}.{name}")
-        factory: Callable[..., CommandLine] = getattr(module, function)
-        return factory
+        return CommandLine(f"{'%%' if cell else '%'}{self.__name__}", self._shell, *cell)
 
     def __call__(self, line: str, cell: str | None = None) -> Any:
         # Import time: the extension registers magics that may never run.
@@ -96,7 +76,7 @@ class _Magic:
         from tfd_notebook.ui.argparsing import HelpRequested, split
 
         try:
-            commands = self._commands if cell is None else self._factory(self._shell, cell)
+            commands = self._commands() if cell is None else self._commands(cell)
             return commands.run(split(line))
         except HelpRequested as request:
             print(request.text)  # noqa: T201 - help is output of the cell
@@ -110,11 +90,11 @@ class _Magic:
 
     def getdoc(self) -> str:
         """Return the help that IPython shows for ``%tfd_cluster?``."""
-        return self._commands.help()
+        return self._commands().help()
 
     def complete(self, words: str) -> Any:
         """Return the completions after the magic's `words`, in the form of IPython's completer."""
         # Import time: it imports IPython.
         from tfd_notebook.ui.magics.completion import complete
 
-        return complete(self._commands, self._shell, words)
+        return complete(self._commands(), self._shell, words)

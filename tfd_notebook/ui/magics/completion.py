@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -12,9 +11,10 @@ from IPython.core.completer import SimpleCompletion
 from tfd_notebook.cluster import registry
 from tfd_notebook.coordinator.values import VALUE_STATES
 from tfd_notebook.launchers import base
+from tfd_notebook.model.command import Argument
 from tfd_notebook.resolution import factory
 from tfd_notebook.resolvers import providers
-from tfd_notebook.ui.argparsing import CommandLine, SingleCommand
+from tfd_notebook.ui.argparsing import CommandLine
 from tfd_notebook.ui.magics import lookup
 
 
@@ -36,7 +36,7 @@ def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
         A ``SimpleMatcherResult`` of IPython's completer.
     """
     before, _, fragment = text.rpartition(" ")
-    words = _candidates(line, before.split(), fragment, _sources(shell))
+    words = _candidates(line, before.split(), fragment, shell)
     return {
         "completions": [
             SimpleCompletion(text=word, type="argument")
@@ -49,89 +49,42 @@ def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
     }
 
 
-def _candidates(
-    line: CommandLine,
-    words: list[str],
-    fragment: str,
-    sources: Mapping[str, Callable[[], Iterable[str]]],
-) -> list[str]:
-    single = isinstance(line, SingleCommand)
-    if not words and not single:
+def _candidates(line: CommandLine, words: list[str], fragment: str, shell: Any) -> list[str]:
+    if line.only:
+        words = [line.only, *words]
+    if not words:
         return list(line.commands)
-    if not single and words[0] not in line.commands:
+    if words[0] not in line.commands:
         return []
 
-    def values(action: argparse.Action) -> list[str]:
-        return sorted(sources[action.dest]()) if action.dest in sources else []
+    def values(argument: Argument) -> list[str]:
+        return sorted(_SOURCES[argument.source](shell.user_ns)) if argument.source else []
 
-    parser = line.parser(words[0] if words else "")
-    last = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
-    if last is not None and last.nargs != 0:
+    parser = line.parser(words[0])
+    last = next((argument for argument in parser.arguments if words[-1] in argument.flags), None)
+    if last is not None and last.kind is not bool:
         return values(last)
     if fragment.startswith("-"):
         return list(parser.options)
-    positional = [a for a in parser._actions if not a.option_strings]
     return [
-        *(value for action in positional for value in values(action)),
+        *(
+            value
+            for argument in parser.arguments
+            if not argument.flags
+            for value in values(argument)
+        ),
         *(option for option in parser.options if option not in words),
     ]
 
 
-def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
-    """Return functions that list the values of an argument, by its name in the parser."""
-    return {
-        "name": registry.running_clusters,
-        "cluster": registry.running_clusters,
-        "words": _clusters_and_tasks,
-        "stream": lookup.streams,
-        "dataset": lambda: _datasets(shell.user_ns),
-        "launcher": _launchers,
-        "number": registry.running_clusters,
-        "function": lambda: _functions(shell.user_ns),
-        "state": _states,
-        "id": _unfinished,
-        "resolver": lambda: factory.CHOICES,
-        "onspark": _on_spark,
-        "rows": lambda: _rows(shell.user_ns),
-    }
+def _variables(namespace: Mapping[str, Any], is_offered: Callable[[Any], bool]) -> list[str]:
+    return [n for n, value in list(namespace.items()) if n[:1] != "_" and is_offered(value)]
 
 
 def _clusters_and_tasks() -> list[str]:
     clusters = registry.running_clusters()
     tasks = [row.task for cluster in clusters.values() for row in cluster.snapshot().tasks]
     return [*clusters, *tasks]
-
-
-def _datasets(namespace: Mapping[str, Any]) -> list[str]:
-    return [
-        name
-        for name, value in list(namespace.items())
-        if not name.startswith("_") and hasattr(type(value), "element_spec")
-    ]
-
-
-def _functions(namespace: Mapping[str, Any]) -> list[str]:
-    return [
-        name
-        for name, value in list(namespace.items())
-        if not name.startswith("_") and hasattr(type(value), "get_concrete_function")
-    ]
-
-
-def _states() -> Iterable[str]:
-    return VALUE_STATES
-
-
-def _on_spark() -> list[str]:
-    return list(providers.spark_clusters())
-
-
-def _rows(namespace: Mapping[str, Any]) -> list[str]:
-    return [
-        name
-        for name, value in list(namespace.items())
-        if not name.startswith("_") and hasattr(value, "toDF")
-    ]
 
 
 def _unfinished() -> list[str]:
@@ -143,5 +96,19 @@ def _unfinished() -> list[str]:
     ]
 
 
-def _launchers() -> list[str]:
-    return [point.name for point in entry_points(group=base.ENTRY_POINTS)]
+#: Functions that list the values of an argument by its source. They take the shell's variables.
+_SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]] = {
+    "clusters": lambda _: registry.running_clusters(),
+    "tasks": lambda _: _clusters_and_tasks(),
+    "streams": lambda _: lookup.streams(),
+    "datasets": lambda names: _variables(names, lambda v: hasattr(type(v), "element_spec")),
+    "functions": lambda names: _variables(
+        names, lambda v: hasattr(type(v), "get_concrete_function")
+    ),
+    "rows": lambda names: _variables(names, lambda v: hasattr(v, "toDF")),
+    "launchers": lambda _: entry_points(group=base.ENTRY_POINTS).names,
+    "states": lambda _: VALUE_STATES,
+    "closures": lambda _: _unfinished(),
+    "resolvers": lambda _: factory.CHOICES,
+    "spark": lambda _: providers.spark_clusters(),
+}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import keyword
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat import ipykernel
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.cluster.view import ClusterView, CoordinatorView
     from tfd_notebook.data.consume.stream import Stream
+
+
+def report(text: str) -> None:
+    """Print a message as output of the cell."""
+    print(text)  # noqa: T201
 
 
 def pick(name: str | None) -> ClusterView:
@@ -100,36 +105,25 @@ def pick_coordinator(name: str | None) -> CoordinatorView:
     return pick_coordinated(name).current_coordinator()
 
 
-def pick_task(words: Sequence[str], need_task: bool) -> tuple[ClusterView, str | None]:
-    """Return the cluster and the task of ``[NAME] [TASK]``, in any order.
-
-    The name of a task contains a colon.
+def pick_task(options: argparse.Namespace, need_task: bool = True) -> tuple[ClusterView, Any]:
+    """Return the cluster and the task that `options` name. The task may be None if not needed.
 
     Raises
     ------
     StateError, UsageError, UnknownName
-        As for `pick`. UsageError also if the task is missing, or if two names or two tasks are
-        given. UnknownName also if the cluster has no such task.
+        As for `pick`. UsageError also if the task is missing. UnknownName also if the cluster has
+        no such task.
     """
-    tasks = [word for word in words if ":" in word]
-    names = [word for word in words if ":" not in word]
-    if len(tasks) > 1 or len(names) > 1:
-        raise UsageError(
-            f"invalid arguments {' '.join(words)!r}: expected one cluster and one task",
-            fix="write [NAME] [TASK]",
-        )
-    cluster = pick(names[0] if names else None)
+    cluster, task = pick(options.name), options.task
     known = [row.task for row in cluster.snapshot().tasks]
-    if not tasks:
-        if need_task:
-            raise UsageError("no task named", fix=f"add one of {', '.join(known)}")
-        return cluster, None
-    if tasks[0] not in known:
+    if task is None and need_task:
+        raise UsageError("no task named", fix=f"add one of {', '.join(known)}")
+    if task is not None and task not in known:
         raise UnknownName(
-            f"cluster {cluster.name!r} has no task {tasks[0]!r}",
-            fix=nearest(tasks[0], known) + f"tasks: {', '.join(known)}",
+            f"cluster {cluster.name!r} has no task {task!r}",
+            fix=nearest(task, known) + f"tasks: {', '.join(known)}",
         )
-    return cluster, tasks[0]
+    return cluster, task
 
 
 def streams() -> dict[str, Stream]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import UsageError
-from tfd_notebook.ui.argparsing import Parser, add_detach_option, add_start_options, make_cluster
+from tfd_notebook.model import command_table
+from tfd_notebook.model.command import Argument
+from tfd_notebook.ui.argparsing import CommandLine, make_cluster
 from tfd_notebook.ui.magics import lookup
 
 if TYPE_CHECKING:
@@ -19,19 +21,12 @@ if TYPE_CHECKING:
 
 PROG = "%tfd_cluster start"
 
-#: Fields of the form: option, kind, label, help, default.
-_FIELDS = (
-    ("data_workers", "count", "data workers", "workers of a tf.data service", 2),
-    ("workers", "count", "workers", "training workers, each a tf.distribute.Server", 0),
-    ("ps", "count", "parameter servers", "required by ParameterServerStrategy", 0),
-    ("evaluator", "flag", "evaluator", "a separate server for evaluation", False),
-    ("gpus", "text", "GPUs", "auto, 0 for none, indices such as 0,1, or worker=1", "auto"),
-    ("launcher", "choice", "launcher", "where the tasks run", "local"),
-    ("name", "text", "name", "name of the cluster", "cluster"),
-    ("output", "text", "variable", "Python variable for the cluster", "cluster"),
-    ("time_limit", "seconds", "time limit", "seconds until the cluster stops; empty: none", None),
-    ("detach", "hours", "detach", "hours to keep it after the kernel; empty: stop with it", None),
-)
+_START = command_table.commands("%tfd_cluster")["start"]
+#: The arguments of the form, and its defaults where they differ from those of the magic.
+_FIELDS = {
+    argument.name: argument for argument in _START.arguments("%tfd_cluster") if argument.label
+}
+_DEFAULTS = {"data_workers": 2, "name": "cluster"}
 
 
 @dataclass(frozen=True)
@@ -42,24 +37,6 @@ class Started:
     variable: str
     reused: bool
     message: str
-
-
-def add_options(parser: Parser) -> None:
-    """Add the options of ``%tfd_cluster start``."""
-    add_start_options(parser)
-    add_detach_option(parser)
-    add_output_option(parser)
-
-
-def add_output_option(parser: Parser) -> None:
-    """Add the option that names the variable for a cluster."""
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="cluster",
-        metavar="VAR",
-        help="variable for the cluster (default: cluster); never overwrites anything else",
-    )
 
 
 def start(shell: Any, options: argparse.Namespace) -> Started:
@@ -77,68 +54,63 @@ def start(shell: Any, options: argparse.Namespace) -> Started:
     return Started(cluster, bound, reused, message)
 
 
-def commands(shell: Any) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
-    """Return the commands of the form, in addition to `tfd_notebook.cluster.commands`."""
-    return {"launchers": lambda request: form(), "start": lambda request: start_by(shell, request)}
+class Requests:
+    """Requests of forms and panels that start a cluster."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def launchers(self) -> dict[str, Any]:
+        """Return the fields of the form for a new cluster, as JSON values."""
+        # Import time: panels import this module before they show the form.
+        from tfd_notebook.launchers import base
+
+        launchers = {
+            name: launcher
+            for name, launcher in base.available_launchers().items()
+            if launcher.offered
+        }
+        fields = []
+        for name, argument in _FIELDS.items():
+            default = _DEFAULTS.get(name, argument.default)
+            field: dict[str, Any] = {"name": name, "kind": _kind(argument), "default": default}
+            field |= {"label": argument.label, "help": argument.help}
+            fields.append(field | {"choices": list(launchers)} if name == "launcher" else field)
+        return {
+            "launchers": [
+                {"name": name, "summary": launcher.summary} for name, launcher in launchers.items()
+            ],
+            "fields": fields,
+            "line": PROG,
+        }
+
+    def start(self, options: Any) -> dict[str, Any]:
+        """Start the cluster that a user entered in the form. See `launchers`."""
+        tokens = tokens_of(options)
+        started = start(self._shell, CommandLine("%tfd_cluster").parser("start").read(tokens))
+        line = " ".join((PROG, *map(_readable, tokens)))
+        return {**vars(started), "cluster": started.cluster.name, "line": line}
 
 
-def form() -> dict[str, Any]:
-    """Return the fields of the form for a new cluster, as JSON values."""
-    # Import time: panels import this module before they show the form.
-    from tfd_notebook.launchers import base
-
-    launchers = {
-        name: launcher for name, launcher in base.available_launchers().items() if launcher.offered
-    }
-    fields = []
-    for name, kind, label, text, default in _FIELDS:
-        field = {"name": name, "kind": kind, "label": label, "help": text, "default": default}
-        fields.append({**field, "choices": list(launchers)} if kind == "choice" else field)
-    return {
-        "launchers": [
-            {"name": name, "summary": launcher.summary} for name, launcher in launchers.items()
-        ],
-        "fields": fields,
-        "line": PROG,
-    }
-
-
-def start_by(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Start the cluster that a user entered in the form. See `form`.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    request : mapping
-        Its key ``options`` holds the values by the names of the fields.
-    """
-    tokens = tokens_of(request.get("options"))
-    parser = Parser(PROG)
-    add_options(parser)
-    started = start(shell, parser.read(tokens))
-    return {
-        "cluster": started.cluster.name,
-        "variable": started.variable,
-        "reused": started.reused,
-        "message": started.message,
-        "line": " ".join((PROG, *map(_readable, tokens))),
-    }
+def _kind(argument: Argument) -> str:
+    """Return the kind of the field for an argument."""
+    if argument.kind is float:
+        return "hours" if argument.metavar == "HOURS" else "seconds"
+    if argument.source == "launchers":
+        return "choice"
+    return {bool: "flag", int: "count"}.get(argument.kind or str, "text")
 
 
 def tokens_of(options: Any) -> list[str]:
     """Return the arguments of ``%tfd_cluster start`` for the values of a form."""
-    known = {name: (kind, default) for name, kind, _, _, default in _FIELDS}
-    if not isinstance(options, Mapping) or not options.keys() <= known.keys():
-        raise UsageError(f"invalid options {options!r}", fix=f"use {', '.join(known)}")
+    if not isinstance(options, Mapping) or not options.keys() <= _FIELDS.keys():
+        raise UsageError(f"invalid options {options!r}", fix=f"use {', '.join(_FIELDS)}")
     tokens = []
     for name, value in options.items():
-        kind, default = known[name]
-        option = f"--{name.replace('_', '-')}"
-        # The magic's default for a number of tasks is 0, which can differ from the form's.
-        magic_default = 0 if kind == "count" else default
-        if value in (None, "", False) or value == magic_default:
+        option, default = _FIELDS[name].flags[-1], _FIELDS[name].default
+        if value in (None, "", False, default) or (name == "name" and value == _DEFAULTS[name]):
             continue
-        if kind == "flag":
+        if value is True and _FIELDS[name].kind is bool:
             tokens.append(option)
         elif isinstance(value, (str, int, float)) and len(str(value)) <= 200:
             tokens.append(f"{option}={value}")

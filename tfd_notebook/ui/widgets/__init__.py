@@ -23,6 +23,7 @@ from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Extra, Session
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UsageError
+from tfd_notebook.model.command_table import VIEWS
 from tfd_notebook.ui import cleanup
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.view import ClusterView
 
 __all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
-
-#: The views of a cluster that a widget can show.
-VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
 _open: weakref.WeakSet[_WidgetView] = weakref.WeakSet()

@@ -15,8 +15,8 @@ import pytest
 from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
+from tfd_notebook.model import command_table
 from tfd_notebook.ui.cli import main
-from tfd_notebook.ui.cli.commands import command_line
 
 
 @pytest.fixture(autouse=True)
@@ -103,14 +103,14 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
         (["logs", "images", "data_worker:7"], 2, "no task 'data_worker:7'"),
         (["logs", "images", "-f"], 2, "needs a task"),
         (["logs", "images", "-n", "0"], 2, "invalid lines=0"),
-        (["watch", "images", "--interval", "0"], 2, "invalid --interval 0"),
+        (["watch", "images", "--interval", "0"], 2, "invalid interval=0"),
         (["renew", "images"], 2, "has no lease to renew"),
         (["detach", "images", "--hours", "-1"], 2, "invalid hours=-1"),
         (["pause", "images"], 2, "'images' has no coordinator"),
         (["resume"], 2, "'images' has no coordinator"),
         (["step", "2", "images"], 2, "'images' has no coordinator"),
         (["step", "image"], 2, "did you mean 'images'"),
-        (["step", "1", "2"], 2, "write [NAME] [N]"),
+        (["step", "1", "2"], 2, "write [N] [NAME]"),
         (["cancel", "images", "7"], 2, "'images' has no coordinator"),
         (["cancel", "images"], 2, "add its id"),
     ],
@@ -134,7 +134,7 @@ def test_help(capsys: Any, arguments: list[str]) -> None:
     assert shown.startswith("usage: tfd")
 
 
-@pytest.mark.parametrize("name", command_line().commands)
+@pytest.mark.parametrize("name", command_table.commands("tfd"))
 def test_the_help_of_each_command_has_an_example(capsys: Any, name: str) -> None:
     assert f"\nexample: tfd {name}" in tfd(capsys, name, "--help")[1]
 

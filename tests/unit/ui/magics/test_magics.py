@@ -157,7 +157,7 @@ def test_command_for_several_clusters_needs_a_name(shell: Any) -> None:
             errors.UsageError,
             "expected one cluster and one task",
         ),
-        ("logs -n 0", errors.UsageError, "1 or more"),
+        ("logs -n 0", errors.UsageError, "invalid lines=0: expected 1 to 100000"),
         ("logs --follow", errors.UsageError, "no task named"),
         ("scale", errors.UsageError, "--data-workers N"),
         ("stop training --all", errors.UsageError, "NAME and --all are mutually exclusive"),
@@ -337,7 +337,7 @@ def test_stepper_shows_its_help(shell: Any, capsys: Any, magic: str) -> None:
     ("magic", "line", "kind", "message"),
     [
         ("tfd_schedule", "nothing", errors.UnknownName, "holds a tf.function"),
-        ("tfd_schedule", "len --times 0", errors.UsageError, "not a valid number of closures"),
+        ("tfd_schedule", "len --times 0", errors.UsageError, "invalid times=0: expected 1 or more"),
         ("tfd_schedule", "len --args nothing", errors.UnknownName, "no variable 'nothing'"),
         ("tfd_schedule", "len --time 3", errors.UnknownName, "did you mean '--times'"),
         ("tfd_step", "1 2", errors.UsageError, "expected one number and one name"),

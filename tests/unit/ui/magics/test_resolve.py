@@ -16,10 +16,10 @@ from tests._waiting import until
 from tests.unit.views.test_views import Comm
 from tfd_notebook import errors
 from tfd_notebook.bus import PROTOCOL
+from tfd_notebook.cluster.commands import panel_requests
 from tfd_notebook.model.resolution import COLUMNS
 from tfd_notebook.resolution.factory import CHOICES
 from tfd_notebook.ui import magics, widgets
-from tfd_notebook.ui.magics import resolve
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -137,7 +137,7 @@ def test_form_resolves_and_uses_a_cluster(
 
 def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_NAME", "mine")
-    command = resolve.commands(shell)["resolve"]
+    command = panel_requests(shell)["resolve"]
     look = json.loads(json.dumps(command({"resolver": "auto"})))["state"]
     assert (look["resolved"], look["tasks"], look["rule"]) == (False, {}, "tpu")
     assert look["cell"] == 'tfd.resolve("tpu")'
