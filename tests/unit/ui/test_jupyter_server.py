@@ -85,7 +85,7 @@ def test_invalid_requests_are_refused(
     assert code == status
     assert what in reply["what"]
     assert reply["code"].startswith("TFD1")
-    assert set(reply) == {"what", "fix", "code"}
+    assert {"what", "fix", "code"} <= set(reply)
 
 
 def test_cross_site_requests_are_refused(address: str) -> None:
