@@ -529,7 +529,8 @@ def test_blocked_command_does_not_delay_other_clusters(
 def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
     expected = ["scale", "restart", "scale", "stop"]
     for number, command in enumerate(expected):
-        panel.send("command", request_id=str(number), command=command, name="blocked")
+        request = {"command": command, "name": "blocked", "task": "worker:0"}
+        panel.send("command", request_id=str(number), **request)
     assert blocked.entered.wait(20)
     assert blocked.commands == []
     blocked.release.set()
@@ -565,6 +566,14 @@ def test_lease_command_does_not_wait_for_starting_tasks(cluster: Cluster, comman
         scaling.join()
         renewing.join()
         cluster.stop()
+
+
+def test_invalid_request_is_not_sent_to_another_kernel(blocked: BlockedCluster) -> None:
+    with pytest.raises(errors.UsageError, match="invalid task None"):
+        commands.perform({"command": "restart", "name": "blocked"})
+    with pytest.raises(errors.UsageError, match="invalid lines '5'"):
+        commands.perform({"command": "logs", "name": "blocked", "lines": "5"})
+    assert not blocked.entered.is_set()
 
 
 def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Cluster) -> None:
