@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors, views
@@ -22,7 +22,6 @@ from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
     from tfd_notebook.data.bottleneck.scaling_estimate import Forecast
-    from tfd_notebook.data.service.protocols import Registered
     from tfd_notebook.views import Table
 
 #: Seconds for which a consumer is measured before an estimate.
@@ -147,9 +146,9 @@ class ClusterReports:
         for row in self._monitor.snapshot().streams:
             if row.state == "running" and row.job:
                 readers.setdefault(row.job, []).append(row.name)
-        return views.jobs_table(
-            journal.read(), readers, _split_counts(self._data_service.registered)
-        )
+        registered = self._data_service.registered
+        splits = {key: known.splits.count for key, known in registered.items() if known.splits}
+        return views.jobs_table(journal.read(), readers, splits)
 
     def what_if(self, *data_workers: int) -> Table:
         """Estimate the current consumer's throughput with other numbers of data workers.
@@ -222,11 +221,3 @@ class ClusterReports:
         shared = None if delivery is None else delivery.shared
         limited = shared is not None and any(row.because == "splits" for row in forecasts)
         return forecasts, few_splits(shared) if shared is not None and limited else ""
-
-
-def _split_counts(registered: Mapping[str, Registered]) -> dict[str, int]:
-    return {
-        key: dataset.splits.count
-        for key, dataset in registered.items()
-        if dataset.splits is not None
-    }

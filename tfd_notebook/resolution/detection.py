@@ -202,7 +202,8 @@ def _jupyter(options: dict[str, Any]) -> RuleOutcome:
     ]
     if names:
         why = f"the profile {names[0]!r} configures a Jupyter server"
-        return RuleOutcome("fired", why, "", suggestions.start_with(names[0]))
+        cell = f"cluster = tfd.Cluster(workers=2, ps=1, launcher={names[0]!r})"
+        return RuleOutcome("fired", why, "", cell)
     if kernels:
         return _partial("remote kernels are open, but none has a cluster")
     for entry in entries:
@@ -259,7 +260,7 @@ def _local(options: dict[str, Any]) -> RuleOutcome:
     detached_names = [record.name for record in detached.detached()]
     if detached_names:
         why = f"no other rule matches; {detached_names[0]!r} is a detached cluster"
-        return RuleOutcome("fired", why, "", suggestions.attach_to(detached_names[0]))
+        return RuleOutcome("fired", why, "", f"cluster = tfd.attach({detached_names[0]!r})")
     why = "no other rule matches; tasks can run on this host"
     return RuleOutcome("fired", why, "", suggestions.LOCAL)
 

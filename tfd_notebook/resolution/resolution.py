@@ -14,7 +14,7 @@ from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.resolution import detection, factory, suggestions
-from tfd_notebook.resolvers.validation import checked, tasks_of
+from tfd_notebook.resolvers.validation import checked, is_same_task, tasks_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,7 +189,7 @@ class Resolution:
 
         with self._lock:
             if self._prober is None:
-                self._prober = TaskProber(getattr(resolver, "may_be", _is_same_task))
+                self._prober = TaskProber(getattr(resolver, "may_be", is_same_task))
             start, now, before = time.monotonic(), time.time(), self._snapshot
             try:
                 tasks = _tasks(resolver)
@@ -286,7 +286,7 @@ class Resolution:
 
     def _use(self, tasks: Tasks) -> str:
         if name := self._own_name():
-            return suggestions.cluster_of_process(name)
+            return f"cluster = tfd.clusters()[{name!r}]"
         try:
             job, index = self.resolver.task_type, self.resolver.task_id
         except TfdError:
@@ -301,10 +301,6 @@ class Resolution:
         kind = type(self.resolver).__name__
         default = "the named tasks" if kind == "SimpleClusterResolver" else kind
         return str(getattr(self.resolver, "place", default))
-
-
-def _is_same_task(identity: str | None, job: str, index: int) -> bool:
-    return identity is None or identity == f"{job}:{index}"
 
 
 def _tasks(resolver: Any) -> Tasks:

@@ -72,21 +72,6 @@ def sbatch(partition: Partition | None) -> str:
     return _SBATCH.replace("{options}", ", ".join(f'"{option}"' for option in options))
 
 
-def start_with(launcher: str) -> str:
-    """Return the cell that starts a cluster with a profile of a launcher."""
-    return f"cluster = tfd.Cluster(workers=2, ps=1, launcher={launcher!r})"
-
-
-def attach_to(name: str) -> str:
-    """Return the cell that attaches to a detached cluster."""
-    return f"cluster = tfd.attach({name!r})"
-
-
-def cluster_of_process(name: str) -> str:
-    """Return the cell that gets a cluster of this process."""
-    return f"cluster = tfd.clusters()[{name!r}]"
-
-
 def which_of(names: Sequence[str]) -> str:
     """Return the cell that selects one of several clusters."""
     return f'tfd.resolve("local", name={names[0]!r})'

@@ -62,9 +62,9 @@ class TaskProber:
         count = len(kinds) * (2 if proxy else 1)
         threads = min(max(int(count * TIMEOUT / (LIMIT - TIMEOUT)), _MIN_THREADS), count)
         with ThreadPoolExecutor(min(threads, _MAX_THREADS), "tfd-probe") as pool:
-            through = pool.map(self._probe_proxied, kinds, kinds.values()) if proxy else ()
-            direct = pool.map(self._probe_direct, kinds, kinds.values())
-            results = dict(zip(kinds, direct, strict=True))
+            arguments = (kinds, [TIMEOUT] * len(kinds), kinds.values())
+            through = pool.map(self._proxied.probe, *arguments) if proxy else ()
+            results = dict(zip(kinds, pool.map(self._direct.probe, *arguments), strict=True))
             proxied = dict(zip(kinds, through, strict=False))
         statuses = []
         for job, index, address in places:
@@ -81,12 +81,6 @@ class TaskProber:
         """Close all connections. The next probe opens new ones."""
         self._direct.close()
         self._proxied.close()
-
-    def _probe_direct(self, address: str, kind: Kind) -> Probe:
-        return self._direct.probe(address, TIMEOUT, kind)
-
-    def _probe_proxied(self, address: str, kind: Kind) -> Probe:
-        return self._proxied.probe(address, TIMEOUT, kind)
 
     def _status(self, job: str, index: int, result: Probe) -> TaskStatus:
         kind = _KINDS.get(job, _SERVER)

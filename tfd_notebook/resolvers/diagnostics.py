@@ -15,7 +15,7 @@ from tfd_notebook.errors import ResolveError
 from tfd_notebook.model.diagnostics import Finding, check, kind
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.probe import Probe, probe_many
-from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Tasks, checked, parsed
+from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Tasks, checked, is_same_task, parsed
 
 #: The jobs that TensorFlow's strategies and ``TF_CONFIG`` support.
 JOBS = ("chief", "master", "worker", "ps", "evaluator")
@@ -74,10 +74,6 @@ SHARED = kind(
 NO_ANSWER = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
 
 
-def _is(reported: str | None, job: str, index: int) -> bool:
-    return reported in (None, f"{job}:{index}")
-
-
 @dataclass(frozen=True)
 class ClusterDescription:
     """The tasks of a cluster description, and the answers from their addresses.
@@ -98,11 +94,11 @@ class ClusterDescription:
     tasks: Tasks
     place: str
     answers: Mapping[str, Probe]
-    may_be: Callable[[str | None, str, int], bool] = _is
+    may_be: Callable[[str | None, str, int], bool] = is_same_task
 
     @classmethod
     def probe(
-        cls, tasks: Tasks, place: str, may_be: Callable[[str | None, str, int], bool] = _is
+        cls, tasks: Tasks, place: str, may_be: Callable[[str | None, str, int], bool] = is_same_task
     ) -> ClusterDescription:
         """Probe all addresses concurrently."""
         addresses = list(dict.fromkeys(_flat(tasks).values()))

@@ -113,10 +113,12 @@ class KubernetesResolver(Resolver):
             yield from kubernetes_watch.changes(api.list_namespaced_pod, watched, end)
 
     def _addresses(self, job: str, groups: list[list[Any]]) -> dict[int, str]:
-        usable = [[pod for pod in pods if _usable(pod)] for pods in groups]
+        usable = [[pod for pod in pods if _state(pod) == "ready"] for pods in groups]
         if not any(usable):
             raise self._no_pods(job, [pod for pods in groups for pod in pods])
-        pods = [pod for group in usable for pod in sorted(group, key=_by_name)]
+        pods = [
+            pod for group in usable for pod in sorted(group, key=lambda p: natural(p.metadata.name))
+        ]
         pods = list({pod.metadata.uid or pod.metadata.name: pod for pod in pods}.values())
         return {index: self._address_of(pod) for index, pod in _numbered(pods).items()}
 
@@ -251,10 +253,6 @@ def _selectors(job: str, value: Any) -> tuple[str, ...]:
     return selectors
 
 
-def _usable(pod: Any) -> bool:
-    return _state(pod) == "ready"
-
-
 def _state(pod: Any) -> str:
     """Return ``"ready"``, or the state because of which a pod cannot be used."""
     status = pod.status
@@ -264,10 +262,6 @@ def _state(pod: Any) -> str:
         return str(status.phase)
     ready = {condition.type: condition.status for condition in status.conditions or ()}
     return "ready" if ready.get("Ready") == "True" and status.pod_ip else "not ready"
-
-
-def _by_name(pod: Any) -> tuple[Any, ...]:
-    return natural(pod.metadata.name)
 
 
 def _numbered(pods: list[Any]) -> dict[int, Any]:

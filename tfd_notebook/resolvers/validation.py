@@ -71,6 +71,11 @@ def tasks_of(spec: Any) -> Tasks:
     }
 
 
+def is_same_task(reported: str | None, job: str, index: int) -> bool:
+    """Return True if a server that reports the task `reported`, or none, can be this task."""
+    return reported in (None, f"{job}:{index}")
+
+
 def parsed(text: str, place: str, form: str = _FORM) -> Any:
     """Return the value of a JSON text; `form` is the fix in the error.
 

@@ -94,7 +94,13 @@ def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool)
     if shuffle is not None and filling > _FILLING:
         return Bottleneck("stage", filling, shuffle)
     if any(s.kind == "DataService" for s in last.walk()):
-        lane = next((lane for lane in measurement.lanes if _before_service(lane)), None)
+        # The lanes of this process, after the service.
+        own = (
+            lane
+            for lane in measurement.lanes
+            if lane.parts and lane.parts[0].stage and lane.parts[0].stage.kind != "DataService"
+        )
+        lane = next(own, None)
         if lane is None or lane.busy < _SATURATED:
             return Bottleneck("workers", waits)
     saturated = measurement.cpu >= _SATURATED * cores
@@ -107,12 +113,12 @@ def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool)
     if copy is not None:
         return Bottleneck("device_copy", waits, copy)
     transfer = measurement.rate * _TRANSFER_SECONDS
-    lane = next((lane for lane in measurement.lanes if _stage_of(lane) is not None), None)
+    lane = next((lane for lane in measurement.lanes if any(p.stage for p in lane.parts)), None)
     if not measurement.elements and (lane is None or lane.busy < _BUSY):
         # A stage in its first call has not counted an element yet.
         return Bottleneck("source", 1.0, next((s for s in last.walk() if s.is_source), last))
     if lane is None or lane.busy < _BUSY or (transfer > _BUSY and lane.busy < 0.8):
-        if transfer > _BUSY and not _batched(last):
+        if transfer > _BUSY and not any("Batch" in stage.kind for stage in last.walk()):
             return Bottleneck("consumer", min(1.0, transfer), last)
         return Bottleneck("none", 1.0 - waits)
     # With all cores in use, the bottleneck is the largest user of them in any lane.
@@ -265,18 +271,7 @@ def _estimated_cost(measurement: Measurement, used: float) -> float:
     return max(0.0, used / measurement.rate - transfer)
 
 
-def _before_service(lane: LaneCost) -> bool:
-    """Return True if a lane runs in this process, after the service."""
-    return any(
-        part.stage is not None and part.stage.kind != "DataService" for part in lane.parts[:1]
-    )
-
-
 _READING = ("TFRecord", "TextLine", "FixedLengthRecord", "FlatMap", "Interleave")
-
-
-def _stage_of(lane: LaneCost) -> Stage | None:
-    return next((part.stage for part in lane.parts if part.stage is not None), None)
 
 
 def _busy_of(lanes: tuple[LaneCost, ...], stage: Stage) -> float:
@@ -285,7 +280,3 @@ def _busy_of(lanes: tuple[LaneCost, ...], stage: Stage) -> float:
         (lane.busy for lane in lanes for part in lane.parts[:1] if part.stage is stage),
         default=0.0,
     )
-
-
-def _batched(last: Stage) -> bool:
-    return any("Batch" in stage.kind for stage in last.walk())

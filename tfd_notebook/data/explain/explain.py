@@ -271,7 +271,7 @@ class _Explanation:
         if stage.kind == "Generator":
             return advice.GENERATOR, None
         if stage.kind not in (*READERS, "Interleave", "FlatMap"):
-            above = self._stage_after(stage)
+            above = next((s for s in self._last.walk() if stage in s.inputs), None)
             if above is None or above.kind not in ("Interleave", "FlatMap"):
                 return advice.SLOW_SOURCE, None
             stage = above
@@ -392,10 +392,6 @@ class _Explanation:
         if self._step is None:
             return 1e3
         return 1 / max(1 - self._measurement.wait_fraction, 1e-3)
-
-    def _stage_after(self, stage: Stage) -> Stage | None:
-        """Return the stage whose input is `stage`."""
-        return next((s for s in self._last.walk() if stage in s.inputs), None)
 
     def _service(self, kind: str) -> str:
         """Return whether a tf.data service helps, as a clause about it. Empty if unknown."""
