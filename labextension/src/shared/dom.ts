@@ -1,5 +1,7 @@
 // DOM helpers. Text is never parsed as HTML.
 
+import { formatInteger } from './figures';
+
 type Child = Node | string | null | undefined;
 type Value = string | number | boolean | null | undefined | ((event: never) => void);
 
@@ -118,10 +120,6 @@ export class KeyedList<E extends HTMLElement> {
     private readonly _head: ChildNode | null = null
   ) {}
 
-  get(key: string): E | undefined {
-    return this._elements.get(key);
-  }
-
   update(keys: readonly string[], fill: (element: E, key: string) => void): void {
     const keySet = new Set(keys);
     for (const [key, element] of this._elements) {
@@ -145,6 +143,34 @@ export class KeyedList<E extends HTMLElement> {
       }
       before = element;
     }
+  }
+}
+
+/** A button below a long list, which shows all its rows, or the first ones with problems first. */
+export class MoreButton {
+  readonly node: HTMLButtonElement;
+  private _all = false;
+
+  constructor(
+    private readonly _noun: string,
+    private readonly _most: number,
+    redraw: () => void
+  ) {
+    this.node = button('', `Show all ${_noun}, or problems first`, () => {
+      this._all = !this._all;
+      redraw();
+    });
+  }
+
+  /** Return the keys of the rows to show. */
+  select(keys: string[], isUrgent: (key: string) => boolean): string[] {
+    show(this.node, keys.length > this._most);
+    setText(this.node, this._all ? 'Fewer' : `All ${formatInteger(keys.length)} ${this._noun}`);
+    if (this._all || keys.length <= this._most) {
+      return keys;
+    }
+    const chosen = new Set([...keys.filter(isUrgent), ...keys].slice(0, this._most));
+    return keys.filter(key => chosen.has(key));
   }
 }
 

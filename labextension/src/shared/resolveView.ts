@@ -8,7 +8,7 @@ import { brief, clean, plural, signed, formatInteger } from './figures';
 import type { Link } from './link';
 import { mergePatch } from './protocol';
 import { ResolvedTasks, type ITaskStatus } from './resolvedTasks';
-import { type IActions, type IView, linkProblem } from './view';
+import { type IActions, type IView, linkProblem, pendingText } from './view';
 
 interface IRuleResult {
   rule: string;
@@ -219,10 +219,8 @@ export class ResolveView implements IView {
     this._stop();
     this._pending = true;
     setBusy(this._resolve, true);
-    const { concurrent, hint } = this._link.transport;
     if (!probe) {
-      const queued = `Queued until the cell ends.${hint ? ` To run it now, in a terminal: ${hint}` : ''}`;
-      this._status.report(concurrent ? 'Resolving …' : queued, 'quiet');
+      this._status.report(pendingText(this._link, 'Resolving …'), 'quiet');
     }
     try {
       const reply = (await this._link.command('resolve', {

@@ -1,7 +1,7 @@
 // The task table of a resolved cluster. A long table shows tasks with problems first.
 
-import { button, h, KeyedList, setTruncatedText, setText, show } from './dom';
-import { brief, clean, sign, tone, formatInteger } from './figures';
+import { h, KeyedList, MoreButton, setTruncatedText, setText, show } from './dom';
+import { brief, clean, sign, tone } from './figures';
 
 /** The state of a task; see `tfd_notebook/model/resolution.py`. */
 export interface ITaskStatus {
@@ -31,21 +31,16 @@ const COLUMNS: readonly [string, string][] = [
 export class ResolvedTasks {
   readonly node = h('div', { class: 'tfd-scroll tfd-found' });
   private readonly _rows: KeyedList<HTMLElement>;
-  private readonly _more: HTMLButtonElement;
-  private _all = false;
+  private readonly _more = new MoreButton('tasks', MAX_ROWS, () => this.show(this._current));
   private _current: readonly ITaskStatus[] = [];
 
   constructor() {
     const heads = COLUMNS.map(([text, name]) => h('th', { class: name, scope: 'col' }, text));
     const body = h('tbody');
     this._rows = new KeyedList(body, () => rowOf());
-    this._more = button('', 'Show all tasks, or problems first', () => {
-      this._all = !this._all;
-      this.show(this._current);
-    });
     const table = h('table', { 'aria-label': 'tasks' }, h('thead', {}, h('tr', {}, ...heads)));
     table.append(body);
-    this.node.append(table, this._more);
+    this.node.append(table, this._more.node);
   }
 
   show(tasks: readonly ITaskStatus[]): void {
@@ -55,15 +50,8 @@ export class ResolvedTasks {
     for (const field of ['identity', 'accelerators', 'reason'] as const) {
       this.node.classList.toggle(`tfd-no-${field}`, !tasks.some(task => task[field]));
     }
-    show(this._more, tasks.length > MAX_ROWS);
-    setText(this._more, this._all ? 'Fewer' : `All ${formatInteger(tasks.length)} tasks`);
     const named = new Map(tasks.map(task => [nameOf(task), task]));
-    let names = [...named.keys()];
-    if (!this._all && names.length > MAX_ROWS) {
-      const urgent = names.filter(name => named.get(name)!.state !== 'alive');
-      const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
-      names = names.filter(name => chosen.has(name));
-    }
+    const names = this._more.select([...named.keys()], name => named.get(name)!.state !== 'alive');
     this._rows.update(names, (row, name) => fill(row, named.get(name)!));
   }
 }

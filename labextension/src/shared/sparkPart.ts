@@ -1,10 +1,10 @@
 // A cluster on Spark: phases, nodes, feeding rates and its error.
 
 import {
-  button,
   h,
   KeyedList,
   KeyedParts,
+  MoreButton,
   setAttribute,
   setTruncatedText,
   setText,
@@ -63,8 +63,7 @@ export class SparkPart {
   private readonly _scroll = h('div', { class: 'tfd-scroll tfd-tasks' });
   private readonly _none = h('div', { class: 'tfd-quiet' }, 'no node has reported yet');
   private readonly _rows: KeyedParts<NodePart>;
-  private readonly _more: HTMLButtonElement;
-  private _all = false;
+  private readonly _more = new MoreButton('nodes', MAX_ROWS, () => this.show(this._current));
   private _current: ISpark | undefined;
 
   constructor() {
@@ -75,10 +74,6 @@ export class SparkPart {
     const head = h('thead', {}, h('tr', {}, ...heads));
     table.append(head);
     this._rows = new KeyedParts<NodePart>(table, () => new NodePart(), head);
-    this._more = button('', 'Show all nodes, or problems first', () => {
-      this._all = !this._all;
-      this.show(this._current);
-    });
     this._scroll.append(table);
     this.node.append(
       h('h4', {}, 'Spark'),
@@ -88,7 +83,7 @@ export class SparkPart {
       this._error,
       this._facts.node,
       this._scroll,
-      this._more,
+      this._more.node,
       this._none
     );
   }
@@ -135,16 +130,10 @@ export class SparkPart {
   }
 
   private _showNodes(row: ISpark): void {
-    let names = row.order.filter(name => name in row.nodes);
-    show(this._more, names.length > MAX_ROWS);
-    if (names.length > MAX_ROWS) {
-      setText(this._more, this._all ? 'Fewer' : `All ${plural(names.length, 'node')}`);
-      if (!this._all) {
-        const urgent = names.filter(name => URGENT.includes(row.nodes[name].state));
-        const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
-        names = names.filter(name => chosen.has(name));
-      }
-    }
+    const names = this._more.select(
+      row.order.filter(name => name in row.nodes),
+      name => URGENT.includes(row.nodes[name].state)
+    );
     this._rows.update(names, (part, name) => part.show(name, row.nodes[name]));
     show(this._scroll, names.length > 0);
     show(this._none, names.length === 0 && !ENDS.includes(row.phase));

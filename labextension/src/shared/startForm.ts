@@ -5,7 +5,7 @@ import { problemText } from './statusLine';
 import { button, h, setBusy, setText, show, uniqueId } from './dom';
 import { ensureStyle } from './css';
 import type { Link } from './link';
-import { type IActions, type IView, linkProblem } from './view';
+import { type IActions, type IView, linkProblem, pendingText } from './view';
 
 export interface IField {
   name: string;
@@ -109,7 +109,7 @@ export class StartForm implements IView {
 
   private async _load(): Promise<void> {
     this._loading = true;
-    this._report(this._pendingText('Loading the form …'), 'quiet');
+    this._report(pendingText(this._link, 'Loading the form …'), 'quiet');
     try {
       this._content = (await this._link.command('launchers')) as IFormContent;
       this._report('', 'quiet');
@@ -171,7 +171,10 @@ export class StartForm implements IView {
       return;
     }
     setBusy(this._start, true);
-    this._report(this._pendingText('Starting … The first cluster takes a few seconds.'), 'quiet');
+    this._report(
+      pendingText(this._link, 'Starting … The first cluster takes a few seconds.'),
+      'quiet'
+    );
     try {
       const started = (await this._link.command('start', { options: this._options() })) as IStarted;
       const verb = started.reused ? 'is already running' : 'was started';
@@ -186,13 +189,6 @@ export class StartForm implements IView {
     } finally {
       setBusy(this._start, false);
     }
-  }
-
-  private _pendingText(otherwise: string): string {
-    const { concurrent, hint } = this._link.transport;
-    return concurrent
-      ? otherwise
-      : `Queued until the cell ends.${hint ? ` To run it now, in a terminal: ${hint}` : ''}`;
   }
 
   private _report(text: string, tone: 'quiet' | 'good' | 'bad'): void {

@@ -1,8 +1,7 @@
 // The task table of a cluster. Narrow views hide columns.
 
 import type { Confirm } from './clusterTools';
-import { button, h, KeyedList, setText, show } from './dom';
-import { formatInteger } from './figures';
+import { h, KeyedList, MoreButton } from './dom';
 import type { History } from './history';
 import type { Link } from './link';
 import type { ICluster } from './protocol';
@@ -17,8 +16,7 @@ export class TaskTable {
   readonly node = h('div', { class: 'tfd-scroll tfd-tasks' });
   private readonly _rows = new Map<HTMLElement, TaskRow>();
   private readonly _bodies: KeyedList<HTMLElement>;
-  private readonly _more: HTMLButtonElement;
-  private _all = false;
+  private readonly _more: MoreButton;
 
   constructor(
     link: Link,
@@ -43,27 +41,20 @@ export class TaskTable {
       },
       head
     );
-    this._more = button('', 'Show all tasks, or problems first', () => {
-      this._all = !this._all;
+    this._more = new MoreButton('tasks', MAX_ROWS, () => {
       const snapshot = link.cluster(cluster);
       if (snapshot) {
         this.show(snapshot, link.state === 'ready');
       }
     });
-    this.node.append(table, this._more);
+    this.node.append(table, this._more.node);
   }
 
   show(snapshot: ICluster, connected: boolean): void {
-    let names = snapshot.order.filter(name => name in snapshot.tasks);
-    show(this._more, names.length > MAX_ROWS);
-    if (names.length > MAX_ROWS) {
-      setText(this._more, this._all ? 'Fewer' : `All ${formatInteger(names.length)} tasks`);
-      if (!this._all) {
-        const urgent = names.filter(name => URGENT.includes(snapshot.tasks[name].state));
-        const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
-        names = names.filter(name => chosen.has(name));
-      }
-    }
+    const names = this._more.select(
+      snapshot.order.filter(name => name in snapshot.tasks),
+      name => URGENT.includes(snapshot.tasks[name].state)
+    );
     this._bodies.update(names, (node, name) => {
       const history = this._history.tasks.get(name) ?? [];
       this._rows.get(node)?.show(snapshot.tasks[name], history, connected);

@@ -20,6 +20,12 @@ export interface IActions {
   confirm?: (question: string) => Promise<boolean>;
 }
 
+/** Return the text while a command runs: `text`, or how to run it although a cell is running. */
+export function pendingText({ transport }: Link, text: string): string {
+  const hint = transport.hint ? ` To run it now, in a terminal: ${transport.hint}` : '';
+  return transport.concurrent ? text : `Queued until the cell ends.${hint}`;
+}
+
 export interface IView {
   readonly node: HTMLElement;
   dispose(): void;
