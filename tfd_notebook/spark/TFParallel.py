@@ -5,31 +5,28 @@ The counterpart is ``tensorflowonspark.TFParallel``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat import pyspark as compat_pyspark
-from tfd_notebook.errors import NodeFailed, SparkError, UsageError
-from tfd_notebook.net import secure_channel
+from tfd_notebook.errors import NodeFailed, SparkError, TfdError, UsageError
+from tfd_notebook.net import agent_protocol, secure_channel
 from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import application, messages
 from tfd_notebook.spark.driver.jobs import Job, in_background
+from tfd_notebook.spark.executor import barrier_start, node_process
 from tfd_notebook.spark.executor.context import TFNodeContext
 from tfd_notebook.spark.preflight import check
 
 __all__ = ["run"]
 
-#: Timeout in seconds to report an error to the driver.
+#: Timeout in seconds for the error of a task.
 _REPORT_SECONDS = 10.0
-#: Maximum size of an error message in characters. A traceback keeps its end.
-_MAX_ERROR_CHARS = 100_000
 
 
 def run(
@@ -131,7 +128,7 @@ class TaskErrorCollector:
     """Receiver of the errors of the tasks' functions; the first error ends the job."""
 
     def __init__(self) -> None:
-        self.first: NodeFailed | None = None
+        self.first: TfdError | None = None
         self._job: Job | None = None
         self._lock = threading.Lock()
 
@@ -143,18 +140,12 @@ class TaskErrorCollector:
             job.cancel()
 
     def collect(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        """Receive the only message of a channel and acknowledge it."""
-        message = messages.function_error(channel.receive(timeout=_REPORT_SECONDS)[0], "message")
-        name = f"worker:{message['number']}"
+        """Receive the only message of a channel."""
+        header, _ = channel.receive(timeout=_REPORT_SECONDS)
+        error = agent_protocol.unpack_error(messages.spark_message(header, "start_failed")["error"])
         with self._lock:
-            if self.first is None:
-                self.first = NodeFailed(
-                    f"{name} on {message['host']}: the function raised {message['what']}\n"
-                    f"{message['traceback']}",
-                    task=name,
-                )
+            self.first = self.first or error
             job = self._job
-        channel.send({"noted": True})
         if job is not None:
             job.cancel()
 
@@ -195,22 +186,12 @@ class PartitionTask:
             try:
                 self.function(self.args, context)
             except Exception as error:
-                with contextlib.suppress(OSError, EOFError):  # Spark also reports the error
-                    self._report(number, error)
+                # Spark also reports the error, later and without a name.
+                name = f"worker:{number}"
+                what, text = node_process.failure(
+                    f"{name} on {socket.gethostname()}", error, __file__
+                )
+                failed = NodeFailed(node_process.shortened(what, text), task=name)
+                barrier_start.report_failure(self.driver, self.secret, number, failed)
                 raise  # fails the Spark task, so that Spark stops the others
         return ()
-
-    def _report(self, number: int, error: Exception) -> None:
-        # Skip the frame of `__call__`: the traceback starts at the user's function.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
-        text = "".join(traceback.format_exception(type(error), error, trace))
-        with secure_channel.connect(self.driver, self.secret, _REPORT_SECONDS) as channel:
-            channel.send(
-                {
-                    "number": number,
-                    "host": socket.gethostname(),
-                    "what": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS],
-                    "traceback": text[-_MAX_ERROR_CHARS:],
-                }
-            )
-            channel.receive(timeout=_REPORT_SECONDS)

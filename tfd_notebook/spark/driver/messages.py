@@ -64,6 +64,8 @@ _status = record(
     }
 )
 _node = integer(0, 10**6)
+#: An error with a traceback.
+_long_error = record({"code": text, "what": long_text}, task=optional(text), fix=optional(text))
 #: Messages of nodes and of Spark tasks that feed, by the value of ``type``.
 _SPARK: dict[str, Check] = {
     "reserved": record(
@@ -78,7 +80,7 @@ _SPARK: dict[str, Check] = {
             "attempt": _count,
         }
     ),
-    "start_failed": record({"type": text, "node": _node, "error": error}),
+    "start_failed": record({"type": text, "node": _node, "error": _long_error}),
     "update": record(
         {"type": text, "node": _node, "pid": pid, "seq": _count, "log": output, "status": _status}
     ),
@@ -94,7 +96,3 @@ def spark_message(message: Any, *kinds: str) -> dict[str, Any]:
     kind = one_of(*kinds)(record_with({})(message, "message").get("type"), "type")
     valid: dict[str, Any] = _SPARK[kind](message, kind)
     return valid
-
-
-#: The error of a function that `TFParallel.run` runs.
-function_error = record({"number": _node, "host": text, "what": long_text, "traceback": long_text})

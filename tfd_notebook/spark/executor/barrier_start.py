@@ -12,6 +12,9 @@ from tfd_notebook.spark.executor.executor import Executor
 from tfd_notebook.spark.executor.launch_plan import Plan
 from tfd_notebook.spark.roles import Assignment
 
+#: Timeout in seconds for the driver to receive an error.
+_REPORT_SECONDS = 10.0
+
 
 class Start:
     """Function of the barrier stage, which starts one node per partition.
@@ -92,7 +95,7 @@ def start_node(
                 return None
             return launch_plan.launch(plan, node, owner, environment, reserved_port, addresses)
     except Exception as error:
-        if not report_failure(plan, node, error):
+        if not report_failure(plan.driver, plan.secret, node.node, error):
             raise
         return None
 
@@ -112,11 +115,13 @@ def reserve(plan: Plan, reservation: dict[str, Any]) -> dict[int, str] | None:
     return addresses or None
 
 
-def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
-    """Report a failed start to the driver; return False if the driver is unreachable."""
-    with contextlib.suppress(OSError), secure_channel.connect(plan.driver, plan.secret) as channel:
+def report_failure(driver: str, secret: bytes, node: int, error: Exception) -> bool:
+    """Report a failure to the driver; return False if the driver is unreachable."""
+    with contextlib.suppress(OSError), secure_channel.connect(driver, secret) as channel:
         channel.send(
-            {"type": "start_failed", "node": node.node, "error": agent_protocol.pack_error(error)}
+            {"type": "start_failed", "node": node, "error": agent_protocol.pack_error(error)}
         )
+        with contextlib.suppress(EOFError):  # the driver closes it when it has the error
+            channel.receive(timeout=_REPORT_SECONDS)
         return True
     return False

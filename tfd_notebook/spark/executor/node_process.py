@@ -144,11 +144,8 @@ class NodeProcess:
         return context
 
     def _report_failure(self, error: BaseException) -> None:
-        kind = type(error).__name__
-        what = f"{self._request['name']}: the function raised {kind}: {error}"
-        text = _traceback(error)
-        message = f"{what[:_MAX_MESSAGE_CHARS]}\n{text[-_MAX_TRACEBACK_CHARS:]}"
-        self._send({"state": "failed", "error": message})
+        what, text = failure(self._request["name"], error, __file__)
+        self._send({"state": "failed", "error": shortened(what, text)})
         sys.stderr.write(text)
         if self._inbox is not None:
             self._inbox.fail({"what": what, "traceback": text})
@@ -209,9 +206,18 @@ class NodeProcess:
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _traceback(error: BaseException) -> str:
-    """Return the traceback, starting at the user's function."""
+def failure(name: str, error: BaseException, caller: str) -> tuple[str, str]:
+    """Return description and traceback of an error that the user's function raised.
+
+    The traceback starts after the frames of the file `caller`.
+    """
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+    while frame is not None and frame.tb_frame.f_code.co_filename == caller:
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))[-200_000:]
+    text = "".join(traceback.format_exception(type(error), error, frame))[-200_000:]
+    return f"{name}: the function raised {type(error).__name__}: {error}", text
+
+
+def shortened(what: str, text: str) -> str:
+    """Return a description, and the end of a traceback, for a message to the driver."""
+    return f"{what[:_MAX_MESSAGE_CHARS]}\n{text[-_MAX_TRACEBACK_CHARS:]}"
