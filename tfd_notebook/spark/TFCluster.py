@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import application, feeding, jobs, registry, startup
 from tfd_notebook.spark.driver import shutdown as driver_shutdown
@@ -449,7 +450,9 @@ def run(
             check.require_slots(sc, on_executors, is_fed=mode is InputMode.SPARK)
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
-            cluster = TFCluster(spark_application, plan_of, assignments, mode, name, limit)
+            cluster = TFCluster(
+                spark_application, plan_of, assignments, mode, name, limit, secret.result()
+            )
         cluster.serves = map_fun is serve
         clusters.append(cluster)
         if interrupted.is_set():
@@ -468,6 +471,8 @@ def run(
         for cluster in clusters:
             cluster.fail(errors.SparkError("the start was interrupted"))
 
+    # The package cryptography is imported while Spark is checked.
+    secret = jobs.in_background(Secret.new, "secret")
     clusters: list[TFCluster] = []
     interrupted = threading.Event()
     future = jobs.in_background(start, "start")

@@ -14,6 +14,7 @@ from tfd_notebook.cluster.registry import notify_change
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
+from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import feeding, jobs, node_registry, registry, startup
 from tfd_notebook.spark.driver.application import Application
@@ -52,6 +53,7 @@ class SparkClusterBase:
     input_mode : InputMode
     name : str, optional
     heartbeat_limit : float
+    secret : Secret
     """
 
     cluster_id: int = _UNSET
@@ -73,6 +75,7 @@ class SparkClusterBase:
         input_mode: InputMode,
         name: str | None,
         heartbeat_limit: float,
+        secret: Secret,
     ) -> None:
         self.sc = application.sc
         self._application = application
@@ -100,6 +103,7 @@ class SparkClusterBase:
             heartbeat_limit,
             self._on_node_message,
             self._on_task_message,
+            secret,
         )
         try:
             plan = plan_of(self)

@@ -115,6 +115,8 @@ class NodeServer:
         Called after each change with the node and the kind of its message, without a lock.
     answer : callable
         Returns the answer to a message of a Spark task that feeds.
+    secret : Secret, optional
+        Default: a new one.
 
     Attributes
     ----------
@@ -132,8 +134,9 @@ class NodeServer:
         heartbeat_limit: float,
         changed: Callable[[Node, str], None],
         answer: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda message: {},
+        secret: Secret | None = None,
     ) -> None:
-        self.secret = Secret.new()
+        self.secret = secret or Secret.new()
         self.nodes = {each.node: Node(each) for each in assignments}
         #: Error of a node that could not be started.
         self.problem: TfdError | None = None

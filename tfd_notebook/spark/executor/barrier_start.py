@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tfd_notebook.net import agent_protocol, ports, runtime_dir, secure_channel
+from tfd_notebook.net import agent_protocol, runtime_dir, secure_channel
 from tfd_notebook.spark.executor import executor, fork_server, launch_plan
 from tfd_notebook.spark.executor.executor import Executor
 from tfd_notebook.spark.executor.launch_plan import Plan
@@ -79,6 +79,9 @@ def start_node(
     try:
         # The fork server imports TensorFlow while this task waits for the others.
         fork_server.start(owner, environment)
+        # Import time: it imports grpc, which need not delay the fork server.
+        from tfd_notebook.net import ports
+
         with ports.reserve_port() as reserved_port:
             reservation = {
                 "node": node.node,
