@@ -135,7 +135,10 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Return the number of accelerators of a task; probe it unless it is this process.
+        """Return the number of accelerators of a task.
+
+        It is the declared number, if the resolver has one. Otherwise, a task is probed unless it
+        is this process.
 
         Parameters
         ----------
@@ -143,7 +146,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
             The task. Without `task_id`, the number that each task of the job has: the smallest
             if hosts differ. Default: this process if it is a task, otherwise the workers.
         config_proto : optional
-            Not used; part of TensorFlow's signature.
+            Part of TensorFlow's signature.
 
         Returns
         -------
@@ -157,6 +160,9 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         UnknownName
             The task does not exist.
         """
+        declared = self._declared_accelerators(task_type, task_id, config_proto)
+        if declared is not None:
+            return Counter(declared)
         own = self._own_task()
         here = task_type is None and task_id is None
         tasks = {} if here and own else self.tasks()
@@ -176,6 +182,10 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         ]
         least = {kind: min(count.get(kind, 0) for count in counts) for kind in sorted(counts[0])}
         return Counter({kind: count for kind, count in least.items() if count})
+
+    def _declared_accelerators(self, *task: Any) -> Mapping[str, int] | None:
+        """Return the accelerators of a task that need no probe; takes the caller's arguments."""
+        return None
 
     def check(self, timeout: float = 5.0) -> None:
         """Probe every task, and raise an error where TensorFlow would block silently.
@@ -252,12 +262,16 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol between tasks."""
-        return self._rpc_layer
+        """The protocol between tasks: of the argument or of the system, by default ``"grpc"``."""
+        return self._rpc_layer or self._default_layer()
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
+
+    def _default_layer(self) -> str | None:
+        """Return the protocol without the argument."""
+        return self._rpc_layer
 
     def may_be(self, reported: str | None, job: str, index: int) -> bool:
         """Return True if a server that reports the task `reported` can be this task."""

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -92,19 +91,11 @@ class SlurmResolver(Resolver):
         step = os.environ.get("SLURM_STEP_ID")
         return f"Slurm's step {number}.{step}" if _in_step() else f"Slurm's job {number}"
 
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: Any = None,
-    ) -> dict[str, int]:
-        """Return the GPUs of a task: the arguments' number, or that of its probe."""
+    def _declared_accelerators(self, *task: Any) -> Mapping[str, int] | None:
         gpus = self._gpus_per_task
         if gpus is None and self._gpus_per_node is not None:
             gpus = self._gpus_per_node // max(self._counts().values(), default=1)
-        if gpus is None:
-            return super().num_accelerators(task_type, task_id, config_proto)
-        return Counter({"GPU": gpus} if gpus else {})
+        return None if gpus is None else {"GPU": gpus} if gpus else {}
 
     def _find(self) -> AddressesByJob:
         addresses = [

@@ -52,14 +52,8 @@ class TFConfigResolver(Resolver):
     def place(self) -> str:
         return "TF_CONFIG"
 
-    @property
-    def rpc_layer(self) -> str | None:
-        """The protocol between tasks: of the argument, of the variable, or ``"grpc"``."""
-        return self._rpc_layer or self._read().get("rpc_layer") or "grpc"
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
+    def _default_layer(self) -> str | None:
+        return self._read().get("rpc_layer") or "grpc"
 
     def master(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import urllib.request
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,11 +110,11 @@ class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-typ
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Return the cores of each worker; raises like `Resolver.num_accelerators`."""
-        if self._tpu == "local":
-            return Counter(
-                _TensorFlowResolver.num_accelerators(self, task_type, task_id, config_proto)
-            )
         return super().num_accelerators(task_type or self.task_type, task_id, config_proto)
+
+    def _declared_accelerators(self, *task: Any) -> Mapping[str, int] | None:
+        is_local = self._tpu == "local"
+        return _TensorFlowResolver.num_accelerators(self, *task) if is_local else None
 
     def _own_task(self) -> None:
         """Return None. `task_type` is the TPU's job, and this process is not a worker of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -64,32 +64,15 @@ class UnionResolver(Resolver):
     def environment(self) -> str:
         return next(filter(None, (r.environment for r in self._resolvers)), "")
 
-    @property
-    def rpc_layer(self) -> str | None:
-        """The protocol between tasks: of the argument, or of the first resolver with a protocol."""
+    def _default_layer(self) -> str | None:
         layers = (getattr(resolver, "rpc_layer", None) for resolver in self._resolvers)
-        return self._rpc_layer or next(filter(None, layers), "grpc")
+        return next(filter(None, layers), "grpc")
 
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-    def num_accelerators(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        config_proto: Any = None,
-    ) -> dict[str, int]:
-        """Return the numbers that a ``SimpleClusterResolver`` declares, or probe the tasks.
-
-        Raises like `Resolver.num_accelerators`.
-        """
-        for resolver in self._resolvers:
-            if isinstance(resolver, tf.distribute.cluster_resolver.SimpleClusterResolver):
-                declared = resolver.num_accelerators(task_type, task_id, config_proto)
-                if declared:
-                    return Counter(declared)
-        return super().num_accelerators(task_type, task_id, config_proto)
+    def _declared_accelerators(self, *task: Any) -> Mapping[str, int] | None:
+        """Return the numbers that a ``SimpleClusterResolver`` declares."""
+        simple = tf.distribute.cluster_resolver.SimpleClusterResolver
+        declared = (r.num_accelerators(*task) for r in self._resolvers if isinstance(r, simple))
+        return next(filter(None, declared), None)
 
     def _identity(self) -> tuple[str, int] | None:
         for resolver in self._resolvers:
