@@ -40,15 +40,12 @@ class Job:
     dataset_id : str
     mode : str
         One of `tfd_notebook.net.tf_messages.SHARDING_POLICIES`.
-    num_consumers : int, optional
-        Number of consumers of a coordinated read. None for other jobs.
     """
 
     id: int
     name: str
     dataset_id: str
     mode: str
-    num_consumers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,6 @@ class JournalTask:
 
     id: int
     iteration_id: int
-    worker_address: str
     finished: bool = False
 
 
@@ -96,10 +92,6 @@ class JournalState:
 
     Parameters
     ----------
-    workers : tuple of str
-        Addresses of all workers that have registered.
-    datasets : tuple of str
-        Ids of the registered datasets.
     jobs : tuple of Job
     iterations : tuple of Iteration
     tasks : tuple of JournalTask
@@ -108,17 +100,10 @@ class JournalState:
         Size of the journal's files.
     """
 
-    workers: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     tasks: tuple[JournalTask, ...] = ()
     size_bytes: int = 0
-
-    @property
-    def clients(self) -> int:
-        """The number of consumers that read now."""
-        return sum(iteration.clients for iteration in self.iterations)
 
     def job(self, name: str) -> Job | None:
         """Return the job of that name, or None."""
@@ -136,14 +121,6 @@ class JournalState:
         """Return True if a consumer that joins this epoch of the job would get no elements."""
         iteration = self.iteration(job_name, repetition)
         return iteration is not None and iteration.finished and not iteration.collected
-
-    def tasks_of(self, worker_address: str) -> tuple[JournalTask, ...]:
-        """Return the tasks of a worker that are not finished."""
-        return tuple(
-            task
-            for task in self.tasks
-            if task.worker_address == worker_address and not task.finished
-        )
 
 
 class Journal:
@@ -229,8 +206,6 @@ class _Tables:
     """The tables that result from the records, with one method per type of record."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, None] = {}
-        self._datasets: dict[str, None] = {}
         self._jobs: dict[int, Job] = {}
         self._iterations: dict[int, Iteration] = {}
         self._tasks: dict[int, JournalTask] = {}
@@ -249,19 +224,12 @@ class _Tables:
         if kinds and (handler := getattr(self, f"_{kinds[0][0].name}", None)):
             handler(kinds[0][1])
 
-    def _register_worker(self, update: Any) -> None:
-        self._workers[update.worker_address] = None
-
-    def _register_dataset(self, update: Any) -> None:
-        self._datasets[update.dataset_id] = None
-
     def _create_job(self, update: Any) -> None:
         self._jobs[update.job_id] = Job(
             update.job_id,
             update.job_name,
             update.dataset_id,
             tf_messages.SHARDING_POLICIES[update.processing_mode_def.sharding_policy],
-            update.num_consumers or None,
         )
 
     def _create_iteration(self, update: Any) -> None:
@@ -270,9 +238,7 @@ class _Tables:
         )
 
     def _create_task(self, update: Any) -> None:
-        self._tasks[update.task_id] = JournalTask(
-            update.task_id, update.iteration_id, update.worker_address
-        )
+        self._tasks[update.task_id] = JournalTask(update.task_id, update.iteration_id)
         self._open_tasks.setdefault(update.iteration_id, set()).add(update.task_id)
 
     _create_pending_task = _create_task
@@ -313,8 +279,6 @@ class _Tables:
         self._split_records.clear()
         clients = Counter(self._clients.values())
         return JournalState(
-            workers=tuple(self._workers),
-            datasets=tuple(self._datasets),
             jobs=tuple(self._jobs.values()),
             iterations=tuple(
                 dataclasses.replace(i, clients=clients[i.id], splits=self._splits[i.id])

@@ -64,7 +64,7 @@ def test_missing_journal_is_empty(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert journal.read() == JournalState()
     a_job(Writer(tmp_path))
-    assert journal.read().workers == ("localhost:1", "localhost:2")
+    assert [job.name for job in journal.read().jobs] == ["train"]
 
 
 def test_state_follows_from_the_records(tmp_path: Path) -> None:
@@ -73,14 +73,13 @@ def test_state_follows_from_the_records(tmp_path: Path) -> None:
     state = Journal(tmp_path).read()
     job = state.job("train")
     assert job is not None
-    assert (job.id, job.dataset_id, job.mode, job.num_consumers) == (5000, "1000", "dynamic", None)
+    assert (job.id, job.dataset_id, job.mode) == (5000, "1000", "dynamic")
     assert state.job("other") is None
-    assert state.datasets == ("1000",)
-    assert [(t.id, t.iteration_id, t.worker_address, t.finished) for t in state.tasks] == [
-        (4000, 2000, "localhost:1", False),
-        (4001, 2000, "localhost:2", False),
+    assert [(t.id, t.iteration_id, t.finished) for t in state.tasks] == [
+        (4000, 2000, False),
+        (4001, 2000, False),
     ]
-    assert state.clients == 1
+    assert [iteration.clients for iteration in state.iterations] == [1]
     assert state.size_bytes == writer.path.stat().st_size
 
 
@@ -90,13 +89,12 @@ def test_iteration_finishes_with_its_last_task(tmp_path: Path) -> None:
     writer.add(finish_task={"task_id": 4000})
     state = journal.read()
     assert not state.finished("train")
-    assert [t.id for t in state.tasks_of("localhost:1")] == []
-    assert [t.id for t in state.tasks_of("localhost:2")] == [4001]
+    assert [t.id for t in state.tasks if not t.finished] == [4001]
     writer.add(finish_task={"task_id": 4001})
     writer.add(release_iteration_client={"iteration_client_id": 3000})
     state = journal.read()
     assert state.finished("train")
-    assert state.clients == 0
+    assert [iteration.clients for iteration in state.iterations] == [0]
     assert not state.finished("train", repetition=2)
     assert not state.finished("other")
 
@@ -139,14 +137,14 @@ def test_splits_are_counted_by_iteration(tmp_path: Path) -> None:
 
 def test_partial_record_is_read_later(tmp_path: Path) -> None:
     writer, journal = Writer(tmp_path), Journal(tmp_path)
-    record = framed(register_worker={"worker_address": "localhost:1"})
+    record = framed(create_job={"job_id": 1, "job_name": "train"})
     for cut in (1, 11, 12, 20, len(record) - 1):
         writer.path.unlink(missing_ok=True)
         journal = Journal(tmp_path)
         writer.raw(record[:cut])
-        assert journal.read().workers == ()
+        assert journal.read().jobs == ()
         writer.raw(record[cut:])
-        assert journal.read().workers == ("localhost:1",)
+        assert journal.read().job("train") is not None
 
 
 def test_unchanged_journal_returns_the_same_state(tmp_path: Path) -> None:
@@ -176,7 +174,6 @@ def test_replaced_journal_is_read_again(tmp_path: Path) -> None:
     writer.path.unlink()
     writer.add(register_worker={"worker_address": "localhost:9"})
     state = journal.read()
-    assert state.workers == ("localhost:9",)
     assert not state.jobs
 
 
