@@ -1,0 +1,95 @@
+"""Requests to task hosts: one declaration, passed on by name, to the hosts that they concern."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook.launchers.base import ForwardingTaskHost, TaskHost, forwarded
+from tfd_notebook.launchers.client.detached import DetachedClusterRecord
+from tfd_notebook.launchers.client.multi_host import TaskHostGroup
+from tfd_notebook.model.spec import Role, TaskSpec
+
+WORKERS = [TaskSpec(Role.WORKER, index, host="localhost") for index in range(2)]
+
+
+class Recorder(ForwardingTaskHost):
+    """A host that records the requests that it gets."""
+
+    is_local = True
+
+    def __init__(self, label: str) -> None:
+        self.host, self.label, self.directory = label, label, "/d"
+        self.requests: list[tuple[str, float, dict[str, Any]]] = []
+
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        self.requests.append((method, timeout, arguments))
+        if method == "reserve_ports":
+            return {task.name: f"{self.host}:4000" for task in arguments["tasks"]}
+        return {f"{self.host}:0": {}} if method == "inspect" else None
+
+    @forwarded
+    def probe(self, port: int) -> None:
+        """Send a request without a timeout."""
+
+    def close(self, timeout: float = 10.0) -> None: ...
+    def detach(self) -> None: ...
+
+
+def test_each_request_is_forwarded_with_its_defaults() -> None:
+    methods = {
+        name: method
+        for name, method in vars(TaskHost).items()
+        if inspect.isfunction(method) and "timeout" in inspect.signature(method).parameters
+    }
+    for name in methods.keys() - {"close"}:
+        assert inspect.signature(getattr(Recorder, name)) == inspect.signature(methods[name])
+    host = Recorder("one")
+    host.logs("worker:0", 10)
+    host.install(b"blob", ["t"], removed=[])
+    host.kill("worker:0", timeout=5.0)
+    host.probe(7)
+    assert host.requests == [
+        ("logs", 30.0, {"task": "worker:0", "size": 10, "offset": None}),
+        ("install", 60.0, {"functions": b"blob", "tokens": ["t"], "removed": []}),
+        ("kill", 5.0, {"task": "worker:0"}),
+        ("probe", 30.0, {"port": 7}),
+    ]
+    with pytest.raises(TypeError, match="missing a required argument: 'size'"):
+        host.logs("worker:0")  # type: ignore[call-arg]
+
+
+def test_requests_reach_the_hosts_that_they_concern(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    hosts: Any = [Recorder("one"), Recorder("two")]
+    record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
+    group = TaskHostGroup(hosts, lambda role, index: index, None, record)
+    addresses = group.reserve_ports([*WORKERS, TaskSpec(Role.DISPATCHER, 1, host="localhost")])
+    assert addresses["worker:1"] == "two:4000"
+    for host in hosts:
+        host.requests.clear()
+    group.start({"worker:0": {"x": 1}, "worker:1": {"x": 2}})
+    group.stop(["worker:1"])
+    group.kill("worker:1")
+    group.journal({})
+    group.describe({"task_manager": {"counts": {"worker": 2}}})
+    assert group.inspect() == {"one:0": {}, "two:0": {}}
+    described = ("describe", 30.0, {"description": {"task_manager": {"counts": {"worker": 2}}}})
+    assert hosts[0].requests == [
+        ("start", 30.0, {"tasks": {"worker:0": {"x": 1}}}),
+        ("journal", 30.0, {"sizes": {}}),
+        described,
+        ("inspect", 30.0, {}),
+    ]
+    assert hosts[1].requests == [
+        ("start", 30.0, {"tasks": {"worker:1": {"x": 2}}}),
+        ("stop", 30.0, {"tasks": ["worker:1"]}),
+        ("kill", 30.0, {"task": "worker:1"}),
+        described,
+        ("inspect", 30.0, {}),
+    ]
