@@ -25,6 +25,7 @@ from tfd_notebook.launchers import spark_slots
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import reconnect, secure_channel, validation
 
 _ANSWER_SECONDS = 30.0
@@ -89,7 +90,7 @@ class Spark(RemoteLauncher):
         rendezvous = ExecutorRendezvous(bound or "127.0.0.1")
         try:
             arguments = {
-                "address": f"{_bracketed(advertised)}:{rendezvous.port}",
+                "address": str(Endpoint(advertised.strip("[]"), rendezvous.port)),
                 "secret": rendezvous.secret.hex(),
                 "grace": self._grace,
             }
@@ -190,10 +191,6 @@ def _launch_error(error: Exception) -> LaunchError:
         f"running a task on each Spark executor failed: {message}",
         fix="run tfd.spark.check(spark) for details",
     )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host.strip("[]") else host
 
 
 class ExecutorRendezvous:
