@@ -108,21 +108,9 @@ class InProcessTaskHost(TaskHost):
         self._removed: list[tuple[str, _InProcessTask]] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
-        agent_id = uuid.uuid4().hex[:12]
-        self._directory, self._directory_lock = runtime_dir.new_agent_dir(agent_id)
+        # `tfd sweep` removes it if this process, which locks it, ends without `close`.
+        self._directory, self._directory_lock = runtime_dir.new_agent_dir(uuid.uuid4().hex[:12])
         self.directory = str(self._directory)
-        pid = os.getpid()
-        identity = runtime_dir.process_identity(pid)
-        runtime_dir.write_state(
-            self._directory,
-            {
-                "agent": agent_id,
-                "pid": pid,
-                "process": identity,
-                "owner_pid": pid,
-                "owner": identity,
-            },
-        )
         # Last: only `close` ends the thread.
         self._measuring = threading.Thread(
             target=self._measure, name=f"tfd-inprocess-{config.name}", daemon=True

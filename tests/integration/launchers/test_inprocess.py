@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from tfd_notebook.errors import (
     WorkDirError,
 )
 from tfd_notebook.launchers import InProcess, inprocess
+from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.probe import probe
 
@@ -73,6 +76,28 @@ def test_failed_start_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(WorkDirError):
         InProcess().connect(ClusterConfig("unstarted"), lambda event: None)
     assert not [thread for thread in threading.enumerate() if "unstarted" in thread.name]
+
+
+ENDED = """
+import os
+from tfd_notebook.launchers import InProcess
+from tfd_notebook.launchers.client.orphans import sweep
+from tfd_notebook.model.spec import ClusterConfig
+
+(task_host,) = InProcess().connect(ClusterConfig("unclosed"), lambda event: None)
+assert not sweep()
+print(task_host.directory, flush=True)
+os._exit(0)
+"""
+
+
+def test_directory_of_an_ended_process_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    directory = subprocess.check_output([sys.executable, "-c", ENDED], text=True).strip()
+    assert [orphan.what for orphan in sweep()] == [directory]
+    assert not Path(directory).exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
