@@ -83,6 +83,17 @@ def test_pages_name_existing_commands_and_options(path: str) -> None:
         assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", words)) <= options | {"--help"}, words
 
 
+def test_messages_name_existing_commands() -> None:
+    for path in (ROOT / "tfd_notebook").rglob("*.py"):
+        if path.name == "command_table.py":
+            continue
+        text = path.read_text()
+        for program, name in re.findall(r"(%tfd_(?:cluster|stream|spark)) ([a-z][a-z-]+)", text):
+            assert name in command_table.commands(program), f"{path}: {program} {name}"
+        for name in re.findall(r"\btfd (\w+) NAME", text):
+            assert name in command_table.commands("tfd"), f"{path}: tfd {name}"
+
+
 def test_front_end_sends_commands_of_the_table() -> None:
     known = command_table.commands("request").keys() | command_table.commands("panel").keys()
     sources = "\n".join(p.read_text() for p in (ROOT / "labextension" / "src").rglob("*.ts"))

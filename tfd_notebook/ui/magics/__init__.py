@@ -21,7 +21,7 @@ NAMES = (
 )
 #: Magics that are also cell magics.
 CELL_MAGICS = ("tfd_kernel", "tfd_schedule")
-#: Matches "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
+#: Matches "%tfd_cluster start", "c = %tfd_cluster start" and, with automagic, "tfd_cluster start".
 _LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(NAMES)})\s+(.*)$")
 
 _loaded: dict[int, Any] = {}

@@ -23,11 +23,8 @@ from tfd_notebook.ui.widgets import StartForm, live
 _ADDRESS = re.compile(r"(?:grpc://)?(?:\[[^\]]+\]|[\w.-]+):\d+")
 
 
-class ClusterMagic:
+class ClusterMagic(lookup.ShellCommands):
     """Subcommands of ``%tfd_cluster`` in a shell."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def form(self, options: argparse.Namespace) -> Any:
         hint = "%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? shows the help"

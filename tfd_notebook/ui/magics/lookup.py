@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from tfd_notebook.data.consume.stream import Stream
 
 
+class ShellCommands:
+    """Base of the classes that perform the commands of a shell, or of a cell magic over `cell`."""
+
+    def __init__(self, shell: Any, cell: str | None = None) -> None:
+        self._shell = shell
+        self._cell = cell
+
+
 def report(text: str) -> None:
     """Print a message as output of the cell."""
     print(text)  # noqa: T201

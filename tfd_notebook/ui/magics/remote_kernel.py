@@ -9,12 +9,8 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.ui.magics import lookup
 
 
-class KernelMagic:
+class KernelMagic(lookup.ShellCommands):
     """``%tfd_kernel`` in a shell, or ``%%tfd_kernel`` over a cell."""
-
-    def __init__(self, shell: Any, cell: str | None = None) -> None:
-        self._shell = shell
-        self._cell = cell
 
     def kernel(self, options: argparse.Namespace) -> Any:
         # Import time: help and completion do not need NumPy and grpc.

@@ -9,7 +9,6 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook.cluster.commands import panel_requests
 from tfd_notebook.errors import UsageError
-from tfd_notebook.model.resolution import ResolutionSnapshot
 from tfd_notebook.resolution import factory, resolve
 from tfd_notebook.resolution.service import ResolveService, read_options
 from tfd_notebook.ui import cleanup
@@ -24,11 +23,8 @@ def close() -> None:
     _service.close()
 
 
-class Requests:
+class Requests(lookup.ShellCommands):
     """Requests of forms and panels about other clusters."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def resolvers(self) -> dict[str, Any]:
         return _service.choices()
@@ -46,11 +42,8 @@ class Requests:
         return {"cluster": cluster.name, "variable": bound, "message": message}
 
 
-class ResolveMagic:
+class ResolveMagic(lookup.ShellCommands):
     """``%tfd_resolve`` in a shell."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def resolve(self, options: argparse.Namespace) -> Any:
         arguments = read_options(options.set)
@@ -86,7 +79,7 @@ def _follow(resolution: Any, seconds: float) -> None:
     show = handle.display
     try:
         for snapshot in resolution.watch(seconds):
-            show(_SnapshotView(snapshot))
+            show(views.resolution_bundle(snapshot), raw=True)
             show = handle.update
     except KeyboardInterrupt:
         pass  # Ctrl-C ends the watch.
@@ -94,30 +87,8 @@ def _follow(resolution: Any, seconds: float) -> None:
         resolution.close()
     changed = len(resolution.last.changes)
     # The magic returns the last snapshot, so the display becomes one line.
-    show(_Line(f"watched; {changed} {'change' if changed == 1 else 'changes'}"))
-
-
-class _Line:
-    """A line that replaces the displayed snapshot."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-class _SnapshotView:
-    """A snapshot as the cell displays it."""
-
-    def __init__(self, snapshot: ResolutionSnapshot) -> None:
-        self._snapshot = snapshot
-
-    def __repr__(self) -> str:
-        return views.resolution_text(self._snapshot)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return views.resolution_bundle(self._snapshot)
+    line = f"watched; {changed} {'change' if changed == 1 else 'changes'}"
+    show({"text/plain": line}, raw=True)
 
 
 cleanup.on_unload(close)

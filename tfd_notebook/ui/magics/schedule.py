@@ -13,12 +13,8 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.ui.magics import lookup
 
 
-class ScheduleMagic:
+class ScheduleMagic(lookup.ShellCommands):
     """``%tfd_schedule`` in a shell, or ``%%tfd_schedule`` over a cell."""
-
-    def __init__(self, shell: Any, cell: str | None = None) -> None:
-        self._shell = shell
-        self._cell = cell
 
     def schedule(self, options: argparse.Namespace) -> Any:
         args: Any = ()

@@ -62,11 +62,8 @@ def _session(shell: Any, variable: str | None) -> Any:
     return session
 
 
-class SparkMagic:
+class SparkMagic(lookup.ShellCommands):
     """Subcommands of ``%tfd_spark`` in a shell."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def run(self, options: argparse.Namespace) -> Any:
         # Import time: it imports NumPy.

@@ -54,11 +54,8 @@ def start(shell: Any, options: argparse.Namespace) -> Started:
     return Started(cluster, bound, reused, message)
 
 
-class Requests:
+class Requests(lookup.ShellCommands):
     """Requests of forms and panels that start a cluster."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def launchers(self) -> dict[str, Any]:
         """Return the fields of the form for a new cluster, as JSON values."""

@@ -10,11 +10,8 @@ from tfd_notebook.ui.magics import lookup
 from tfd_notebook.ui.magics.lookup import report
 
 
-class StepperMagic:
+class StepperMagic(lookup.ShellCommands):
     """The magics that control a coordinator."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def pause(self, options: argparse.Namespace) -> None:
         coordinator = lookup.pick_coordinator(options.name)

@@ -13,11 +13,8 @@ from tfd_notebook.ui.magics import lookup
 from tfd_notebook.ui.magics.lookup import report
 
 
-class ExplainMagic:
+class ExplainMagic(lookup.ShellCommands):
     """``%tfd_explain`` in a shell."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def explain(self, options: argparse.Namespace) -> Limit:
         step = None if options.step is None else lookup.evaluate(self._shell, options.step)
@@ -25,11 +22,8 @@ class ExplainMagic:
         return explain(dataset, options.seconds, step=step, step_time=options.step_time)
 
 
-class StreamMagic:
+class StreamMagic(lookup.ShellCommands):
     """Subcommands of ``%tfd_stream`` in a shell."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
 
     def start(self, options: argparse.Namespace) -> Any:
         cluster = lookup.pick_own(options.cluster)
