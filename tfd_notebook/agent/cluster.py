@@ -105,8 +105,6 @@ class AgentCluster:
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = clock.now()
         self._agent.publish(self.name, self._event(task, log))
-        with self.reported("writing the agent's state"):
-            self._agent.write_state()
 
     def task_events(self) -> list[TaskChanged]:
         """Return an event with the current state of each task."""
@@ -154,28 +152,10 @@ class AgentCluster:
             self._failures.pop(key, None)
 
     def set_lease(self, seconds: float) -> None:
-        """Extend the lease to `seconds` from now, and write it to the state files."""
+        """Extend the lease to `seconds` from now, and write it to the agent's state file."""
         self.lease = Deadline(seconds)
         self._agent.publish(self.name, LeaseChanged(seconds))
-        self.write_state()
         self._agent.write_state()
-
-    def write_state(self) -> None:
-        """Write the file with which processes find a detached cluster."""
-        with contextlib.suppress(OSError):
-            runtime_dir.write_state(
-                self.directory,
-                {
-                    "cluster": self.name,
-                    "agent": self._agent.id,
-                    "lease": self.lease and self.lease.expires_at,
-                    "tasks": {
-                        task.spec.name: [task.address, task.process.pid if task.process else None]
-                        for task in self.tasks.values()
-                        if task.state is not TaskState.PLANNED
-                    },
-                },
-            )
 
     async def stop(self, reason: str) -> None:
         """Stop all tasks, consumers of others first, and send the reason."""

@@ -142,7 +142,6 @@ def test_cluster_of_a_killed_kernel_is_stopped_in_a_terminal() -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for path in (
         cluster.directory / runtime_dir.STATE_FILE,
-        cluster.directory / "stays" / runtime_dir.STATE_FILE,
         cluster.directory / SOCKET,
     ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
