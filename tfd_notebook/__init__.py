@@ -40,33 +40,6 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 
-__all__ = [
-    "Cluster",
-    "Coordinator",
-    "DataWorker",
-    "Dispatcher",
-    "Limit",
-    "Policy",
-    "RemoteKernel",
-    "Resolution",
-    "Service",
-    "Stream",
-    "Work",
-    "__version__",
-    "attach",
-    "clusters",
-    "compare",
-    "doctor",
-    "errors",
-    "explain",
-    "launchers",
-    "resolve",
-    "resolvers",
-    "spark",
-    "training_loop",
-]
-
-
 def _prepare() -> None:
     """Prepare TensorFlow and the notebook at the first use of a public name."""
     # Imported here because `import tfd_notebook` imports and changes nothing.
@@ -81,7 +54,7 @@ def _prepare() -> None:
         extension.attach_panels(sys.modules["IPython"].get_ipython())
 
 
-__getattr__, __dir__ = exports(
+__getattr__, __dir__, _names = exports(
     __name__,
     {
         "Cluster": "cluster.cluster",
@@ -108,6 +81,7 @@ __getattr__, __dir__ = exports(
         "training_loop": "coordinator.training_loop",
     },
 )
+__all__ = sorted((*_names, "__version__"))
 on_first_use(_prepare)
 
 

@@ -33,8 +33,8 @@ def first_use() -> None:
 
 def exports(
     package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package.
 
     Parameters
     ----------
@@ -58,4 +58,4 @@ def exports(
     def list_names() -> list[str]:
         return sorted({*vars(importlib.import_module(package)), *modules})
 
-    return get_attribute, list_names
+    return get_attribute, list_names, sorted(modules)

@@ -24,23 +24,7 @@ if TYPE_CHECKING:
     from tfd_notebook.launchers.spark import Spark as Spark
     from tfd_notebook.launchers.ssh import SSH as SSH
 
-__all__ = [
-    "SSH",
-    "Channel",
-    "Fake",
-    "InProcess",
-    "Jupyter",
-    "Launcher",
-    "Local",
-    "RemoteHost",
-    "RemoteLauncher",
-    "SocketChannel",
-    "Spark",
-    "TaskHost",
-    "join_agent",
-]
-
-__getattr__, __dir__ = exports(
+__getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "Channel": "client.session",

@@ -20,22 +20,7 @@ if TYPE_CHECKING:
     from tfd_notebook.resolvers.tpu import TPUResolver as TPUResolver
     from tfd_notebook.resolvers.union import UnionResolver as UnionResolver
 
-__all__ = [
-    "ClusterFileResolver",
-    "GCEResolver",
-    "KernelResolver",
-    "KubernetesResolver",
-    "OwnResolver",
-    "Resolver",
-    "SageMakerResolver",
-    "SlurmResolver",
-    "SparkResolver",
-    "TFConfigResolver",
-    "TPUResolver",
-    "UnionResolver",
-]
-
-__getattr__, __dir__ = exports(
+__getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "ClusterFileResolver": "static",

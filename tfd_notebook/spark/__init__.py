@@ -16,19 +16,7 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.local_session.session import session as session
     from tfd_notebook.spark.preflight.check import check as check
 
-__all__ = [
-    "ServiceFeed",
-    "TFCluster",
-    "TFNode",
-    "TFParallel",
-    "check",
-    "compat",
-    "dfutil",
-    "pipeline",
-    "session",
-]
-
-__getattr__, __dir__ = exports(
+__getattr__, __dir__, __all__ = exports(
     __name__,
     {
         "ServiceFeed": "driver.service_feed",
