@@ -17,7 +17,7 @@ from tfd_notebook.model.spec import Role
 from tfd_notebook.ui.argparsing import launchers_table
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.magics.lookup import report
-from tfd_notebook.ui.widgets import StartForm, live
+from tfd_notebook.ui.widgets import Form, live
 
 #: Matches host:port, grpc://host:port and [::1]:port.
 _ADDRESS = re.compile(r"(?:grpc://)?(?:\[[^\]]+\]|[\w.-]+):\d+")
@@ -33,7 +33,7 @@ class ClusterMagic(lookup.ShellCommands):
             "text/plain": f"{hint}\n{table.text()}",
             "text/html": f"<p><code>{hint}</code></p>{table.html()}",
         }
-        return StartForm(lambda: panel_requests(self._shell), fallback)
+        return Form("start", panel_requests(self._shell), fallback)
 
     def start(self, options: argparse.Namespace) -> Any:
         started = start_form.start(self._shell, options)

@@ -61,14 +61,14 @@ class ResolveMagic(lookup.ShellCommands):
 
     def _form(self, resolver: str, arguments: Mapping[str, Any]) -> Any:
         # Import time: panels import this module, and only the magic needs widgets.
-        from tfd_notebook.ui.widgets import ResolveForm
+        from tfd_notebook.ui.widgets import Form
 
         def preset(request: Mapping[str, Any]) -> Any:
             return {**_service.choices(), "chosen": resolver, "options": dict(arguments)}
 
         fallback = resolve(resolver, **arguments)._repr_mimebundle_()
-        extra = {**panel_requests(self._shell), "resolvers": preset}
-        return ResolveForm(lambda: extra, fallback)
+        requests = {**panel_requests(self._shell), "resolvers": preset}
+        return Form("resolve", requests, fallback)
 
 
 def _follow(resolution: Any, seconds: float) -> None:

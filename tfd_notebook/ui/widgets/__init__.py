@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tfd_notebook.cluster.view import ClusterView
 
-__all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
+__all__ = ["VIEWS", "Form", "Live", "close_all", "live"]
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
 _open: weakref.WeakSet[_WidgetView] = weakref.WeakSet()
@@ -147,52 +147,30 @@ class Live(_WidgetView):
         super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 
-class _Form(_WidgetView):
-    """A form with commands. One of them returns a cluster, which the form then follows."""
-
-    #: The name of the view, and of the command that returns a cluster.
-    _view, _cluster_command = "", ""
-
-    def __init__(self, extra: Extra, fallback: Mapping[str, str]) -> None:
-        self._extra = extra
-        super().__init__(self._view, lambda: fallback, extra=self._commands)
-
-    def _commands(self) -> Any:
-        commands = self._extra()
-        command = commands[self._cluster_command]
-        return {**commands, self._cluster_command: lambda request: self._follow(command(request))}
-
-    def _follow(self, answer: Any) -> Any:
-        self._session.cluster = clusters().get(answer["cluster"])
-        return answer
-
-
-class StartForm(_Form):
-    """A form that starts a cluster in this kernel, and then follows it.
+class Form(_WidgetView):
+    """A form that starts a cluster or attaches to one, and then follows it.
 
     Parameters
     ----------
-    extra : callable
-        Returns the commands ``launchers`` and ``start``.
+    view : {"start", "resolve"}
+        The fields of a new cluster, or the tasks that a resolver finds.
+    requests : mapping of str to callable
+        The result of `tfd_notebook.cluster.commands.panel_requests`.
     fallback : mapping of str to str
         The static fallback by MIME type.
     """
 
-    _view, _cluster_command = "start", "start"
+    def __init__(self, view: str, requests: Mapping[str, Any], fallback: Mapping[str, str]) -> None:
+        known = {name: self._following(requests[name]) for name in ("start", "attach")}
+        super().__init__(view, lambda: fallback, extra=lambda: {**requests, **known})
 
+    def _following(self, perform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def follow(request: Any) -> Any:
+            answer = perform(request)
+            self._session.cluster = clusters().get(answer["cluster"])
+            return answer
 
-class ResolveForm(_Form):
-    """A table of the tasks that a resolver finds, with a choice of resolvers.
-
-    Parameters
-    ----------
-    extra : callable
-        Returns the commands ``resolvers``, ``resolve`` and ``attach``.
-    fallback : mapping of str to str
-        The static fallback by MIME type.
-    """
-
-    _view, _cluster_command = "resolve", "attach"
+        return follow
 
 
 @functools.cache
