@@ -41,7 +41,7 @@ def junk(bomb: Path) -> list[bytes]:
         len(header).to_bytes(8, "big") + b"[" * len(header),
         (3).to_bytes(8, "big") + b"[1]",
         b"TFDSEAL1" + bytes(64) + header,
-        b'TFD1 host agent 1 13 {"action": "stop"}\n',
+        b'TFD1 1 18 {"action": "stop"}\n',
         os.urandom(2_000),
     ]
 

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Iterator
@@ -66,12 +65,11 @@ class Agent:
         self.id = agent_id
         self.directory = directory
         self.owner = owner
-        self.host = socket.gethostname().replace(" ", "_") or "localhost"
         self.clusters: dict[str, AgentCluster] = {}
         self.processes = processes.Processes(agent_id, directory)
         self._sessions: dict[str, Session] = {}
         self.owned: dict[str, Session] = {}
-        self.listener = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
+        self.listener = AgentListener(directory, self._answer, self._sessions)
         self._outlives_owner = owner is None
         self._sampled: dict[int, psutil.Process] = {}
         self._gpu_monitor = GpuMonitor(self.publish)
@@ -113,15 +111,14 @@ class Agent:
     async def _serve_owner(self) -> None:
         """Serve the process that started the agent, until that process ends."""
         loop = asyncio.get_running_loop()
-        session = self._sessions[_OWNER] = Session(self.host, self.id, 0.0)
+        session = self._sessions[_OWNER] = Session(0.0)
         reader, writer = await own_pipes(loop)
         await session.serve(reader, writer, self._answer)
         with _exceptions_logged():
             await self._owner_left()
         if not self._done.is_set():
             # An owner that closed only its end of the pipes waits for the end of these.
-            body = {"event": "agent_detached"}
-            writer.write(agent_protocol.encode(agent_protocol.Frame(self.host, self.id, 0, body)))
+            writer.write(agent_protocol.encode({"event": "agent_detached"}))
             writer.close()
 
     async def _owner_left(self) -> None:

@@ -64,12 +64,11 @@ class Session:
         The clusters whose events the client receives.
     """
 
-    def __init__(self, host: str, agent: str, grace: float) -> None:
+    def __init__(self, grace: float) -> None:
         self.grace = grace
         self.subscriptions: set[str] = set()
         self.disconnected_since: float | None = None
         self._last_received = time.monotonic()
-        self._origin = host, agent
         self._seq = 0
         self._last_request = 0
         self._executing: set[int] = set()
@@ -109,7 +108,7 @@ class Session:
             return
         # Only frames that may be sent again have a number.
         seq = 0 if measure else self._seq + 1
-        line = agent_protocol.encode(agent_protocol.Frame(*self._origin, seq, body))
+        line = agent_protocol.encode(body, seq)
         self._seq = seq or self._seq
         request = body.get("reply_to")
         if request is not None:
@@ -158,7 +157,7 @@ class Session:
             traceback.print_exc()
             with contextlib.suppress(Exception):
                 reason = f"{type(error).__name__}: {error}"
-                writer.write(_unnumbered(*self._origin, {"event": "failed", "reason": reason}))
+                writer.write(agent_protocol.encode({"event": "failed", "reason": reason}))
         if self._writer is writer:
             self._writer, self.disconnected_since = None, time.monotonic()
 
@@ -166,7 +165,7 @@ class Session:
         """Send the event ``hello`` and the frames that the client has missed."""
         self._acknowledge(last_seq)
         full = last_seq == self._seq or bool(self._kept and self._kept[0].seq == last_seq + 1)
-        writer.write(_hello(*self._origin, full))
+        writer.write(_hello(full))
         for frame in self._kept:
             if frame.line is not None:
                 writer.write(frame.line)
@@ -248,8 +247,6 @@ class AgentListener:
     Parameters
     ----------
     directory : Path
-    host, agent : str
-        The origin in each frame.
     on_request : callable
     sessions : dict of str to Session
         The open sessions, by the id that their client chose.
@@ -258,13 +255,10 @@ class AgentListener:
     def __init__(
         self,
         directory: Path,
-        host: str,
-        agent: str,
         on_request: OnRequest,
         sessions: dict[str, Session],
     ) -> None:
         self._path = directory / SOCKET
-        self._origin = host, agent
         self._on_request = on_request
         self._sessions = sessions
         self._server: asyncio.Server | None = None
@@ -289,7 +283,7 @@ class AgentListener:
             session = self._sessions.get(arguments["session"])
             last_seq = arguments["last_seq"]
             if session is None:
-                session = Session(*self._origin, float(arguments["grace"]))
+                session = Session(float(arguments["grace"]))
                 self._sessions[arguments["session"]] = session
             await session.serve(reader, writer, self._on_request, last_seq)
         except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):
@@ -298,7 +292,7 @@ class AgentListener:
             writer.close()
 
 
-def _hello(host: str, agent: str, full: bool) -> bytes:
+def _hello(full: bool) -> bytes:
     body = {
         "event": "hello",
         "version": agent_protocol.VERSION,
@@ -306,12 +300,7 @@ def _hello(host: str, agent: str, full: bool) -> bytes:
         "pid": os.getpid(),
         "full": full,
     }
-    return _unnumbered(host, agent, body)
-
-
-def _unnumbered(host: str, agent: str, body: dict[str, Any]) -> bytes:
-    """Return a frame that is never sent again."""
-    return agent_protocol.encode(agent_protocol.Frame(host, agent, 0, body))
+    return agent_protocol.encode(body)
 
 
 async def own_pipes(

@@ -1,8 +1,8 @@
-"""The protocol between the kernel and an agent: one JSON message per line, with its origin.
+"""The protocol between the kernel and an agent: one JSON message per line.
 
 A frame is one line::
 
-    TFD1 <host> <agent> <sequence number> <length> <JSON of this length>
+    TFD1 <sequence number> <length> <JSON of this length>
 
 Lines without this prefix (a banner, a stray print) are not frames and are ignored. Bodies are
 requests ``{"id", "method", "arguments"}``, replies ``{"reply_to", "ok", "value" | "error"}`` and
@@ -15,54 +15,36 @@ import base64
 import json
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfd_notebook import errors
 from tfd_notebook.net import validation
 
 #: Protocol version. Increment it when message bodies change. The frame format is fixed, so that
 #: mismatched versions can detect each other.
-VERSION = 4
+VERSION = 5
 #: Limit of a frame, in bytes.
 LARGEST = validation.MAX_MESSAGE_BYTES
 _MAGIC = b"TFD1 "
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One message.
+class Frame(NamedTuple):
+    """A message, and its number among those of its sender. 0 is not counted."""
 
-    Parameters
-    ----------
-    host : str
-        The host of the agent. Spaces in it are sent as underscores.
-    agent : str
-        Id of the agent.
-    seq : int
-        Grows by one with each frame of a sender.
-    body : dict
-        JSON values.
-    """
-
-    host: str
-    agent: str
     seq: int
     body: dict[str, Any]
 
 
-def encode(frame: Frame) -> bytes:
-    """Return `frame` as one line, with bytes in base64.
+def encode(body: dict[str, Any], seq: int = 0) -> bytes:
+    """Return a frame as one line, with bytes in base64.
 
     Raises
     ------
     UsageError
         The line is larger than `LARGEST`.
     """
-    body = json.dumps(frame.body, separators=(",", ":"), default=encode_bytes).encode()
-    host = "_".join(frame.host.split()) or "_"
-    header = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
-    line = _MAGIC + header + body + b"\n"
+    text = json.dumps(body, separators=(",", ":"), default=encode_bytes).encode()
+    line = b"%s%d %d %s\n" % (_MAGIC, seq, len(text), text)
     if len(line) > LARGEST:
         raise too_large(len(line))
     return line
@@ -87,13 +69,13 @@ def decode(line: bytes) -> Frame | None:
     if not line.startswith(_MAGIC):
         return None
     try:
-        _, host, agent, seq, length, body = line.rstrip(b"\n").split(b" ", 5)
+        _, seq, length, body = line.rstrip(b"\n").split(b" ", 3)
         if len(body) != int(length):
             return None
         decoded = json.loads(body)
         if not isinstance(decoded, dict):
             return None
-        return Frame(host.decode(), agent.decode(), int(seq), decoded)
+        return Frame(int(seq), decoded)
     except (ValueError, RecursionError):
         return None
 
@@ -103,7 +85,7 @@ def decode_head(line: bytes) -> tuple[int, int] | None:
     if not line.startswith(_MAGIC):
         return None
     try:
-        _, _, _, seq, length, _ = line.split(b" ", 5)
+        _, seq, length, _ = line.split(b" ", 3)
         return int(seq), int(length)
     except ValueError:
         return None

@@ -279,7 +279,7 @@ def test_invalid_bytes_at_the_socket_get_no_reply(shared: tfd.Cluster) -> None:
     from tfd_notebook.net import unix_socket
 
     (cluster,) = detached.detached()
-    for sent in (b"\x80\x04garbage\n", b"TFD1 h a 1 2 {}\n", b'{"method": "close"}\n', b"\n" * 10):
+    for sent in (b"\x80\x04garbage\n", b"TFD1 1 2 {}\n", b'{"method": "close"}\n', b"\n" * 10):
         with unix_socket.connect(cluster.directory / SOCKET, 10.0) as peer:
             peer.sendall(sent)
             peer.shutdown(1)

@@ -19,7 +19,7 @@ async def opened_cluster(name, allow=()):
     """Yield an agent, a session, and the directory of a cluster that is open in both."""
     directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
     agent = Agent("abcdefabcdef", directory, None)
-    session = Session("host", agent.id, 0.0)
+    session = Session(0.0)
     opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
     yield (
         agent,

@@ -60,7 +60,7 @@ async def echo(session, body):
 
 def request(number, **arguments):
     body = {"id": number, "method": f"request {number}", "arguments": arguments}
-    return agent_protocol.encode(agent_protocol.Frame("host", "agent", number, body))
+    return agent_protocol.encode(body, number)
 
 
 def served(loop, lines, limit, replies):
@@ -73,7 +73,7 @@ def served(loop, lines, limit, replies):
             asyncio.streams.FlowControlMixin, os.fdopen(write, "wb", buffering=0)
         )
         writer = asyncio.StreamWriter(transport, flow, None, loop.loop)
-        serving = loop.loop.create_task(Session("host", "agent", 0.0).serve(reader, writer, echo))
+        serving = loop.loop.create_task(Session(0.0).serve(reader, writer, echo))
         reader.feed_data(b"".join(lines))
         return read, reader, writer, serving
 
@@ -127,7 +127,7 @@ def directory(tmp_path):
 def linked(loop, directory, answer, grace=600.0):
     """Connect a client to an agent's socket; return it with the sessions at the other end."""
     sessions = {}
-    listener = AgentListener(directory, "host", "agent", answer, sessions)
+    listener = AgentListener(directory, answer, sessions)
     loop.call(listener.open())
     channels = []
 

@@ -139,7 +139,7 @@ HANDSHAKE = {
 
 
 def frame(body: Any) -> bytes:
-    return agent_protocol.encode(agent_protocol.Frame("host", "agent", 7, body))
+    return agent_protocol.encode(body, 7)
 
 
 def monitored(config: ClusterConfig | None = None) -> Monitor:
@@ -403,7 +403,7 @@ def test_other_json_ends_the_session_or_is_ignored(body: Any) -> None:
     client.handle_line(frame(body))
     assert client.alive is ignored
     assert ignored or "sent an invalid message" in client.why_lost
-    client.handle_line(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
+    client.handle_line(b"TFD1 1 200000 " + b"[" * 200_000 + b"\n")
     assert client.alive is ignored
 
 

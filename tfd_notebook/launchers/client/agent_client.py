@@ -132,7 +132,7 @@ class AgentClient:
         try:
             number = next(self._ids)
             body = {"id": number, "method": method, "arguments": arguments}
-            line = agent_protocol.encode(agent_protocol.Frame(self.host, self.id, number, body))
+            line = agent_protocol.encode(body, number)
             with self._lock:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")

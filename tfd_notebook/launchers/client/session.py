@@ -160,8 +160,7 @@ class AgentSession:
 
     def _line(self, method: str, arguments: dict[str, Any] | None = None) -> bytes:
         """Return a message about the session itself, which has no reply."""
-        body = {"id": 0, "method": method, "arguments": arguments or {}}
-        return agent_protocol.encode(agent_protocol.Frame(self._host, self.client.id, 0, body))
+        return agent_protocol.encode({"id": 0, "method": method, "arguments": arguments or {}})
 
     def _not_connected(self, data: bytes) -> None:
         raise OSError("not connected")

@@ -222,7 +222,7 @@ async def _run() -> None:
     working: set[asyncio.Future[None]] = set()
 
     def send(body: dict[str, Any]) -> None:
-        writer.write(agent_protocol.encode(agent_protocol.Frame("localhost", "ssh", 0, body)))
+        writer.write(agent_protocol.encode(body))
 
     async def reply(body: dict[str, Any]) -> None:
         try:
