@@ -23,16 +23,14 @@ from tfd_notebook.views.resolution import (
     resolution_change_key,
     resolution_html,
     resolution_text,
-    rules_table,
     task_status_table,
 )
-from tfd_notebook.views.table import Cell, Column, Table
+from tfd_notebook.views.table import Column, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Cell",
     "Column",
     "Table",
     "View",
@@ -52,7 +50,6 @@ __all__ = [
     "resolution_change_key",
     "resolution_html",
     "resolution_text",
-    "rules_table",
     "short_error",
     "streams_table",
     "task_status_table",

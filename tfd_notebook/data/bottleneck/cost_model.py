@@ -59,14 +59,11 @@ class LaneCost:
     ----------
     busy : float
         Share of the time that its threads were busy, 0 to 1 or slightly more.
-    threads : float
-        Average number of its threads.
     parts : tuple of StageCost
         Stages with the most work first.
     """
 
     busy: float
-    threads: float
     parts: tuple[StageCost, ...]
 
 
@@ -137,7 +134,7 @@ class Costs:
             if available:
                 parts.sort(key=lambda part: part.seconds, reverse=True)
                 total = sum(part.seconds for part in parts)
-                lanes.append(LaneCost(total / available, available / self._wall, tuple(parts)))
+                lanes.append(LaneCost(total / available, tuple(parts)))
         return sorted(lanes, key=lambda lane: lane.busy, reverse=True)
 
     def _nodes_with_stages(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
