@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 
 import pytest
@@ -97,10 +98,10 @@ def test_table_shows_the_remote_tasks(kernel: tfd.RemoteKernel, train: tfd.Clust
 
 
 def test_magics_find_remote_tasks(train: tfd.Cluster) -> None:
-    cluster, task = lookup.pick_task(["train", "worker:1"], need_task=True)
+    cluster, task = lookup.pick_task(Namespace(name="train", task="worker:1"))
     assert (cluster, task) == (train, "worker:1")
     with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
-        lookup.pick_task(["worker:7", "train"], need_task=True)
+        lookup.pick_task(Namespace(name="train", task="worker:7"))
     with pytest.raises(errors.StateError, match="no running stream"):
         lookup.pick_stream(None)
 
