@@ -5,57 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.model.snapshot import Snapshot
-from tfd_notebook.views.cluster import html, text
-from tfd_notebook.views.cluster_lists import (
-    brief,
-    clusters_table,
-    forecast_table,
-    jobs_table,
-    streams_table,
-)
-from tfd_notebook.views.coordinator import coordinator_bundle, counted, values_table
-from tfd_notebook.views.diagnostics import findings_table
-from tfd_notebook.views.formatting import clean_lines, short_error
-from tfd_notebook.views.gpus import gpus_table
-from tfd_notebook.views.resolution import (
-    changes_table,
-    resolution_bundle,
-    resolution_change_key,
-    resolution_html,
-    resolution_text,
-    task_status_table,
-)
-from tfd_notebook.views.table import Column, Table
+from tfd_notebook.views.cluster import html as html
+from tfd_notebook.views.cluster import text as text
+from tfd_notebook.views.cluster_lists import brief as brief
+from tfd_notebook.views.cluster_lists import clusters_table as clusters_table
+from tfd_notebook.views.cluster_lists import forecast_table as forecast_table
+from tfd_notebook.views.cluster_lists import jobs_table as jobs_table
+from tfd_notebook.views.cluster_lists import streams_table as streams_table
+from tfd_notebook.views.coordinator import coordinator_bundle as coordinator_bundle
+from tfd_notebook.views.coordinator import counted as counted
+from tfd_notebook.views.coordinator import values_table as values_table
+from tfd_notebook.views.diagnostics import findings_table as findings_table
+from tfd_notebook.views.formatting import clean_lines as clean_lines
+from tfd_notebook.views.formatting import short_error as short_error
+from tfd_notebook.views.gpus import gpus_table as gpus_table
+from tfd_notebook.views.resolution import changes_table as changes_table
+from tfd_notebook.views.resolution import resolution_bundle as resolution_bundle
+from tfd_notebook.views.resolution import resolution_change_key as resolution_change_key
+from tfd_notebook.views.resolution import resolution_html as resolution_html
+from tfd_notebook.views.resolution import resolution_text as resolution_text
+from tfd_notebook.views.resolution import task_status_table as task_status_table
+from tfd_notebook.views.table import Column as Column
+from tfd_notebook.views.table import Table as Table
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "Column",
-    "Table",
-    "View",
-    "brief",
-    "changes_table",
-    "clean_lines",
-    "clusters_table",
-    "coordinator_bundle",
-    "counted",
-    "findings_table",
-    "forecast_table",
-    "gpus_table",
-    "html",
-    "jobs_table",
-    "mimebundle",
-    "resolution_bundle",
-    "resolution_change_key",
-    "resolution_html",
-    "resolution_text",
-    "short_error",
-    "streams_table",
-    "task_status_table",
-    "text",
-    "values_table",
-]
 
 
 def mimebundle(snapshot: Snapshot) -> dict[str, str]:
