@@ -15,31 +15,23 @@ from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.validation import checked
 
+#: The choices, each with a description, and with the name of its class if it has only one.
+_RESOLVERS = {
+    "auto": ("the first rule that matches", ""),
+    "tf_config": ("the variable TF_CONFIG", "TFConfigResolver"),
+    "sagemaker": ("a training job of SageMaker", "SageMakerResolver"),
+    "slurm": ("a step, allocation or job of Slurm", "SlurmResolver"),
+    "spark": ("the nodes of a TFCluster of this process", "SparkResolver"),
+    "tpu": ("a Cloud TPU", "TPUResolver"),
+    "kubernetes": ("pods of Kubernetes", "KubernetesResolver"),
+    "gce": ("an instance group of Compute Engine", "GCEResolver"),
+    "jupyter": ("clusters in remote kernels", ""),
+    "file": ("a JSON or TOML file", "ClusterFileResolver"),
+    "local": ("a cluster of this process, or of your other processes on this host", ""),
+}
 #: The choices, each with a description.
-CHOICES = {
-    "auto": "the first rule that matches",
-    "tf_config": "the variable TF_CONFIG",
-    "sagemaker": "a training job of SageMaker",
-    "slurm": "a step, allocation or job of Slurm",
-    "spark": "the nodes of a TFCluster of this process",
-    "tpu": "a Cloud TPU",
-    "kubernetes": "pods of Kubernetes",
-    "gce": "an instance group of Compute Engine",
-    "jupyter": "clusters in remote kernels",
-    "file": "a JSON or TOML file",
-    "local": "a cluster of this process, or of your other processes on this host",
-}
-
-_CLASSES = {
-    "tf_config": "TFConfigResolver",
-    "sagemaker": "SageMakerResolver",
-    "slurm": "SlurmResolver",
-    "spark": "SparkResolver",
-    "tpu": "TPUResolver",
-    "kubernetes": "KubernetesResolver",
-    "gce": "GCEResolver",
-    "file": "ClusterFileResolver",
-}
+CHOICES = {name: description for name, (description, _) in _RESOLVERS.items()}
+_CLASSES = {name: kind for name, (_, kind) in _RESOLVERS.items() if kind}
 
 
 def create_resolver(name: str, options: Mapping[str, Any]) -> Any:

@@ -1,39 +1,23 @@
 // Symbols and number formats, identical to those of the kernel's text views.
 
-const SIGNS: Record<string, string> = {
-  new: '○',
-  planned: '○',
-  starting: '◌',
-  ready: '●',
-  running: '►',
-  paused: '‖',
-  idle: '○',
-  queued: '○',
-  dispatched: '◌',
-  fetching: '►',
-  retrying: '↻',
-  cancelled: '■',
-  degraded: '▲',
-  hung: '▲',
-  restarting: '↻',
-  stopping: '◌',
-  stopped: '■',
-  finished: '✓',
-  failed: '✗',
-  lost: '∅',
-  alive: '●',
-  refused: '✗',
-  unreachable: '∅',
-  foreign: '✗',
-  mismatch: '≠',
-  reserving: '◌',
-  reserved: '○',
-  feeding: '►',
-  draining: '◌',
-  info: '·',
-  warning: '▲',
-  error: '✗'
+const STATES: Record<string, string[]> = {
+  '○': ['new', 'planned', 'idle', 'queued', 'reserved'],
+  '◌': ['starting', 'dispatched', 'stopping', 'reserving', 'draining'],
+  '●': ['ready', 'alive'],
+  '►': ['running', 'fetching', 'feeding'],
+  '‖': ['paused'],
+  '↻': ['retrying', 'restarting'],
+  '■': ['cancelled', 'stopped'],
+  '▲': ['degraded', 'hung', 'warning'],
+  '✓': ['finished'],
+  '✗': ['failed', 'refused', 'foreign', 'error'],
+  '∅': ['lost', 'unreachable'],
+  '≠': ['mismatch'],
+  '·': ['info']
 };
+const SIGNS = new Map(
+  Object.entries(STATES).flatMap(([sign, states]) => states.map(state => [state, sign]))
+);
 
 const TONES: Record<string, string[]> = {
   good: ['ready', 'running', 'fetching', 'finished', 'alive', 'feeding'],
@@ -54,7 +38,7 @@ const STACK = [
 ];
 
 export function sign(state: string): string {
-  return SIGNS[state] ?? '·';
+  return SIGNS.get(state) ?? '·';
 }
 
 export function signed(state: string): string {
