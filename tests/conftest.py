@@ -47,7 +47,12 @@ _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
 _LASTING_THREADS = ("tfd-agent", "asyncio_", "tfd-ctrl-c")
 #: Name prefixes of threads that a shared cluster may start again: of its coordinator, and of
 #: connections from executors.
-_RENEWED_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler", "tfd-secure-channel")
+_RENEWED_THREADS = (
+    "WorkerClosureProcessingLoop",
+    "WorkerPreemptionHandler",
+    "tfd-secure-channel",
+    "tfd-heartbeat",
+)
 _failed = pytest.StashKey[bool]()
 
 if sys.platform != "linux":  # the port filter and network namespaces exist on Linux only
