@@ -223,11 +223,12 @@ def test_reservation_is_stored(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(RESERVED)
         assert channel.receive(10)[0] == {"addresses": {"0": "10.0.0.5:4000"}}
+    until(lambda: driver.changes)
     assert (driver.node.state, driver.node.address) == ("reserved", "10.0.0.5:4000")
     with driver.connect() as channel:
         channel.send({**RESERVED, "attempt": 1})
         assert channel.receive(10)[0] == {}
-    assert driver.changes == ["reserved", "reserved_again"]
+    until(lambda: driver.changes == ["reserved", "reserved_again"])
 
 
 def test_tasks_get_the_addresses_after_the_last_reservation() -> None:
