@@ -31,6 +31,12 @@ VALUE_COLUMNS = (
     "error",
 )
 
+#: The number of `numpy.datetime64` for a missing time.
+_NOT_A_TIME = -(2.0**63)
+
+#: Number of the latest closures that `Values.records` searches before it searches all.
+_FIRST_ROWS = 10_000
+
 #: Keys of `Values.counts`.
 VALUE_STATES = ("queued", "paused", *STATES[1:])
 
@@ -97,16 +103,21 @@ class Values:
 
         columns = self._store.columns(latest)
         times = {
-            name: np.array(getattr(columns, name), dtype=float)
+            name: np.frombuffer(getattr(columns, name), dtype=float)
             for name in ("queued", "dispatched", "started", "fetching", "finished")
         }
-        times = {name: np.where(column > 0, column, np.nan) for name, column in times.items()}
-        states = np.array(STATES, dtype=object)[np.frombuffer(columns.state, dtype=np.uint8)]
-        if self._paused():
-            states[states == "queued"] = "paused"
+        names = ["paused" if self._paused() and name == "queued" else name for name in STATES]
+        errors = np.full(len(columns), "", dtype=object)
+        for row, key in enumerate(columns.ids) if columns.errors else ():
+            errors[row] = columns.errors.get(key, "")
 
         def stamp(name: str) -> Any:
-            return pd.to_datetime(_wall(times[name]) * 1e9)
+            nanoseconds = np.where(times[name] > 0, _wall(times[name]) * 1e9, _NOT_A_TIME)
+            return nanoseconds.astype(np.int64).view("datetime64[ns]")
+
+        def between(start: str, end: str) -> Any:
+            is_known = (times[start] > 0) & (times[end] > 0)
+            return np.where(is_known, (times[end] - times[start]) * 1e3, np.nan)
 
         return pd.DataFrame(
             {
@@ -114,17 +125,17 @@ class Values:
                 "function": pd.Categorical.from_codes(
                     np.array(columns.function, dtype=int), list(columns.functions)
                 ),
-                "state": states,
+                "state": np.array(names, dtype=object)[np.frombuffer(columns.state, np.uint8)],
                 "worker": np.array(columns.worker, dtype=int),
                 "attempts": np.array(columns.attempts, dtype=int),
                 "queued": stamp("queued"),
                 "dispatched": stamp("dispatched"),
                 "started": stamp("started"),
                 "finished": stamp("finished"),
-                "queue_ms": (times["dispatched"] - times["queued"]) * 1e3,
-                "run_ms": (times["fetching"] - times["started"]) * 1e3,
-                "fetch_ms": (times["finished"] - times["fetching"]) * 1e3,
-                "error": [columns.errors.get(key, "") for key in columns.ids],
+                "queue_ms": between("queued", "dispatched"),
+                "run_ms": between("started", "fetching"),
+                "fetch_ms": between("fetching", "finished"),
+                "error": errors,
             },
             columns=list(VALUE_COLUMNS),
         )
@@ -133,18 +144,22 @@ class Values:
         self, latest: int, state: str | None = None, worker: int | None = None
     ) -> list[dict[str, Any]]:
         """Return up to `latest` matching rows, the latest last, as JSON values."""
-        columns = self._store.columns(latest if state is None and worker is None else None)
+        import numpy as np
+
         paused = self._paused()
-        records: list[dict[str, Any]] = []
-        for row in range(len(columns) - 1, -1, -1):
-            name = STATES[columns.state[row]]
-            name = "paused" if paused and name == "queued" else name
-            if state not in (None, name) or worker not in (None, columns.worker[row]):
-                continue
-            records.append(_record(columns, row, name))
-            if len(records) == latest:
+        names = ["paused" if paused and name == "queued" else name for name in STATES]
+        for count in (max(latest, _FIRST_ROWS), None):  # the latest are usually enough
+            columns = self._store.columns(count)
+            fits = np.ones(len(columns), dtype=bool)
+            if state is not None:
+                code = names.index(state) if state in names else -1
+                fits &= np.frombuffer(columns.state, dtype=np.uint8) == code
+            if worker is not None:
+                fits &= np.frombuffer(columns.worker, dtype=columns.worker.typecode) == worker
+            rows = np.flatnonzero(fits)[-latest:].tolist()
+            if len(rows) == latest:
                 break
-        return records[::-1]
+        return [_record(columns, row, names[columns.state[row]]) for row in rows]
 
     def record(self, id: int) -> dict[str, Any]:
         """Return the record of a closure, as JSON values with the names of `VALUE_COLUMNS`.
