@@ -24,7 +24,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.model.closure_gate import Gate
-from tfd_notebook.model.closure_store import Store, function_names
+from tfd_notebook.model.closure_store import DEFAULT_KEEP, Store, function_names
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 
@@ -43,7 +43,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     ----------
     strategy : tf.distribute.ParameterServerStrategy
     keep : int
-        Number of closures with a full record. Earlier ones are only counted. Default 200,000.
+        Number of closures with a full record. Earlier ones are only counted. Default 1,000,000.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     tf.distribute.coordinator.ClusterCoordinator
     """
 
-    def __new__(cls, strategy: Any, keep: int = 200_000) -> Coordinator:
+    def __new__(cls, strategy: Any, keep: int = DEFAULT_KEEP) -> Coordinator:
         if not adoption.is_supported(strategy):
             raise UsageError(
                 f"invalid strategy {type(strategy).__name__}: a coordinator works with "
@@ -77,7 +77,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         coordinator: Coordinator = super().__new__(cls, strategy)
         return coordinator
 
-    def __init__(self, strategy: Any, keep: int = 200_000) -> None:
+    def __init__(self, strategy: Any, keep: int = DEFAULT_KEEP) -> None:
         if connection.is_constructed(self):
             return
         self._set_attributes(keep)

@@ -29,6 +29,7 @@ from tfd_notebook._compat import errors
 from tfd_notebook._compat.tf_coordinator import cancellation as tf_coordinator_cancellation
 from tfd_notebook._compat.tf_coordinator import closures, connection, fallback
 from tfd_notebook._compat.tf_data import graph, py_functions, servers
+from tfd_notebook.model.closure_store import Store
 
 VERSION = f"TensorFlow {tf.__version__}"
 Queue = coordinators._CoordinatedClosureQueue
@@ -325,3 +326,34 @@ def test_function_can_be_unregistered_and_registered() -> None:
     assert not here.has_function(name), VERSION
     here.add_function_def(definition)
     assert int(function(tf.constant(2))) == 3, VERSION
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_watched_closure_selects_the_arguments_of_its_worker_as_tensorflow_does(
+    nested: bool,
+) -> None:
+    def remote(number: int) -> Any:
+        value = values.RemoteValueImpl(None, tf.TensorSpec([], tf.int32))
+        value._set_values(tf.constant(number))
+        return value
+
+    def add(first: Any, plain: Any, *, second: Any) -> Any:
+        return (first[0] if nested else first) + plain + second
+
+    first, second = (values.PerWorkerValues([remote(n), remote(n + 1)]) for n in (10, 20))
+    worker = SimpleNamespace(
+        worker_index=1, device_name="/cpu:0", executor=executor.new_executor(enable_async=False)
+    )
+    results = []
+    for kind in (coordinators.Closure, closures.WatchedClosure):
+        closure = closure_of(add, args=([first] if nested else first, 3), kwargs={"second": second})
+        closure.__class__ = kind
+        closure.store, closure.key = Store(), 0
+        result = closure.build_output_remote_value()
+        closure.execute_on(worker)
+        results.append(int(result._get_values()))
+        second._values[1]._set_error(ValueError("broken"))
+        with pytest.raises(coordinators.ClosureInputError, match="broken"):
+            closure.execute_on(worker)
+        second._values[1]._set_values(tf.constant(21))
+    assert results == [35, 35], VERSION

@@ -193,7 +193,7 @@ def test_page_with_changes_equals_page_with_all_rows() -> None:
                 if act < 0.6:
                     store.retry(key, worker, "lost")
                     continue
-                store.running(key, worker)
+                store.running(key)
                 state = chance.choice((READY, FAILED, CANCELLED))
                 store.end(key, state, worker, "boom" if state == FAILED else "")
                 live.remove(key)

@@ -50,10 +50,10 @@ def rounds(
         keys = [add(store, function, number % traces) for _ in range(2)]
         for worker, key in enumerate(keys):
             store.dispatched(key, worker)
-            store.running(key, worker)
+            store.running(key)
         clock.now += seconds
         for worker, key in enumerate(keys):
-            store.fetch(key, worker)
+            store.fetch(key)
             store.end(key, READY, worker)
         clock.now += idle
     for number in range(queued):

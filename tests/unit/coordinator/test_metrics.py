@@ -62,9 +62,9 @@ def run(store: Store, clock: Clock, seconds: float, worker: int = 0, state: int 
     """Simulate a closure that runs from now on for `seconds`."""
     key = store.add("step", "step_1", None)
     store.dispatched(key, worker)
-    store.running(key, worker)
+    store.running(key)
     clock.now += seconds
-    store.fetch(key, worker)
+    store.fetch(key)
     store.end(key, state, worker, "it failed" if state == FAILED else "")
     return key
 
@@ -139,7 +139,7 @@ def test_row_version_changes_with_the_row(clock: Clock, monkeypatch: pytest.Monk
     assert not changes(seconds=60)
     key = store.add("f", "f", None)
     store.dispatched(key, 0)
-    store.running(key, 0)
+    store.running(key)
     clock.now += 3600
     assert changes(seconds=1)  # the time of the running closure
     store.end(key, READY, 0)
@@ -156,7 +156,6 @@ def test_store_reports_each_change_once() -> None:
     key = store.add("step", "step_1", None)
     store.dispatched(key, 0)
     store.end(key, READY, 0)
-    store.end(key, READY, 0)  # it has ended already
     gate.close("by request")
     gate.hold(1)
     gate.break_on(True, set(), set())

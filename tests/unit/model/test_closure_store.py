@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,11 +14,15 @@ from tfd_notebook.model.closure_gate import Gate
 from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, STATES, Store
 
 
+class Result:
+    """The result of a closure."""
+
+
 def through(store: Store, worker: int = 0, end: int = READY, function: str = "f") -> int:
     key = store.add(function, f"__inference_{function}_1", None)
     store.dispatched(key, worker)
-    store.running(key, worker)
-    store.fetch(key, worker)
+    store.running(key)
+    store.fetch(key)
     store.end(key, end, worker)
     return key
 
@@ -32,8 +37,8 @@ class TestStore:
             lambda: store.dispatched(key, 1),
             lambda: store.retry(key, 1, "worker:1 was lost"),
             lambda: store.dispatched(key, 0),
-            lambda: store.running(key, 0),
-            lambda: store.fetch(key, 0),
+            lambda: store.running(key),
+            lambda: store.fetch(key),
             lambda: store.end(key, READY, 0),
         ):
             change()
@@ -89,6 +94,22 @@ class TestStore:
         assert store.state_of(waiting) == 0
         store.end(waiting, READY)
         assert store.counts()["ready"] == 101
+
+    def test_values_are_dropped_from_the_record_with_their_results(self) -> None:
+        store, kept = Store(), Result()
+        key = store.add("f", "f", weakref.ref(kept))
+        discarded = [store.add("f", "f", weakref.ref(Result())) for _ in range(30_000)]
+        assert store.value(key) is kept
+        assert store.value(discarded[0]) is None
+        assert len(store) == 30_001
+
+    def test_transitions_are_recorded_without_a_query(self) -> None:
+        store = Store(keep=100)
+        keys = [through(store) for _ in range(10_000)]
+        position, changed = store.changes(0)
+        assert (position, changed) == (50_000, None)
+        assert store.times(keys[:1]) == [None]
+        assert store.lost_attempts() == ()
 
     def test_traces_are_counted_by_function(self) -> None:
         store = Store()

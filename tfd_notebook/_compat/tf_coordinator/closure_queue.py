@@ -9,7 +9,6 @@ import inspect
 import queue as queues
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +89,7 @@ class WatchedQueue(Waiting):
         self._stopped = False
         #: The threads that serve a worker by its index, and those of removed workers.
         self._serving: dict[int, threading.Thread] = {}
-        self._leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._leaving: set[threading.Thread] = set()
         #: Names of functions with a closure that reads a dataset on its worker.
         self.reads_input: set[str] = set()
         self.fetch_waits = 0
@@ -171,7 +170,6 @@ class WatchedQueue(Waiting):
             value._tfd_queue = self
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-        self._local.closure = None
         thread = threading.current_thread()
         with self._queue_lock:
             if tag is not None and thread not in self._leaving:
@@ -191,9 +189,10 @@ class WatchedQueue(Waiting):
             closure = self._queue.get(block=False)
             self._queue_free_slot_condition.notify()
             self.inflight_closure_count += 1
-            self.in_flight[tag if tag is not None else -1] = closure
-        self._local.closure, self._local.worker = closure, tag if tag is not None else -1
-        self._store.dispatched(closure.key, self._local.worker)
+            closure.worker = -1 if tag is None else tag
+            self.in_flight[closure.worker] = closure
+        self._local.closure = closure
+        self._store.dispatched(closure.key, closure.worker)
         return closure
 
     def _admits(self, worker: int | None) -> bool:
@@ -208,13 +207,13 @@ class WatchedQueue(Waiting):
 
     def mark_finished(self) -> None:
         closure = self._local.closure
-        self._take_current()
-        self._store.end(closure.key, READY, self._local.worker)
+        self._release(closure)
+        self._store.end(closure.key, READY, closure.worker)
         super().mark_finished()
         self._notify_progress()
 
     def mark_failed(self, e: BaseException) -> None:
-        closure, worker = self._take_current(), self._local.worker
+        closure = self._local.closure
         if closure is None:
             # The closure was put back, and then its worker was not restored. TensorFlow would count
             # it again, or end the worker's thread with a failed assertion.
@@ -223,8 +222,10 @@ class WatchedQueue(Waiting):
                     self._error = e
                 self._stop_waiting_condition.notify_all()
             return
+        self._release(closure)
+        worker = closure.worker
         if closure.cancelled_by:
-            self._end_cancelled(closure, worker)
+            self._end_cancelled(closure)
             return
         cancelled = isinstance(e, tf.errors.CancelledError)
         text = getattr(e, "message", None) or str(e)
@@ -238,12 +239,12 @@ class WatchedQueue(Waiting):
         self._notify_progress()
 
     def put_back(self, closure: Any) -> None:
-        worker = self._local.worker
-        self._take_current()
+        self._release(closure)
+        worker = closure.worker
         if self._stopped:  # no worker takes it again
             closure.cancelled_by = closure.cancelled_by or "The coordinator was stopped."
         if closure.cancelled_by:
-            self._end_cancelled(closure, worker)
+            self._end_cancelled(closure)
             return
         if self._error is not None or self._stopped:
             self._store.end(closure.key, CANCELLED, worker)  # TensorFlow cancels it next
@@ -257,18 +258,16 @@ class WatchedQueue(Waiting):
                 self._closures_queued_condition.notify_all()
         self._notify_progress()
 
-    def _take_current(self) -> WatchedClosure | None:
-        """Return the closure of this thread, and clear it."""
-        closure: WatchedClosure | None = self._local.closure
+    def _release(self, closure: WatchedClosure) -> None:
+        """Record that this thread no longer runs `closure`."""
         self._local.closure = None
-        self.in_flight.pop(self._local.worker, None)
-        return closure
+        self.in_flight.pop(closure.worker, None)
 
-    def _end_cancelled(self, closure: WatchedClosure, worker: int) -> None:
+    def _end_cancelled(self, closure: WatchedClosure) -> None:
         """End a closure that the user cancelled, without an error for other callers."""
         error = tf.errors.CancelledError(None, None, closure.cancelled_by)
         closure.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
-        self._store.end(closure.key, CANCELLED, worker, closure.cancelled_by)
+        self._store.end(closure.key, CANCELLED, closure.worker, closure.cancelled_by)
         super().mark_finished()
         self._notify_progress()
 

@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_coordinator
+from tensorflow.python.distribute.coordinator import coordinator_context, metric_utils
 from tensorflow.python.distribute.coordinator import values as tf_values
+from tensorflow.python.eager import context
+from tensorflow.python.framework import ops
+from tensorflow.python.util import nest
 
 from tfd_notebook._compat.tf_coordinator import cancellation
 from tfd_notebook.model.closure_store import CANCELLED, Store
@@ -47,19 +51,52 @@ class WatchedClosure(_Closure):
     key: int
     name: str
     store: Store
+    #: The worker that has taken the closure. -1 before.
+    worker: int = -1
     cancelled_by: str = ""
     #: `time.monotonic` of the call of its worker. 0 before.
     began: float = 0.0
 
     def execute_on(self, worker: Any) -> None:
         self.began = time.monotonic()
-        self.store.running(self.key, worker.worker_index)
-        super().execute_on(worker)
-        self.store.fetch(self.key, worker.worker_index)
+        self.store.running(self.key)
+        if any(map(nest.is_nested, (*self._args, *self._kwargs.values()))):
+            super().execute_on(worker)
+        else:
+            self._execute_flat(worker)
+        self.store.fetch(self.key)
+
+    def _execute_flat(self, worker: Any) -> None:
+        """Run with arguments that are no containers.
+
+        TensorFlow searches each argument six times for nested values. That takes longer than all
+        other steps in Python.
+        """
+        args = [_part_of(value, worker) for value in self._args]
+        kwargs = {name: _part_of(value, worker) for name, value in self._kwargs.items()}
+        with (
+            ops.device(worker.device_name),
+            context.executor_scope(worker.executor),
+            coordinator_context.with_dispatch_context(worker),
+            metric_utils.monitored_timer("closure_execution"),
+        ):
+            result = self._function(*args, **kwargs)
+        self.maybe_call_with_output_remote_value(lambda value: value._set_values(result))
 
     def mark_cancelled(self) -> None:
         self.store.end(self.key, CANCELLED)
         super().mark_cancelled()
+
+
+def _part_of(value: Any, worker: Any) -> Any:
+    """Return the part of an argument that a worker uses."""
+    if isinstance(value, _PerWorkerValues):
+        value = value._values[worker.worker_index]
+    is_remote = isinstance(value, tf.distribute.coordinator.RemoteValue)
+    if is_remote and (error := value._get_error()):
+        is_input_error = isinstance(error, tf_coordinator.ClosureInputError)
+        raise error if is_input_error else tf_coordinator.ClosureInputError(error)
+    return coordinator_context.maybe_get_remote_value(value)
 
 
 class WatchedValue(_Value):
