@@ -6,6 +6,9 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,11 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def interleave(
-    measurements: dict[str, Callable[[], float]], rounds: int, warm_up: int = 1
-) -> dict[str, list[float]]:
+    measurements: dict[str, Callable[[], Figure]], rounds: int, warm_up: int = 1
+) -> dict[str, list[Figure]]:
     """Take every measurement once per round, in rotating order, after `warm_up` rounds."""
     names = list(measurements)
-    figures: dict[str, list[float]] = {name: [] for name in names}
+    figures: dict[str, list[Figure]] = {name: [] for name in names}
     for number in range(-warm_up, rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import _pairs
-from coordinator_overhead import compare
+from coordinator_overhead import compare, report
 
 
 def main() -> None:
-    result = compare("coordinator_gate", "ours+gate", _pairs.arguments(__doc__).quick)
-    _pairs.report("coordinator_gate", result, "seconds")
+    quick = _pairs.arguments(__doc__).quick
+    report("coordinator_gate", compare("coordinator_gate", "ours+gate", quick))
 
 
 if __name__ == "__main__":
