@@ -1,9 +1,8 @@
 """Closures through an observed coordinator, against TensorFlow's own.
 
 A process can use only one cluster at a time. Each side is a process with its own cluster of two
-workers and a parameter server, and the sides alternate, lap by lap. A lap runs 1,000 closures that
-do nothing, or 100 of about 5 ms. The figures are wall time, and CPU time of the coordinating
-process.
+workers. The sides alternate, lap by lap. A lap runs 1,000 closures that do nothing, or 100 of about
+5 ms. The figures are wall time, and CPU time of the coordinating process.
 
 The second comparison has the live table open. A session of the bus sends tasks and closures to a
 browser. It packs, signs and sends the messages as the kernel of Jupyter does.

@@ -1,8 +1,8 @@
 """The record of 1,000,000 ended closures: bytes for each, and time of a page and of a sort.
 
-The RemoteValues are discarded, as in most programs. A page is the first message to a view, with its
-latest 100,000 closures, or the rows of `values.table` for one worker. The sort is of the same
-100,000 closures by duration, in `values.to_frame`.
+The RemoteValues are discarded, as in most programs. A page is the first message to a view, which
+has the latest 100,000 closures. Another one is `values.table` for one worker. The sort is of the
+same 100,000 closures by duration, in `values.to_frame`.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ def test_function_can_be_unregistered_and_registered() -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_watched_closure_selects_the_arguments_of_its_worker_as_tensorflow_does(
+def test_watched_closure_selects_arguments_as_tensorflow_does(
     nested: bool,
 ) -> None:
     def remote(number: int) -> Any:

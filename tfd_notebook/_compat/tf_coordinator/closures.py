@@ -67,7 +67,7 @@ class WatchedClosure(_Closure):
         self.store.fetch(self.key)
 
     def _execute_flat(self, worker: Any) -> None:
-        """Run with arguments that are no containers.
+        """Run with arguments without nested values.
 
         TensorFlow searches each argument six times for nested values. That takes longer than all
         other steps in Python.
