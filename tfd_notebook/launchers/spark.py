@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -276,18 +277,19 @@ class _SparkHost(RemoteHost):
                 self._idle.close()
             self._idle = channel
             self._changed.notify_all()
-        ended = threading.Event()
-        reconnect.send_heartbeats(lambda: channel.send({}), ended)
+        next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
         try:
             while not channel.closed:
+                if time.monotonic() > next_heartbeat:
+                    channel.send({})
+                    next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
                 with self._changed, contextlib.suppress(TimeoutError):
                     if self._idle is channel:  # no session reads it
                         self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
-                ended.wait(_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
         except (OSError, EOFError):
             pass  # the connection broke
         finally:
-            ended.set()
             with self._changed:
                 if self._idle is channel:
                     self._idle = None
