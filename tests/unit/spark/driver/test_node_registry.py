@@ -97,6 +97,7 @@ def test_repeated_update_counts_once(driver: Driver) -> None:
             channel.send(update(log="once\n"))
             assert channel.receive(10)[0] == acknowledged(0)
     assert driver.node.last_lines(5) == ("once",)
+    until(lambda: driver.changes)
     assert driver.changes == ["update"]
 
 
