@@ -53,7 +53,8 @@ class SnapshotFeed:
 
     def __init__(self) -> None:
         self._sent: Tree = {}
-        self._cache: dict[tuple[str, str], tuple[Any, Any]] = {}
+        #: By cluster and name: the value, whether it was quiet, the encoded value, and the result.
+        self._cache: dict[tuple[str, str], tuple[Any, bool, Any, Any]] = {}
         #: The snapshot of each cluster, with its encoded tree.
         self._trees: dict[str, tuple[Snapshot, Tree]] = {}
 
@@ -89,7 +90,12 @@ class SnapshotFeed:
             "planned": _counts(snapshot.planned),
             "requested": _counts(snapshot.requested),
             "observed": _counts(snapshot.observed),
-            "tasks": {row.task: self._task(snapshot.name, row, quiet) for row in snapshot.tasks},
+            "tasks": {
+                row.task: self._encoded(
+                    snapshot.name, row.task, row, steady=_steady_task, quiet=quiet
+                )
+                for row in snapshot.tasks
+            },
             "order": [row.task for row in snapshot.tasks],
             "streams": {
                 row.name: self._encoded(snapshot.name, f"stream {row.name}", row)
@@ -104,7 +110,9 @@ class SnapshotFeed:
         }
         if snapshot.gpus:
             tree["gpus"] = {
-                f"{row.host} {row.index}": self._gpu(snapshot.name, row, quiet)
+                (name := f"{row.host} {row.index}"): self._encoded(
+                    snapshot.name, f"gpu {name}", row, steady=_steady_gpu, quiet=quiet
+                )
                 for row in snapshot.gpus
             }
         if snapshot.expires is not None:
@@ -119,50 +127,69 @@ class SnapshotFeed:
 
     def _spark(self, cluster: str, row: SparkRow, quiet: bool) -> Tree:
         tree = encoded(row)
-        tree["nodes"] = {node.node: self._node(cluster, node, quiet) for node in row.nodes}
+        tree["nodes"] = {
+            node.node: self._encoded(
+                cluster, f"node {node.node}", node, steady=_steady_node, quiet=quiet
+            )
+            for node in row.nodes
+        }
         tree["order"] = [node.node for node in row.nodes]
         return tree
 
-    def _node(self, cluster: str, row: NodeRow, quiet: bool) -> Any:
-        before, _ = self._cache.get((cluster, f"node {row.node}"), (None, None))
-        age = row.batch_age_s
-        if age is not None:
-            # The age of an idle node grows steadily, so it is sent in larger and larger steps.
-            known = None if before is None else before.batch_age_s
-            since = age - (known or 0.0)
-            if known is not None and 0 <= since < max(1.0, known / 10):
-                row = replace(row, batch_age_s=known)
-            elif quiet and known is not None and age > _LONG_SECONDS:
-                row = replace(row, batch_age_s=max(known, _LONG_SECONDS))
-        return self._encoded(cluster, f"node {row.node}", row)
-
-    def _task(self, cluster: str, row: TaskRow, quiet: bool) -> Any:
-        before, _ = self._cache.get((cluster, row.task), (None, None))
-        if before is not None and quiet:
-            known = {name: getattr(before, name) for name in _MEASURES}
-            row = replace(row, **{name: value for name, value in known.items() if value})
-        return self._encoded(cluster, row.task, row)
-
-    def _gpu(self, cluster: str, row: GpuRow, quiet: bool) -> Any:
-        name = f"gpu {row.host} {row.index}"
-        before, _ = self._cache.get((cluster, name), (None, None))
-        if before is not None and quiet:
-            # A falling value converges, so it is sent. A fluctuating one would never end.
-            for figure in ("use_percent", "used_mb"):
-                known = (getattr(before, figure), getattr(row, figure))
-                if None not in known:
-                    row = replace(row, **{figure: min(known)})
-        return self._encoded(cluster, name, row)
-
     def _encoded(
-        self, cluster: str, name: str, value: Any, encode: Callable[[Any], Any] = encoded
+        self,
+        cluster: str,
+        name: str,
+        value: Any,
+        encode: Callable[[Any], Any] = encoded,
+        steady: Callable[[Any, Any, bool], Any] = lambda before, value, quiet: value,
+        quiet: bool = False,
     ) -> Any:
-        """Return the result of `encode`, cached as long as the value is equal."""
-        before, result = self._cache.get((cluster, name), (None, None))
-        if result is None or (value is not before and value != before):
+        """Return the result of `encode`, cached as long as the value is equal.
+
+        `steady` takes the value that was encoded before and the new one, and returns the one to
+        encode.
+        """
+        known = self._cache.get((cluster, name))
+        if known is None:
             result = encode(value)
-            self._cache[(cluster, name)] = value, result
+            self._cache[cluster, name] = value, quiet, value, result
+            return result
+        original, was_quiet, before, result = known
+        if value is not original or quiet is not was_quiet:
+            new = steady(before, value, quiet)
+            if new != before:
+                before, result = new, encode(new)
+            self._cache[cluster, name] = value, quiet, before, result
         return result
+
+
+def _steady_node(before: NodeRow, row: NodeRow, quiet: bool) -> NodeRow:
+    """Return `row` with a time since the last batch that changes in larger and larger steps."""
+    age, known = row.batch_age_s, before.batch_age_s
+    if age is None or known is None:
+        return row
+    if 0 <= age - known < max(1.0, known / 10):
+        return replace(row, batch_age_s=known)
+    if quiet and age > _LONG_SECONDS:
+        return replace(row, batch_age_s=max(known, _LONG_SECONDS))
+    return row
+
+
+def _steady_task(before: TaskRow, row: TaskRow, quiet: bool) -> TaskRow:
+    """Return `row` with the earlier measurements while its cluster is idle."""
+    known = {name: value for name in _MEASURES if quiet and (value := getattr(before, name))}
+    return replace(row, **known) if known else row
+
+
+def _steady_gpu(before: GpuRow, row: GpuRow, quiet: bool) -> GpuRow:
+    """Return `row` without the increase of its figures while its cluster is idle.
+
+    A falling value converges, so it is sent. A fluctuating one would never end.
+    """
+    figures = ("use_percent", "used_mb") if quiet else ()
+    known = {name: (getattr(before, name), getattr(row, name)) for name in figures}
+    return replace(row, **{name: min(pair) for name, pair in known.items() if None not in pair})
 
 
 def is_busy(snapshot: Snapshot) -> bool:

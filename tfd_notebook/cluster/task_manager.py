@@ -436,7 +436,7 @@ class TaskManager:
 
         limit = self._config.policy.start_timeout
         in_time = self._wait_settled(settled, limit)
-        rows = {row.task: row for row in self._monitor.rows() if row.task in tasks}
+        rows = {row.task: row for row in self._monitor.rows()}
         waiting = [t for t in tasks if t not in rows or rows[t].state is not TaskState.READY]
         if len(tasks) - len(waiting) >= enough:
             return
