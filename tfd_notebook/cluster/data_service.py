@@ -102,7 +102,7 @@ class ClusterDataService:
             Default ``"stream-1"`` and so on.
         buffer : int, optional
             Maximum number of elements that wait for a reader. Default: the number that fits into
-            64 MB, from 2 to 64.
+            128 MB, from 2 to 64.
         sinks : sequence of callable
             Called with each element, in the stream's thread. An error in a sink fails the stream.
         discard : bool
