@@ -131,261 +131,157 @@ class TFParams(Params):
         return merged
 
 
-def _param(name: str, doc: str, convert: Any) -> Any:
-    return Param(Params._dummy(), name, doc, typeConverter=convert)
+class _HasParam(Params):
+    """A base class that completes the parameter of a subclass, and adds its setter and getter.
+
+    The methods are named after the subclass: `HasEpochs` has ``setEpochs`` and ``getEpochs``.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if _HasParam in cls.__bases__:  # not an estimator or a model
+            (name,) = (name for name, value in vars(cls).items() if isinstance(value, Param))
+            vars(cls)[name].name = name
+            _add_accessors(cls, name)
 
 
-class HasBatchSize(Params):
+def _add_accessors(cls: type, name: str) -> None:
+    def set_value(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
+
+    def get_value(self: Any) -> Any:
+        return self.getOrDefault(name)
+
+    for verb, method in (("set", set_value), ("get", get_value)):
+        method.__name__ = verb + cls.__name__.removeprefix("Has")
+        method.__qualname__ = f"{cls.__qualname__}.{method.__name__}"
+        setattr(cls, method.__name__, method)
+
+
+def _param(doc: str, convert: Any) -> Any:
+    """Return a parameter without a name, which `_HasParam` sets."""
+    return Param(Params._dummy(), "", doc, typeConverter=convert)
+
+
+class HasBatchSize(_HasParam):
     """Parameter: number of rows in a batch."""
 
-    batch_size = _param("batch_size", "number of rows in a batch", TypeConverters.toInt)
-
-    def setBatchSize(self, value: int) -> Any:
-        return self._set(batch_size=value)
-
-    def getBatchSize(self) -> Any:
-        return self.getOrDefault(self.batch_size)
+    batch_size = _param("number of rows in a batch", TypeConverters.toInt)
 
 
-class HasClusterSize(Params):
+class HasClusterSize(_HasParam):
     """Parameter: number of nodes of the cluster, including parameter servers."""
 
-    cluster_size = _param("cluster_size", "number of nodes", TypeConverters.toInt)
-
-    def setClusterSize(self, value: int) -> Any:
-        return self._set(cluster_size=value)
-
-    def getClusterSize(self) -> Any:
-        return self.getOrDefault(self.cluster_size)
+    cluster_size = _param("number of nodes", TypeConverters.toInt)
 
 
-class HasDriverPSNodes(Params):
+class HasDriverPSNodes(_HasParam):
     """Parameter: run parameter servers on the host of the driver."""
 
     driver_ps_nodes = _param(
-        "driver_ps_nodes",
-        "run parameter servers on the host of the driver",
-        TypeConverters.toBoolean,
+        "run parameter servers on the host of the driver", TypeConverters.toBoolean
     )
 
-    def setDriverPSNodes(self, value: bool) -> Any:
-        return self._set(driver_ps_nodes=value)
 
-    def getDriverPSNodes(self) -> Any:
-        return self.getOrDefault(self.driver_ps_nodes)
-
-
-class HasEpochs(Params):
+class HasEpochs(_HasParam):
     """Parameter: number of passes over the rows."""
 
-    epochs = _param("epochs", "number of passes over the rows", TypeConverters.toInt)
-
-    def setEpochs(self, value: int) -> Any:
-        return self._set(epochs=value)
-
-    def getEpochs(self) -> Any:
-        return self.getOrDefault(self.epochs)
+    epochs = _param("number of passes over the rows", TypeConverters.toInt)
 
 
-class HasExportDir(Params):
+class HasExportDir(_HasParam):
     """Parameter: directory of the SavedModel."""
 
-    export_dir = _param(
-        "export_dir", "directory of the SavedModel", TFTypeConverters.toOptionalString
-    )
-
-    def setExportDir(self, value: str | None) -> Any:
-        return self._set(export_dir=value)
-
-    def getExportDir(self) -> Any:
-        return self.getOrDefault(self.export_dir)
+    export_dir = _param("directory of the SavedModel", TFTypeConverters.toOptionalString)
 
 
-class HasFeedTimeout(Params):
+class HasFeedTimeout(_HasParam):
     """Parameter: seconds without progress until a feed fails."""
 
-    feed_timeout = _param(
-        "feed_timeout", "seconds without progress until a feed fails", TypeConverters.toInt
-    )
-
-    def setFeedTimeout(self, value: int) -> Any:
-        return self._set(feed_timeout=value)
-
-    def getFeedTimeout(self) -> Any:
-        return self.getOrDefault(self.feed_timeout)
+    feed_timeout = _param("seconds without progress until a feed fails", TypeConverters.toInt)
 
 
-class HasGraceSecs(Params):
+class HasGraceSecs(_HasParam):
     """Parameter: seconds that an evaluator may run after the last row."""
 
     grace_secs = _param(
-        "grace_secs", "seconds that an evaluator may run after the last row", TypeConverters.toInt
+        "seconds that an evaluator may run after the last row", TypeConverters.toInt
     )
 
-    def setGraceSecs(self, value: int) -> Any:
-        return self._set(grace_secs=value)
 
-    def getGraceSecs(self) -> Any:
-        return self.getOrDefault(self.grace_secs)
-
-
-class HasInputMapping(Params):
+class HasInputMapping(_HasParam):
     """Parameter: mapping of columns to input tensors. Columns are fed sorted by name."""
 
-    input_mapping = _param("input_mapping", "columns to input tensors", TFTypeConverters.toDict)
-
-    def setInputMapping(self, value: Mapping[str, str]) -> Any:
-        return self._set(input_mapping=value)
-
-    def getInputMapping(self) -> Any:
-        return self.getOrDefault(self.input_mapping)
+    input_mapping = _param("columns to input tensors", TFTypeConverters.toDict)
 
 
-class HasInputMode(Params):
+class HasInputMode(_HasParam):
     """Parameter: source of the rows, Spark or the user's function."""
 
-    input_mode = _param("input_mode", "TFCluster.InputMode", TFTypeConverters.toInputMode)
-
-    def setInputMode(self, value: int) -> Any:
-        return self._set(input_mode=value)
-
-    def getInputMode(self) -> Any:
-        return self.getOrDefault(self.input_mode)
+    input_mode = _param("TFCluster.InputMode", TFTypeConverters.toInputMode)
 
 
-class HasMasterNode(Params):
+class HasMasterNode(_HasParam):
     """Parameter: role of the first worker. None stands for ``worker:0``."""
 
-    master_node = _param(
-        "master_node", 'role of the first worker, "chief"', TFTypeConverters.toOptionalString
-    )
-
-    def setMasterNode(self, value: str | None) -> Any:
-        return self._set(master_node=value)
-
-    def getMasterNode(self) -> Any:
-        return self.getOrDefault(self.master_node)
+    master_node = _param('role of the first worker, "chief"', TFTypeConverters.toOptionalString)
 
 
-class HasModelDir(Params):
+class HasModelDir(_HasParam):
     """Parameter: directory of the checkpoints."""
 
-    model_dir = _param("model_dir", "directory of checkpoints", TFTypeConverters.toOptionalString)
-
-    def setModelDir(self, value: str | None) -> Any:
-        return self._set(model_dir=value)
-
-    def getModelDir(self) -> Any:
-        return self.getOrDefault(self.model_dir)
+    model_dir = _param("directory of checkpoints", TFTypeConverters.toOptionalString)
 
 
-class HasNumPS(Params):
+class HasNumPS(_HasParam):
     """Parameter: number of parameter servers."""
 
-    num_ps = _param("num_ps", "number of parameter servers", TypeConverters.toInt)
-
-    def setNumPS(self, value: int) -> Any:
-        return self._set(num_ps=value)
-
-    def getNumPS(self) -> Any:
-        return self.getOrDefault(self.num_ps)
+    num_ps = _param("number of parameter servers", TypeConverters.toInt)
 
 
-class HasOutputMapping(Params):
+class HasOutputMapping(_HasParam):
     """Parameter: mapping of output tensors to columns, sorted by the tensors' names."""
 
-    output_mapping = _param("output_mapping", "output tensors to columns", TFTypeConverters.toDict)
-
-    def setOutputMapping(self, value: Mapping[str, str]) -> Any:
-        return self._set(output_mapping=value)
-
-    def getOutputMapping(self) -> Any:
-        return self.getOrDefault(self.output_mapping)
+    output_mapping = _param("output tensors to columns", TFTypeConverters.toDict)
 
 
-class HasProtocol(Params):
+class HasProtocol(_HasParam):
     """Parameter without effect, for programs that set it: TensorFlow always uses gRPC."""
 
-    protocol = _param("protocol", "not used", TypeConverters.toString)
-
-    def setProtocol(self, value: str) -> Any:
-        return self._set(protocol=value)
-
-    def getProtocol(self) -> Any:
-        return self.getOrDefault(self.protocol)
+    protocol = _param("not used", TypeConverters.toString)
 
 
-class HasReaders(Params):
+class HasReaders(_HasParam):
     """Parameter: number of readers, for functions that use this argument."""
 
-    readers = _param("readers", "number of readers", TypeConverters.toInt)
-
-    def setReaders(self, value: int) -> Any:
-        return self._set(readers=value)
-
-    def getReaders(self) -> Any:
-        return self.getOrDefault(self.readers)
+    readers = _param("number of readers", TypeConverters.toInt)
 
 
-class HasSignatureDefKey(Params):
+class HasSignatureDefKey(_HasParam):
     """Parameter: signature of the SavedModel to call."""
 
-    signature_def_key = _param(
-        "signature_def_key", "signature of the SavedModel", TFTypeConverters.toOptionalString
-    )
-
-    def setSignatureDefKey(self, value: str | None) -> Any:
-        return self._set(signature_def_key=value)
-
-    def getSignatureDefKey(self) -> Any:
-        return self.getOrDefault(self.signature_def_key)
+    signature_def_key = _param("signature of the SavedModel", TFTypeConverters.toOptionalString)
 
 
-class HasSteps(Params):
+class HasSteps(_HasParam):
     """Parameter: number of steps, for functions that use this argument."""
 
-    steps = _param("steps", "number of steps", TypeConverters.toInt)
-
-    def setSteps(self, value: int) -> Any:
-        return self._set(steps=value)
-
-    def getSteps(self) -> Any:
-        return self.getOrDefault(self.steps)
+    steps = _param("number of steps", TypeConverters.toInt)
 
 
-class HasTagSet(Params):
+class HasTagSet(_HasParam):
     """Parameter: tags of the SavedModel, separated by commas."""
 
-    tag_set = _param("tag_set", "tags of the SavedModel", TFTypeConverters.toOptionalString)
-
-    def setTagSet(self, value: str | None) -> Any:
-        return self._set(tag_set=value)
-
-    def getTagSet(self) -> Any:
-        return self.getOrDefault(self.tag_set)
+    tag_set = _param("tags of the SavedModel", TFTypeConverters.toOptionalString)
 
 
-class HasTensorboard(Params):
+class HasTensorboard(_HasParam):
     """Parameter: start TensorBoard next to the first worker."""
 
-    tensorboard = _param("tensorboard", "start TensorBoard", TypeConverters.toBoolean)
-
-    def setTensorboard(self, value: bool) -> Any:
-        return self._set(tensorboard=value)
-
-    def getTensorboard(self) -> Any:
-        return self.getOrDefault(self.tensorboard)
+    tensorboard = _param("start TensorBoard", TypeConverters.toBoolean)
 
 
-class HasTFRecordDir(Params):
+class HasTFRecordDir(_HasParam):
     """Parameter: directory of TFRecord files for functions that read the rows themselves."""
 
-    tfrecord_dir = _param(
-        "tfrecord_dir", "directory for TFRecord files", TFTypeConverters.toOptionalString
-    )
-
-    def setTFRecordDir(self, value: str | None) -> Any:
-        return self._set(tfrecord_dir=value)
-
-    def getTFRecordDir(self) -> Any:
-        return self.getOrDefault(self.tfrecord_dir)
+    tfrecord_dir = _param("directory for TFRecord files", TFTypeConverters.toOptionalString)
