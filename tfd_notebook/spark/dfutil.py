@@ -187,9 +187,9 @@ def loadTFRecords(
                 fix="pass schema=",
             )
     columns = tfrecords.with_binary(columns, binary_features)
-    struct = _struct(columns)
+    spark_schema = struct(column.parts for column in columns)
     paths = _session(sc).createDataFrame(spread.map(_as_row), "file string")
-    df = paths.mapInArrow(functools.partial(_read, columns, struct.jsonValue()), struct)
+    df = paths.mapInArrow(functools.partial(_read, columns, spark_schema.jsonValue()), spark_schema)
     loadedDF[df] = path
     return df
 
@@ -268,9 +268,8 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
         raise UsageError(
             f"invalid example: expected a tf.train.Example, got {type(example).__name__}"
         )
-    return _struct(
-        tfrecords.inferred_columns(tfrecords.summarize_features(example), binary_features)
-    )
+    columns = tfrecords.inferred_columns(tfrecords.summarize_features(example), binary_features)
+    return struct(column.parts for column in columns)
 
 
 # Functions that run on the executors
@@ -371,7 +370,14 @@ def _session(sc: Any) -> Any:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def _struct(columns: Iterable[tfrecords.Column]) -> Any:
+def struct(columns: Iterable[tuple[str, str, int]]) -> Any:
+    """Return the ``StructType`` of columns.
+
+    Parameters
+    ----------
+    columns : iterable of (str, str, int)
+        Name, ``simpleString`` of the elements, and number of array dimensions of each column.
+    """
     from pyspark.sql import types
 
     elements = {
@@ -385,11 +391,13 @@ def _struct(columns: Iterable[tfrecords.Column]) -> Any:
         "string": types.StringType(),
         "binary": types.BinaryType(),
     }
-    struct = types.StructType()
-    for column in columns:
-        element = elements[column.element]
-        struct.add(column.name, types.ArrayType(element) if column.is_array else element)
-    return struct
+    result = types.StructType()
+    for name, element, dimensions in columns:
+        kind: Any = elements[element]
+        for _ in range(dimensions):
+            kind = types.ArrayType(kind)
+        result.add(name, kind)
+    return result
 
 
 def _files(path: str) -> list[str]:

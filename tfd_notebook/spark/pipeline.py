@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -262,7 +262,7 @@ class TFModel(
         )
         single_task = sc.parallelize([0], 1)
         (info,) = jobs.collect(single_task, functools.partial(_describe, signature))
-        schema = _schema(info.outputs)
+        schema = dfutil.struct(info.outputs)
         return dataset.select(columns).mapInArrow(
             functools.partial(pipeline_inference.run, signature, info.inputs, schema.jsonValue()),
             schema,
@@ -297,24 +297,6 @@ def _as_files(dataset: Any, directory: str | None, columns: list[str]) -> str:
         )
     dfutil.saveAsTFRecords(dataset.select(columns) if columns else dataset, directory)
     return absolute_path(dataset.sparkSession.sparkContext, directory)
-
-
-def _schema(outputs: Sequence[tuple[str, str, int]]) -> Any:
-    from pyspark.sql import types
-
-    kinds = {
-        "boolean": types.BooleanType(),
-        "binary": types.BinaryType(),
-        "bigint": types.LongType(),
-        "double": types.DoubleType(),
-    }
-    struct = types.StructType()
-    for column, kind, dimensions in outputs:
-        type_: Any = kinds[kind]
-        for _ in range(dimensions):
-            type_ = types.ArrayType(type_)
-        struct.add(column, type_)
-    return struct
 
 
 def _describe(signature: pipeline_inference.Signature, index: int, rows: Any) -> Iterator[Any]:

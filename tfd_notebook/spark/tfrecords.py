@@ -5,8 +5,9 @@ This module does not need Spark.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +60,11 @@ class Column:
     def list_name(self) -> str:
         """Name of the list in the feature."""
         return LISTS[self.element]
+
+    @property
+    def parts(self) -> tuple[str, str, int]:
+        """Name, element, and number of array dimensions."""
+        return self.name, self.element, int(self.is_array)
 
     @property
     def type_name(self) -> str:
@@ -338,19 +344,16 @@ def without_path(root: str) -> str:
     return scheme + separator + rest.rstrip("/")
 
 
-class translate_filesystem_errors:  # noqa: N801 - a context manager, named like a function
-    """A context manager that explains TensorFlow's error for an unsupported file system."""
-
-    def __init__(self, place: str) -> None:
-        self._path = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and type(error).__name__ == "UnimplementedError":
-            raise Unsupported(
-                f"this TensorFlow does not support the file system of {self._path}",
-                fix="use a directory that all hosts have mounted, or install tensorflow-io "
-                "here and on the executors",
-            ) from None
+@contextlib.contextmanager
+def translate_filesystem_errors(place: str) -> Iterator[None]:
+    """Explain TensorFlow's error for an unsupported file system."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "UnimplementedError":
+            raise
+        raise Unsupported(
+            f"this TensorFlow does not support the file system of {place}",
+            fix="use a directory that all hosts have mounted, or install tensorflow-io "
+            "here and on the executors",
+        ) from None

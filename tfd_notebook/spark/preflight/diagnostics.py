@@ -109,7 +109,7 @@ def slots(spark: SparkFacts) -> Iterator[Finding]:
             f"{spark.needed} nodes must run at the same time, but "
             f"{report(spark.slots, spark.held)}",
             ("shut down a cluster that holds slots, " if spark.held else "")
-            + f"start Spark with {fixes.slot_settings_text(spark)}, or use fewer nodes",
+            + f"start Spark with {fixes.as_text(fixes.slot_settings(spark))}, or use fewer nodes",
         )
     elif not spark.slots:
         yield SLOTS.finding(
@@ -284,7 +284,7 @@ def gpus(spark: SparkFacts) -> Iterator[Finding]:
         known = f"executors have {per_executor}" if per_executor else ", ".join(hosts)
         yield GPUS.finding(
             f"spark.task.resource.gpu.amount is not set, but there are GPUs: {known}",
-            f"start Spark with {fixes.gpu_settings_text(spark)} and a script that prints their "
+            f"start Spark with {fixes.as_text(fixes.gpus(spark))} and a script that prints their "
             "addresses, spark.executor.resource.gpu.discoveryScript; or set CUDA_VISIBLE_DEVICES= "
             "there",
         )

@@ -65,7 +65,7 @@ def environment(spark: SparkFacts) -> str:
         return f"set PYSPARK_PYTHON={sys.executable} in the environment of this process"
     return (
         f"create an environment like this one and send it to the executors: "
-        f"{'; '.join(_COMMANDS)}; start Spark with {_listed(ARCHIVE)}, and with "
+        f"{'; '.join(_COMMANDS)}; start Spark with {as_text(ARCHIVE)}, and with "
         f"PYSPARK_PYTHON={_ARCHIVED_PYTHON} in the environment of this process"
     )
 
@@ -83,11 +83,6 @@ def slot_settings(spark: SparkFacts) -> dict[str, str]:
     if spark.manager == "standalone":
         lines["spark.cores.max"] = str(instances * spark.cores)
     return lines
-
-
-def slot_settings_text(spark: SparkFacts) -> str:
-    """Return `slot_settings` as text."""
-    return _listed(slot_settings(spark))
 
 
 def slots_per_executor(spark: SparkFacts) -> int:
@@ -112,11 +107,6 @@ def gpus(spark: SparkFacts) -> dict[str, str]:
     if gpus_per_executor < slots:
         gpus_per_task = f"{math.floor(100 / math.ceil(slots / gpus_per_executor)) / 100:g}"
     return {_GPU: str(gpus_per_executor), _TASK_GPU: gpus_per_task}
-
-
-def gpu_settings_text(spark: SparkFacts) -> str:
-    """Return `gpus` as text."""
-    return _listed(gpus(spark))
 
 
 def amount(spark: SparkFacts, name: str) -> float:
@@ -148,5 +138,6 @@ def _ships(spark: SparkFacts, codes: Collection[str]) -> bool:
     return bool(set(codes) & set(_ENVIRONMENT)) and not is_local(spark)
 
 
-def _listed(lines: dict[str, str]) -> str:
+def as_text(lines: dict[str, str]) -> str:
+    """Return settings as one line of text."""
     return ", ".join(f"{name}={value}" for name, value in lines.items())
