@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -145,7 +146,9 @@ def arrow_schema(struct: Any) -> Any:
     """Return the ``pyarrow.Schema`` of a ``StructType``."""
     with private_name("pyspark.sql.pandas.types.to_arrow_schema"):
         from pyspark.sql.pandas.types import to_arrow_schema
-    return to_arrow_schema(struct)
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return to_arrow_schema(struct, timezone="UTC")
+    return to_arrow_schema(struct)  # pyspark 4.0 always uses UTC
 
 
 def row_fields(values: Sequence[Any]) -> list[str] | None:

@@ -25,6 +25,7 @@ from tfd_notebook.spark.feed.sender import FeedResult, InboxAddresses, feed_chun
 #: Spark's setting for the number of rows per record batch. A batch is about four chunks.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
+_BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 #: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
 _lock = threading.Lock()
@@ -88,13 +89,12 @@ def schemas(schema: Any) -> tuple[Any, pa.Schema]:
         spark_schema = StructType.fromDDL(schema) if isinstance(schema, str) else schema
         if not isinstance(spark_schema, StructType):
             raise TypeError("expected a string or a StructType")
+        return spark_schema, compat_pyspark.arrow_schema(spark_schema)
     except (PySparkException, TypeError) as error:
         raise UsageError(
             f"invalid schema {schema!r}: {str(error).strip().partition(chr(10))[0]}",
             fix='pass columns and their types, such as "guess long, scores array<float>"',
         ) from error
-    columns = [pa.field(field.name, _arrow_type(field.dataType)) for field in spark_schema.fields]
-    return spark_schema, pa.schema(columns)
 
 
 def one_value(name: str, value: Any) -> pa.RecordBatch:
@@ -209,42 +209,25 @@ def _column(values: pa.Array, out: list[encode.Fragments]) -> encode.Layout:
             return ["number", numbers.dtype.str]
         if pa.types.is_boolean(kind):
             out.append([values.to_numpy(zero_copy_only=False)])
-            return ["bool"]
-        if _of_bytes(kind):
+            return ["python", "|b1"]
+        if kind in _BYTES:
             ends, data = _spans(values)
-            out.append([ends])
-            out.append([data])
-            return [
-                "str" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "bytes"
-            ]
+            out += [[ends], [data]]
+            return ["str" if "string" in str(kind) else "bytes"]
         if pa.types.is_list(kind):
             lengths = values.value_lengths().to_numpy()
-            items = values.flatten()
             if (lengths == lengths[0]).all() and lengths[0]:
-                return ["fix", "list", int(lengths[0]), _column(items, out)]
-            out.append([lengths.astype(np.int64)])
-            return ["var", "list", ["int"], _column(items, out)]
+                return ["fix", "list", int(lengths[0]), _column(values.flatten(), out)]
         if pa.types.is_struct(kind):
             fields = [kind.field(at).name for at in range(kind.num_fields)]
             return ["row", fields, [_column(part, out) for part in values.flatten()]]
     return encode.encode([_plain(value, kind) for value in values.to_pylist()], out)
 
 
-def _of_bytes(kind: pa.DataType) -> bool:
-    tests = (
-        pa.types.is_string,
-        pa.types.is_binary,
-        pa.types.is_large_string,
-        pa.types.is_large_binary,
-    )
-    return any(test(kind) for test in tests)
-
-
 def _spans(values: pa.Array) -> tuple[np.ndarray[Any, Any], memoryview]:
     """Return the end of each value, and the bytes of all values, without a copy."""
-    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     _, offsets, data = values.buffers()
-    kind = np.int64 if large else np.int32
+    kind = np.int64 if "large" in str(values.type) else np.int32
     edges = np.frombuffer(offsets, kind)[values.offset : values.offset + len(values) + 1]
     first, last = int(edges[0]), int(edges[-1])
     whole = memoryview(data) if data is not None else memoryview(b"")
@@ -268,37 +251,6 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
             [field.name for field in fields],
         )
     return value
-
-
-def _arrow_type(kind: Any) -> pa.DataType:
-    """Return the Arrow type for a Spark type."""
-    from pyspark.sql import types
-
-    simple = {
-        types.BooleanType: pa.bool_(),
-        types.ByteType: pa.int8(),
-        types.ShortType: pa.int16(),
-        types.IntegerType: pa.int32(),
-        types.LongType: pa.int64(),
-        types.FloatType: pa.float32(),
-        types.DoubleType: pa.float64(),
-        types.StringType: pa.string(),
-        types.BinaryType: pa.binary(),
-        types.DateType: pa.date32(),
-        types.TimestampType: pa.timestamp("us", "UTC"),
-        types.TimestampNTZType: pa.timestamp("us"),
-    }
-    if type(kind) in simple:
-        return simple[type(kind)]
-    if isinstance(kind, types.DecimalType):
-        return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, types.ArrayType):
-        return pa.list_(_arrow_type(kind.elementType))
-    if isinstance(kind, types.MapType):
-        return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
-    if isinstance(kind, types.StructType):
-        return pa.struct([pa.field(f.name, _arrow_type(f.dataType)) for f in kind.fields])
-    raise UsageError(f"Arrow does not support results of type {kind.simpleString()}")
 
 
 def _storable(value: Any, kind: pa.DataType) -> Any:

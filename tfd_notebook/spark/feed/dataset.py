@@ -75,40 +75,33 @@ def signature(layout: Layout) -> Any:
     import tensorflow as tf
 
     kind = layout[0]
-    plain = {
-        "float": tf.float32,
-        "int": tf.int64,
-        "bool": tf.bool,
-        "complex": tf.complex128,
-        "str": tf.string,
-        "bytes": tf.string,
-        "bytearray": tf.string,
-    }
-    if kind in plain:
-        return tf.TensorSpec([], plain[kind])
-    if kind in ("array", "scalar", "number"):
+    name = layout[1] if kind == "pickle" else kind
+    if name in ("str", "bytes", "bytearray"):
+        return tf.TensorSpec([], tf.string)
+    if kind in ("python", "number", "array", "scalar"):
         dtype = np.dtype(layout[1])
-        of_text = dtype.kind in "SU"
-        if of_text or dtype.kind in "?biufc":
-            shape = layout[2] if kind == "array" else []
-            return tf.TensorSpec(
-                shape, tf.string if of_text else tf.as_dtype(dtype.newbyteorder("="))
-            )
-    if kind == "fix" and layout[2]:
+        shape = layout[2] if kind == "array" else []
+        if dtype.kind in "SU":
+            return tf.TensorSpec(shape, tf.string)
+        if kind == "python" and dtype.kind == "f":
+            return tf.TensorSpec(shape, tf.float32)
+        if dtype.kind in "?biufc":
+            return tf.TensorSpec(shape, tf.as_dtype(dtype.newbyteorder("=")))
+    if kind == "fix":
         part = signature(layout[3])
         if isinstance(part, tf.TensorSpec):
             return tf.TensorSpec([layout[2], *part.shape], part.dtype)
-    if kind == "seq":
+    if kind in ("list", "tuple"):
         return tuple(map(signature, layout[2]))
     if kind in ("dict", "row"):
         return dict(zip(layout[1], map(signature, layout[2]), strict=True))
-    if kind == "none" or kind == "union":
+    if name in ("NoneType", "several"):
         raise UsageError(
             "some rows have None, or values of several types, at the same position", fix=_FIX
         )
-    if kind in ("var", "map", "arrays"):
+    if name in ("list", "tuple", "dict", "ndarray"):
         raise UsageError("the rows have several lengths or shapes", fix=_FIX)
-    raise UsageError(f"rows of this kind ({kind}) cannot become tensors", fix=_FIX)
+    raise UsageError(f"rows of this kind ({name}) cannot become tensors", fix=_FIX)
 
 
 def name_columns(tensors: Sequence[str] | None, parts: Any) -> Any:

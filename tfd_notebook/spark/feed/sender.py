@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -29,6 +30,8 @@ from tfd_notebook.spark.feed.chunks import Chunk, Packed, packed
 
 #: Maximum bytes in flight. A larger chunk is sent alone.
 _MAX_BYTES = 64 << 20
+#: New objects until Python searches for garbage. The rows of a chunk are many, and have no cycles.
+_GC_THRESHOLD = 100_000
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,13 @@ class _Feeder:
         self._thread.start()
 
     def __enter__(self) -> _Feeder:
+        self._gc_thresholds = first, *others = gc.get_threshold()
+        if 0 < first < _GC_THRESHOLD:  # 0: disabled
+            gc.set_threshold(_GC_THRESHOLD, *others)
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.set_threshold(*self._gc_thresholds)
         self._channel.close()
         self._thread.join(10)
 
