@@ -5,16 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from pyspark.ml import param as pyspark_param
 
-pyspark_param = pytest.importorskip("pyspark.ml.param")
-
-from tfd_notebook.spark import pipeline_params  # noqa: E402
-from tfd_notebook.spark.pipeline_params import (  # noqa: E402
-    HasEpochs,
-    HasMasterNode,
-    HasNumPS,
-    TFParams,
-)
+from tfd_notebook.spark import pipeline_params
+from tfd_notebook.spark.pipeline_params import HasEpochs, HasMasterNode, HasNumPS, TFParams
 
 MIXINS = [name for name in pipeline_params.__all__ if name.startswith("Has")]
 
