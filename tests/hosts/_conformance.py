@@ -52,6 +52,15 @@ def pids_on(host: Host, before: set[int]) -> set[int]:
     return started
 
 
+def await_reconnection(hosts: Hosts, cluster: tfd.Cluster) -> None:
+    """Heal the hosts, and wait until the cluster is connected to all of them.
+
+    A new connection may replace the cluster's process on a host, which the next test would miss.
+    """
+    hosts.heal()
+    until(lambda: not any(status.reason for status in cluster.snapshot().tasks), 60)
+
+
 def row(cluster: tfd.Cluster, task: str) -> Any:
     status = cluster.snapshot().task(task)
     assert status is not None
@@ -221,7 +230,9 @@ class Conformance:
         orphans.sweep()  # removes the files of the killed process
         assert shared.state == "ready"
 
-    def test_long_partition_ends_both_sides(self, hosts: Hosts, make: Make) -> None:
+    def test_long_partition_ends_both_sides(
+        self, hosts: Hosts, make: Make, shared: tfd.Cluster
+    ) -> None:
         before = hosts.east.pids()
         cluster = tfd.Cluster(data_workers=2, name="parted", launcher=make(grace=3))
         hosts.partition(hosts.home, hosts.east)
@@ -231,10 +242,14 @@ class Conformance:
         assert "lost the connection" in answer
         assert "could not be reached for 3 s" in answer
         until(lambda: not pids_on(hosts.east, before), 60)
+        await_reconnection(hosts, shared)
 
-    def test_invalid_credentials_or_host_raise_one_error(self, make: Make, hosts: Hosts) -> None:
+    def test_invalid_credentials_or_host_raise_one_error(
+        self, make: Make, hosts: Hosts, shared: tfd.Cluster
+    ) -> None:
         hosts.down(hosts.east)
         with pytest.raises(errors.LaunchError, match=r"connecting to .* failed|cannot be reached"):
             tfd.Cluster(data_workers=1, name="nowhere", launcher=make())
         with contextlib.suppress(KeyError):
             assert "nowhere" not in tfd.clusters()
+        await_reconnection(hosts, shared)
