@@ -46,9 +46,9 @@ _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
 #: Minimum measurements for an average of the working share.
 _LEAST_SHARES = 3
-#: Events without an entry in the event log: measurements are too many.
 #: The number of events that are kept.
 _KEPT_EVENTS = 1000
+#: Events without an entry in the event log: measurements are too many.
 _UNLOGGED = (TaskMeasured, ConsumerMeasured, GpusMeasured, JournalMeasured)
 _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
