@@ -147,12 +147,6 @@ class ClusterMagic(lookup.ShellCommands):
 
 
 def _only_detached() -> str:
-    names = sorted({record.name for record in detached.detached()})
-    if not names:
-        raise UsageError("no clusters are detached", fix="%tfd_cluster list shows all clusters")
-    if len(names) > 1:
-        raise UsageError(
-            f"{len(names)} clusters are detached; name one of them",
-            fix=f"add one of these names: {', '.join(names)}",
-        )
-    return names[0]
+    records = {record.name: record for record in detached.detached()}
+    fix = "%tfd_cluster list shows all clusters"
+    return lookup.only(records, "clusters are detached", "no clusters are detached", fix).name

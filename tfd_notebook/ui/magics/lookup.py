@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import keyword
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tfd_notebook._compat import ipykernel
 from tfd_notebook.cluster import registry
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.cluster.view import ClusterView, CoordinatorView
     from tfd_notebook.data.consume.stream import Stream
+
+_Named = TypeVar("_Named")
 
 
 class ShellCommands:
@@ -43,19 +46,40 @@ def pick(name: str | None) -> ClusterView:
         No running cluster has this name.
     """
     clusters = registry.running_clusters()
-    if name is not None and name not in clusters:
+    if name is not None:
+        return named(name, clusters, "cluster")
+    start = "%tfd_cluster start --data-workers 2"
+    return only(clusters, "clusters are running", "no running cluster", start)
+
+
+def named(name: str, known: Mapping[str, _Named], kind: str, place: str = "") -> _Named:
+    """Return the object with this name, or raise UnknownName for an object of this kind."""
+    if name not in known:
         raise UnknownName(
-            f"no cluster {name!r}",
-            fix=nearest(name, clusters) + f"clusters: {', '.join(clusters) or 'none'}",
+            f"no {kind} {name!r}{place}",
+            fix=nearest(name, known) + f"{kind}s: {', '.join(known) or 'none'}",
         )
-    if not clusters:
-        raise StateError("no running cluster", fix="%tfd_cluster start --data-workers 2")
-    if name is None and len(clusters) > 1:
+    return known[name]
+
+
+def only(known: Mapping[str, _Named], several: str, none: str, fix: str) -> _Named:
+    """Return the only object.
+
+    Raises
+    ------
+    StateError
+        There is none; the error is `none`, with the next step `fix`.
+    UsageError
+        There are several; the error is their number and `several`.
+    """
+    if not known:
+        raise StateError(none, fix=fix)
+    if len(known) > 1:
         raise UsageError(
-            f"{len(clusters)} clusters are running; name one of them",
-            fix=f"add one of these names: {', '.join(clusters)}",
+            f"{len(known)} {several}; name one of them",
+            fix=f"add one of these names: {', '.join(known)}",
         )
-    return clusters[name if name is not None else next(iter(clusters))]
+    return next(iter(known.values()))
 
 
 def pick_own(name: str | None) -> Cluster:
@@ -159,22 +183,10 @@ def pick_stream(name: str | None) -> Stream:
     StateError, UsageError, UnknownName
     """
     known = streams()
-    if name is not None and name not in known:
-        raise UnknownName(
-            f"no stream {name!r}",
-            fix=nearest(name, known) + f"streams: {', '.join(known) or 'none'}",
-        )
     if name is not None:
-        return known[name]
+        return named(name, known, "stream")
     running = {n: s for n, s in known.items() if s.state in ("new", "running", "paused")}
-    if not running:
-        raise StateError("no running stream", fix="%tfd_stream start DATASET")
-    if len(running) > 1:
-        raise UsageError(
-            f"{len(running)} streams are running; name one of them",
-            fix=f"add one of these names: {', '.join(running)}",
-        )
-    return next(iter(running.values()))
+    return only(running, "streams are running", "no running stream", "%tfd_stream start DATASET")
 
 
 def check_variable(name: str) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.cluster import registry as cluster_registry
-from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.errors import StateError
 from tfd_notebook.spark.driver import registry
 from tfd_notebook.spark.preflight import facts
 from tfd_notebook.spark.preflight.check import check
-from tfd_notebook.ui.argparsing import nearest
 from tfd_notebook.ui.magics import lookup
 from tfd_notebook.ui.magics.lookup import report
 from tfd_notebook.ui.widgets import live
@@ -31,25 +30,13 @@ def _pick(name: str | None, ended: bool = False) -> Any:
     With `ended`, the most recent cluster is also accepted after its end.
     """
     running, last = registry.running(), registry.last()
+    if ended and last is not None and (last.name == name or (name is None and not running)):
+        return running.get(last.name, last)
     if name is not None:
-        if name in running:
-            return running[name]
-        if last is not None and last.name == name and ended:
-            return last
-        raise UnknownName(
-            f"no cluster {name!r} on Spark",
-            fix=nearest(name, running) + f"clusters: {', '.join(running) or 'none'}",
-        )
-    if len(running) > 1:
-        raise UsageError(
-            f"{len(running)} clusters are running on Spark; name one of them",
-            fix=f"add one of these names: {', '.join(running)}",
-        )
-    if running:
-        return next(iter(running.values()))
-    if ended and last is not None:
-        return last
-    raise StateError("no cluster is running on Spark", fix="%tfd_spark run FUNCTION --executors 2")
+        return lookup.named(name, running, "cluster", " on Spark")
+    start = "%tfd_spark run FUNCTION --executors 2"
+    none = "no cluster is running on Spark"
+    return lookup.only(running, "clusters are running on Spark", none, start)
 
 
 def _session(shell: Any, variable: str | None) -> Any:
