@@ -387,6 +387,8 @@ class Cluster:
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster."""
+        # Otherwise the last sample of a loop that has just ended could be missing.
+        self._data_service.consumers.sample(None)
         return self._monitor.snapshot()
 
     def to_frame(self) -> pd.DataFrame:

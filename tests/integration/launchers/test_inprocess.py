@@ -70,6 +70,16 @@ def test_next_epoch_is_complete_after_scaling(cluster: tfd.Cluster, kind: str) -
     assert consume(kind, cluster, dataset) == dict.fromkeys(range(60), 1)
 
 
+def test_snapshot_after_a_loop_has_its_final_counts(cluster: tfd.Cluster) -> None:
+    for count in [*range(1, 12), *range(1, 12)]:
+        iterator = iter(cluster.observe(batches(), name=f"loop {count}"))
+        for _ in range(count):
+            next(iterator)
+        del iterator
+        row = cluster.snapshot().streams[-1]
+        assert (row.name, row.elements) == (f"loop {count}", count)
+
+
 def test_failed_start_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "file"))
