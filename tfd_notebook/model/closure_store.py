@@ -167,7 +167,11 @@ class Store:
     def end(self, key: int, state: int, worker: int = -1, error: str = "") -> None:
         """Record that the closure is ready, failed or cancelled. No-op if it has ended."""
         self._record(key, state, worker, error)
-        if len(self._events) > _MAX_EVENTS and self._lock.acquire(blocking=False):
+        if (
+            len(self._events) > _MAX_EVENTS
+            and not _may_be_interrupted()
+            and self._lock.acquire(blocking=False)
+        ):
             try:
                 self._apply_events()
             finally:
@@ -202,10 +206,19 @@ class Store:
 
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
-        """Hold the lock, with all events in the columns."""
+        """Hold the lock, with all earlier events in the columns."""
+        if self._events and _may_be_interrupted():
+            applying = threading.Thread(target=self._apply, name="tfd-closures", daemon=True)
+            applying.start()
+            applying.join()
+        else:
+            self._apply()
+        with self._lock:
+            yield
+
+    def _apply(self) -> None:
         with self._lock:
             self._apply_events()
-            yield
 
     def _apply_events(self) -> None:
         count = len(self._events)  # other threads append more
@@ -219,6 +232,11 @@ class Store:
         for event in events:
             now, key, state, worker, details = event
             if state == QUEUED:
+                # Ctrl-C may end `add` before it has recorded the event of its id.
+                for unused in range(self._first + len(states), key):
+                    self._append_row(now, unused, *details[:2], None)
+                    states[-1] = CANCELLED
+                    counts[CANCELLED] += 1
                 self._append_row(now, key, *details)
             else:
                 row = key - self._first
@@ -496,3 +514,8 @@ def _name_of(function: Any) -> str:
     if name is None:
         raise UsageError(f"invalid function {function!r}", fix="pass a tf.function or its name")
     return str(name)
+
+
+def _may_be_interrupted() -> bool:
+    """Return True in the main thread, where KeyboardInterrupt could leave a row incomplete."""
+    return threading.current_thread() is threading.main_thread()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +30,38 @@ def through(store: Store, worker: int = 0, end: int = READY, function: str = "f"
     return key
 
 
+def interrupted(work: Callable[[], object], seconds: float) -> None:
+    """Repeat `work` until Ctrl-C arrives after some seconds."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        while True:
+            work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 class TestStore:
+    def test_ctrl_c_leaves_no_incomplete_row(self) -> None:
+        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            for delay in range(100):
+                store = Store()
+                interrupted(lambda store=store: through(store), 0.0005 + delay * 1e-5)
+                interrupted(lambda store=store: (through(store), store.counts()), 0.001)
+                key = through(store)
+                columns = store.columns()
+                assert len(columns.state) == len(store) == sum(store.counts().values()) == key + 1
+                for state, queued, finished in zip(
+                    columns.state, columns.queued, columns.finished, strict=True
+                ):
+                    assert state != READY or finished >= queued > 0
+                assert columns.state[-1] == READY
+                assert columns.finished[-1] <= time.perf_counter()
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+
     def test_closure_passes_through_its_states(self) -> None:
         store = Store()
         key = store.add("f", "__inference_f_1", None)
