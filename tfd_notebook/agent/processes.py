@@ -53,22 +53,26 @@ class Process:
 
     async def _read(self) -> None:
         reader, self._writer = await asyncio.open_unix_connection(sock=self._channel, limit=2**24)
-        while line := await reader.readline():
-            message = json.loads(line)
-            if "failed" in message:
-                self.failed = agent_protocol.unpack_error(message["failed"])
-                break
-            reply = self._replies.pop(message["reply_to"], None)
-            if reply is None or reply.done():
-                continue
-            if message["ok"]:
-                reply.set_result(message["value"])
-            else:
-                reply.set_exception(agent_protocol.unpack_error(message["error"]))
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(self.failed or LaunchError("the process ended"))
-        self._replies.clear()
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if "failed" in message:
+                    self.failed = agent_protocol.unpack_error(message["failed"])
+                    break
+                reply = self._replies.pop(message["reply_to"], None)
+                if reply is None or reply.done():
+                    continue
+                if message["ok"]:
+                    reply.set_result(message["value"])
+                else:
+                    reply.set_exception(agent_protocol.unpack_error(message["error"]))
+        except OSError:
+            pass  # a reset instead of the end: the process was killed before it read a request
+        finally:
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(self.failed or LaunchError("the process ended"))
+            self._replies.clear()
 
     async def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         """Send a request to the task; raise the error of its reply, or TimeLimit."""
@@ -341,10 +345,12 @@ class _ForkServer:
             while not line.endswith(b"\n"):
                 chunk = await asyncio.wait_for(loop.sock_recv(self._channel, 1 << 16), timeout)
                 if not chunk:
-                    raise LaunchError("the fork server ended", fix="tfd support includes its log")
+                    raise ConnectionResetError
                 line += chunk
         except asyncio.TimeoutError:
             raise LaunchError(f"the fork server did not reply within {timeout:g} s") from None
+        except OSError:  # it was killed before it read a request
+            raise LaunchError("the fork server ended", fix="tfd support includes its log") from None
         reply = json.loads(line)
         assert isinstance(reply, dict)
         return reply
