@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import socket
@@ -147,6 +148,14 @@ def infer_chunks(
         yield from feeder.remaining_results()
 
 
+@functools.cache
+def _collect_garbage_rarely() -> None:
+    """Raise the threshold of the garbage collector of this Python worker of Spark."""
+    first, *others = gc.get_threshold()
+    if 0 < first < _GC_THRESHOLD:  # 0: disabled
+        gc.set_threshold(_GC_THRESHOLD, *others)
+
+
 class _Feeder:
     """A connection to an inbox: the task's thread sends, and a second thread receives."""
 
@@ -154,6 +163,7 @@ class _Feeder:
         self, inboxes: InboxAddresses, qname: str, feed_timeout: float, *, infer: bool
     ) -> None:
         decode.reuse_large_buffers()
+        _collect_garbage_rarely()
         if callable(inboxes):
             inboxes = inboxes()
         self._address = address = inboxes if isinstance(inboxes, InboxAddress) else choose(inboxes)
@@ -192,13 +202,9 @@ class _Feeder:
         self._thread.start()
 
     def __enter__(self) -> _Feeder:
-        self._gc_thresholds = first, *others = gc.get_threshold()
-        if 0 < first < _GC_THRESHOLD:  # 0: disabled
-            gc.set_threshold(_GC_THRESHOLD, *others)
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.set_threshold(*self._gc_thresholds)
         self._channel.close()
         self._thread.join(10)
 
