@@ -128,10 +128,12 @@ class Launch:
 
         The stage lasts as long as a node that holds its slot.
         """
-        host, owner = self._application.addresses()[0], executor.on_driver()
+        host = self._application.addresses()[0]
         for node in self._plan.nodes:
             if node.on_driver:
-                start = functools.partial(start_node, self._plan, node, owner, host, (), 0)
+                start = functools.partial(
+                    start_node, self._plan, node, executor.on_driver, host, (), 0
+                )
                 in_background(start, "start")
         names = ", ".join(node.name for node in self._plan.nodes)
         nodes = self._application.in_barrier(self.numbers, Start(self._plan))

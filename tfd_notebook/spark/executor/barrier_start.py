@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tfd_notebook.net import agent_protocol, runtime_dir, secure_channel
@@ -37,7 +37,7 @@ class Start:
         given = context.resources().get("gpu")
         gpus = tuple(given.addresses) if given is not None else None
         attempt = context.taskAttemptId()
-        pid = start_node(self._plan, node, executor.current(), host, gpus, attempt)
+        pid = start_node(self._plan, node, executor.current, host, gpus, attempt)
         if pid is None:
             return  # Spark would retry after an exception
         started = runtime_dir.process_start(pid)
@@ -49,7 +49,7 @@ class Start:
 def start_node(
     plan: Plan,
     node: Assignment,
-    owner: Executor,
+    find_owner: Callable[[], Executor],
     host: str,
     gpus: tuple[str, ...] | None,
     attempt: int,
@@ -60,8 +60,8 @@ def start_node(
     ----------
     plan : Plan
     node : Assignment
-    owner : Executor
-        The node ends with this process.
+    find_owner : callable
+        Returns the process with which the node ends.
     host : str
         Name or address of this host for the other nodes.
     gpus : tuple of str, optional
@@ -77,6 +77,8 @@ def start_node(
     """
     environment = launch_plan.node_environment(plan.environment, gpus)
     try:
+        fork_server.check_platform()
+        owner = find_owner()
         # The fork server imports TensorFlow while this task waits for the others.
         fork_server.start(owner, environment)
         # Import time: it imports grpc, which need not delay the fork server.

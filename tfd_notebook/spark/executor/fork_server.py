@@ -1,8 +1,8 @@
 """Fork server of an executor: a process that has imported TensorFlow, from which nodes are forked.
 
 It has a single Python thread, and listens on a Unix socket for processes of the same user. It ends
-with its executor's JVM, or after ten minutes without a request. The nodes that were forked from it
-keep running.
+with its executor's JVM, or after ten minutes without a request. On the driver's host it does not
+wait for a request. The nodes that were forked from it keep running.
 """
 
 from __future__ import annotations
@@ -46,13 +46,17 @@ def start(executor: Executor, environment: Mapping[str, str]) -> None:
     environment : mapping
         Environment of the nodes.
     """
+    _connect(executor, environment).close()
+
+
+def check_platform() -> None:
+    """Raise Unsupported if processes cannot be forked after the import of TensorFlow."""
     if sys.platform != "linux":
         raise Unsupported(
             f"nodes on Spark are forked after the import of TensorFlow, which {sys.platform} "
             "does not support",
             fix="run the executors on Linux",
         )
-    _connect(executor, environment).close()
 
 
 def fork(

@@ -224,7 +224,7 @@ class NodeSupervisor:
         self._stop("lost", reason, signal.SIGKILL)
 
     def _stop(self, state: str, reason: str, signal_number: signal.Signals) -> None:
-        if self._stop_reason is None:
+        if self._stop_reason is None and self._status is None:
             self._stop_reason = state, reason
             self._signal(signal_number)
             if signal_number != signal.SIGKILL:
