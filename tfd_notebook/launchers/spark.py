@@ -273,6 +273,8 @@ class _SparkHost(RemoteHost):
             True if the executor's process must connect again.
         """
         with self._changed:
+            if self._closed:
+                return False
             if self._idle is not None:  # the executor's process gave this connection up
                 self._idle.close()
             self._idle = channel
@@ -283,10 +285,11 @@ class _SparkHost(RemoteHost):
                 if time.monotonic() > next_heartbeat:
                     channel.send({})
                     next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
-                with self._changed, contextlib.suppress(TimeoutError):
+                with self._changed:
                     if self._idle is channel:  # no session reads it
-                        self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
-                time.sleep(_POLL_SECONDS)
+                        with contextlib.suppress(TimeoutError):
+                            self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
+                    self._changed.wait(_POLL_SECONDS)
         except (OSError, EOFError):
             pass  # the connection broke
         finally:
