@@ -170,7 +170,7 @@ class InProcessTaskHost(TaskHost):
     def _serve(self, name: str, task: _InProcessTask) -> None:
         self._publish(name, task, TaskState.STARTING)
         host = Endpoint.parse(task.address).host
-        server = tf_servers.Server(task.role, task.port)
+        server, task.server = tf_servers.Server(task.role, task.port), None
         try:
             task.server = server.start(task.settings, self._allow, host)
         except TfdError as error:

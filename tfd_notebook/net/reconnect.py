@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -36,15 +35,14 @@ def reconnect(
         Seconds before the first attempt, and the longest pause, up to which pauses double.
         Default 0.1 and 5.
     """
-    doubling = (min(0.1 * 2**attempt, most) for attempt in range(32))
-    for pause in itertools.chain((first,), doubling, itertools.repeat(most)):
-        if closed.wait(pause):
-            break
+    pause = first
+    while not closed.wait(pause):
         try:
             return connect()
         except OSError:
             if not may_retry():
                 raise
+        pause = min(max(2 * pause, 0.1), most)
     return None
 
 

@@ -86,7 +86,8 @@ class TlsSocket:
     @property
     def pending(self) -> bool:
         """True if received data waits in memory, so that `fileno` may not become readable."""
-        return bool(self._tls.pending() or self._incoming.pending)
+        with self._lock:
+            return bool(self._tls.pending() or self._incoming.pending)
 
     def recv_into(self, view: memoryview) -> int:
         """Receive at most ``len(view)`` bytes; return their number, or 0 at the end."""
