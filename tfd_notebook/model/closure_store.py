@@ -232,12 +232,13 @@ class Store:
         for event in events:
             now, key, state, worker, details = event
             if state == QUEUED:
+                function, trace, value = details
                 # Ctrl-C may end `add` before it has recorded the event of its id.
                 for unused in range(self._first + len(states), key):
-                    self._append_row(now, unused, *details[:2], None)
+                    self._append_row(now, unused, function, trace, None)
                     states[-1] = CANCELLED
                     counts[CANCELLED] += 1
-                self._append_row(now, key, *details)
+                self._append_row(now, key, function, trace, value)
             else:
                 row = key - self._first
                 if row < 0 or states[row] in ENDED:
