@@ -84,7 +84,8 @@ def perform(request: Any) -> Any:
     if command is None:
         raise errors.UsageError(f"invalid command: expected one of {', '.join(known)}")
     arguments = command.read(request)
-    proxy = registry.proxies().get(str(arguments.get("name")))
+    name = arguments.get("name")
+    proxy = registry.proxies().get(name) if name is not None else None
     if proxy is not None and command.name != "snapshot":
         del arguments["name"]
         return proxy.perform(command.name, _REMOTE_SECONDS, **arguments)

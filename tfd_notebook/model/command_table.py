@@ -75,7 +75,7 @@ DATASET = Argument(
 STREAM = Argument("[name]", "name of the stream, if several run", "train", source="streams")
 TIMES = Argument("--times N", "schedule it N times, and return a list", "10", least=1)
 PLAIN = Argument("--plain", "show text and images only, no HTML and no JavaScript")
-LABEL = Argument("--name N", "name of the stream (default: the variable's name)", kind=str)
+LABEL = Argument("--name NAME", "name of the stream (default: the variable's name)")
 EVERY = Argument("--all", "stop every cluster of this kernel", on="magic")
 CODE = Argument("code", "code such as TFD811, or name of an error", "TFD811")
 FILE = Argument("[file]", "path of the archive (default: tfd-support-<time>.tar.gz)", on="tfd")
@@ -223,7 +223,7 @@ START = (
     Argument("--work-dir D", "directory of the dispatcher's journal"),
     Argument("--allow CIDR", "accept connections from this network, too", default=(), repeat=True),
     Argument("--time-limit S", "stop the cluster after S seconds", label="time limit"),
-    Argument("--port P", "port of the dispatcher (default: free)", default=0, kind=int, on="tfd"),
+    Argument("--port N", "port of the dispatcher (default: free)", default=0, on="tfd"),
     Argument(
         "--foreground", "run it until Ctrl-C or SIGTERM (the default)", on="tfd", group="mode"
     ),
@@ -253,7 +253,7 @@ RUN = (
     Argument("--tensorboard", "run TensorBoard next to the first worker"),
     Argument("--log-dir D", "directory that TensorBoard reads"),
     Argument("--timeout S", "seconds until all nodes must have registered", default=600.0),
-    Argument("--name N", "name of the cluster (default: spark)", kind=str),
+    Argument("--name NAME", "name of the cluster (default: spark)"),
     SESSION,
     BACKGROUND,
     OUTPUT,
@@ -308,7 +308,7 @@ SCHEDULE = (
 )
 VALUES = (
     NAME,
-    Argument("--state S", "show only closures in this state", "failed", kind=str, source="states"),
+    Argument("--state STATE", "show only closures in this state", "failed", source="states"),
     Argument("--worker I", "show only closures of this worker"),
     Argument("--rows N", "show the latest N", default=20),
 )

@@ -142,14 +142,17 @@ def run_checks(about: About, subject: Any) -> Iterator[Finding]:
     for function in _checks.get(about, ()):
         try:
             # Collect all findings first: a generator can raise after its first ones.
-            for finding in tuple(function(subject)):
-                yield finding if finding.where else replace(finding, where=place)
+            findings = tuple(function(subject))
         except Exception as error:
-            yield FAILED.finding(
-                f"{function.__module__}.{function.__qualname__} raised "
-                f"{type(error).__name__}: {error}",
-                "report this bug with the output of tfd support",
+            what = f"{type(error).__name__}: {error}"
+            findings = (
+                FAILED.finding(
+                    f"{function.__module__}.{function.__qualname__} raised {what}",
+                    "report this bug with the output of tfd support",
+                ),
             )
+        for finding in findings:
+            yield finding if finding.where else replace(finding, where=place)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net.probe import Probe, probe_many
 from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
 
@@ -213,8 +214,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         every : float
             Seconds between two polls if the system does not push changes. Default 1.
         """
-        if not every > 0:
-            raise UsageError(f"invalid every={every!r}: expected more than 0 seconds")
+        check_seconds("every", every)
         end = None if seconds is None else time.monotonic() + seconds
         previous: Tasks | None = None
         for _ in self._polls(end, every):

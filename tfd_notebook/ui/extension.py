@@ -16,6 +16,8 @@ from tfd_notebook.ui import magics
 _HUB_SECONDS = 2.0
 #: Seconds until the preload begins, so that its import does not slow the cell of %load_ext.
 _PRELOAD_DELAY_SECONDS = 0.1
+#: Seconds to wait for its end.
+_PRELOAD_SECONDS = 10.0
 
 _preload_timer: threading.Timer | None = None
 
@@ -41,6 +43,7 @@ def unload(shell: Any) -> None:
     global _preload_timer
     if _preload_timer is not None:
         _preload_timer.cancel()
+        _preload_timer.join(_PRELOAD_SECONDS)  # it may have begun
         _preload_timer = None
     # Import time: %load_ext must be quick, and needs none of these.
     from tfd_notebook._compat import sigint
@@ -66,8 +69,7 @@ def _preload() -> None:
     # Import time, as in `unload`.
     from tfd_notebook.launchers import local
 
-    if _preload_timer is not None:  # not unloaded during the import
-        local.preload()
+    local.preload()
 
 
 def attach_panels(shell: Any) -> None:

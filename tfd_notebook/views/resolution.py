@@ -73,7 +73,7 @@ def changes_table(snapshot: ResolutionSnapshot, most: int | None = None) -> Tabl
         snapshot.changes[::-1][:most],
         label="changes",
         empty="nothing changed",
-        records=[vars(change) for change in snapshot.changes],
+        records=[dict(vars(change)) for change in snapshot.changes],
         names=("time", "task", "before", "after", "reason"),
     )
 

@@ -22,6 +22,7 @@ from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
 from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +92,8 @@ class Stream:
         sinks: Sequence[Callable[[Any], object]] = (),
         discard: bool = True,
     ) -> None:
-        if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
-            raise UsageError(f"invalid buffer={buffer!r}: expected an integer, 1 or more")
+        if buffer is not None:
+            check_count("buffer", buffer, None, 1)
         for sink in sinks:
             if not callable(sink):
                 raise UsageError(f"invalid sink {sink!r}: expected a callable")
@@ -296,7 +297,8 @@ class Stream:
             element = buffer.get_nowait()
         except Empty:
             if self._limit is not None and self._limit >= _SLEEP_MIN_BUFFER:
-                time.sleep(_SLEEP_SECONDS_PER_ELEMENT * self._limit)
+                elements = min(self._limit, _BUFFER_ELEMENTS[1])
+                time.sleep(_SLEEP_SECONDS_PER_ELEMENT * elements)
             element = buffer.get()
         if element is _END:
             buffer.put(_END)

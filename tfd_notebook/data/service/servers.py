@@ -17,7 +17,7 @@ from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.work_dir import check_usable
 from tfd_notebook.data.op_errors import as_op_errors
 from tfd_notebook.errors import FilterFailed, LaunchError, StateError, TimeLimit, UsageError
-from tfd_notebook.model.spec import Role, check_protocol
+from tfd_notebook.model.spec import Role, check_count, check_protocol
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
 
@@ -32,9 +32,7 @@ class _Server(ABC):
     _role: ClassVar[Role]
 
     def __init__(self, config: Any, start: bool, allow: Iterable[str]) -> None:
-        port = config.port or 0
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise UsageError(f"invalid port={port!r}: expected 0 to 65535")
+        port = check_count("port", config.port or 0, 65535)
         check_protocol(config)
         self._allow = tuple(allow)
         reserved = reserve_port(port)

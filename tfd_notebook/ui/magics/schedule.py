@@ -28,9 +28,8 @@ class ScheduleMagic(lookup.ShellCommands):
             name = f"cell_{self._shell.execution_count}"
             function = tf.function(as_function(self._cell, name, self._shell.user_ns))
         args = args if isinstance(args, tuple) else (args,)
-        clusters = lookup.coordinated()
-        only = next(iter(clusters)) if len(clusters) == 1 else None
-        coordinator = lookup.pick_own(options.cluster or only).coordinator()
+        cluster = lookup.pick_coordinated(options.cluster)
+        coordinator = lookup.pick_own(cluster.name).coordinator()
         values = [coordinator.schedule(function, args=args) for _ in range(options.times or 1)]
         return values if options.times is not None else values[0]
 
