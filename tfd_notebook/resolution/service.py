@@ -67,9 +67,9 @@ class ResolveService:
         snapshot = resolution.probe(raises=False) if probe and is_resolved else resolution.last
         return feed.message(snapshot, is_resolved, request.get("last_number"))
 
-    def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
-        """Return the resolution of `request`. If `fresh`, discard a kept one first."""
-        return self._entry(request, fresh)[0]
+    def resolution(self, request: Mapping[str, Any]) -> Resolution:
+        """Return the resolution of `request`."""
+        return self._entry(request, fresh=False)[0]
 
     def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, _Feed]:
         resolver, options = request.get("resolver", "auto"), request.get("options") or {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 import weakref
@@ -32,14 +33,10 @@ def through(store: Store, worker: int = 0, end: int = READY, function: str = "f"
 
 def interrupted(work: Callable[[], object], seconds: float) -> None:
     """Repeat `work` until Ctrl-C arrives after some seconds."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         while True:
             work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class TestStore:
