@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import views
 from tfd_notebook.errors import UnknownName, UsageError, ValueGone
 from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, Store
+from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +102,8 @@ class Values:
         import numpy as np
         import pandas as pd
 
+        if latest is not None:
+            check_count("latest", latest, None, 1)
         columns = self._store.columns(latest)
         times = {
             name: np.frombuffer(getattr(columns, name), dtype=float)
@@ -168,8 +171,11 @@ class Values:
         ------
         UnknownName
             The closure does not exist, or its record was discarded.
+        UsageError
+            `id` is not an integer, 0 or more.
         """
-        columns = self._store.columns_of([id])
+        check_count("id", id, None)
+        columns = self._store.columns_of([id] if id < len(self._store) else [])
         if not len(columns):
             raise _unknown(id)
         name = STATES[columns.state[0]]

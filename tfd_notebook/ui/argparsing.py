@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -114,11 +115,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _split(argument: Argument, words: Sequence[str]) -> tuple[str | None, Any]:
-    """Return the name and the task or number in `words`, which have any order."""
+    """Return the name and the task or number in `words`, in any order."""
     if argument.split == "task":
         seconds, expected = [word for word in words if ":" in word], "one cluster and one task"
     else:
-        seconds = [word for word in words if word.removeprefix("-").isdecimal()]
+        seconds = [word for word in words if re.fullmatch(r"-?\d{1,19}", word, re.ASCII)]
         expected = "one number and one name"
     names = [word for word in words if word not in seconds]
     if len(seconds) > 1 or len(names) > 1:
@@ -171,7 +172,9 @@ class CommandLine:
         ]
         summary = command_table.PROGRAMS[self.surface]
         usage = f"usage: {self.surface} COMMAND [options]\n\n{summary}\n\ncommands:\n"
-        more = f"{self.surface} COMMAND --help shows the options of a command and an example."
+        name, first = next(iter(self.commands.items()))
+        more = f"{self.surface} COMMAND --help shows the options of a command and an example.\n"
+        more += f"example: {self.surface} {name} {first.example(self.surface)}".rstrip()
         return usage + "\n".join(lines) + f"\n\n{more}\n"
 
     def run(self, tokens: Sequence[str]) -> Any:

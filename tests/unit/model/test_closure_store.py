@@ -236,3 +236,11 @@ class TestValues:
             values.value(0)
         with pytest.raises(UnknownName):
             values.value(99)
+        for unknown in (99, 10**30):
+            with pytest.raises(UnknownName):
+                values.record(unknown)
+        for invalid in (-1, "x", None):
+            with pytest.raises(UsageError, match="invalid id"):
+                values.record(invalid)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="invalid latest=0"):
+            values.to_frame(latest=0)

@@ -47,6 +47,7 @@ def test_each_handler_is_in_the_table(path: str) -> None:
 @pytest.mark.parametrize("surface", [s for s in SURFACES if s not in ("request", "panel")])
 def test_each_example_is_a_valid_command_line(surface: str) -> None:
     line = CommandLine(surface)
+    assert f"\nexample: {surface} " in line.help()
     for name, command in line.commands.items():
         parser = line.parser(name)
         assert f"\nexample: {parser.prog}" in parser.format_help()

@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError, Unsupported, UsageError
-from tfd_notebook.net import messages, validation
+from tfd_notebook.net import messages, reconnect, validation
 
 #: The environment variable with the token of servers for which none is configured.
 TOKEN = "TFD_JUPYTER_TOKEN"
 #: Timeouts in seconds: to connect, and for the reply.
 _REQUEST_SECONDS = (10.0, 30.0)
-#: Seconds without any message, four pings, after which a connection counts as lost. Seconds after
-#: which the server is asked if the kernel still exists. The server does not report the end of a
-#: kernel.
-_SILENT_SECONDS, _CHECK_SECONDS = 20.0, 7.0
+#: Seconds after which the server is asked if the kernel still exists. The server does not report
+#: the end of a kernel.
+_CHECK_SECONDS = 7.0
 #: Page parts of the addresses that Jupyter prints and a browser shows.
 _PAGES = re.compile(r"/(lab(/(tree|workspaces)/.*)?|tree|(tree|notebooks)/.*\.ipynb)$")
 _PROTOCOL = "5.3"
@@ -160,7 +159,7 @@ class JupyterServer:
         socket = websocket.WebSocket(
             sslopt={"ca_certs": self.ca} if self.ca else {}, enable_multithread=True
         )
-        socket.settimeout(_SILENT_SECONDS)
+        socket.settimeout(reconnect.SILENT_SECONDS)
         url = f"ws{self.url.removeprefix('http')}{path}?session_id={session}"
         try:
             # A redirect would take the token to another server.
@@ -295,7 +294,7 @@ class Connection:
             try:
                 received = self._socket.recv()
             except websocket.WebSocketTimeoutException:
-                if time.monotonic() - silent_since > _SILENT_SECONDS or not self._exists():
+                if time.monotonic() - silent_since > reconnect.SILENT_SECONDS or not self._exists():
                     return
                 continue
             except (websocket.WebSocketException, OSError, ValueError):

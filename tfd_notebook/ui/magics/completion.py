@@ -58,12 +58,16 @@ def _candidates(line: CommandLine, words: list[str], fragment: str, shell: Any) 
         return []
 
     def values(argument: Argument) -> list[str]:
+        if argument.choices is not None:
+            return list(argument.choices)
         return sorted(_SOURCES[argument.source](shell.user_ns)) if argument.source else []
 
     parser = line.parser(words[0])
-    last = next((argument for argument in parser.arguments if words[-1] in argument.flags), None)
+    flag, sign, _ = fragment.partition("=")
+    option = flag if sign else words[-1]
+    last = next((argument for argument in parser.arguments if option in argument.flags), None)
     if last is not None and last.kind is not bool:
-        return values(last)
+        return [f"{flag}={value}" if sign else value for value in values(last)]
     if fragment.startswith("-"):
         return list(parser.options)
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import keyword
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,6 +228,8 @@ def evaluate(shell: Any, source: str, kind: str = "a dataset") -> Any:
     ------
     UnknownName
         The expression is a name, and no variable has it.
+    UsageError
+        It is not a valid expression.
     """
     if source.isidentifier() and source not in shell.user_ns:
         hidden = ipykernel.hidden_names(shell)  # variables that IPython itself defines
@@ -235,4 +238,9 @@ def evaluate(shell: Any, source: str, kind: str = "a dataset") -> Any:
             f"no variable {source!r}",
             fix=nearest(source, variables) + f"name a variable that holds {kind}",
         )
+    try:
+        ast.parse(source.strip(), mode="eval")
+    except SyntaxError as error:
+        what = f"invalid expression {source!r}: {error.msg}"
+        raise UsageError(what, fix=f"name {kind}") from None
     return shell.ev(source)

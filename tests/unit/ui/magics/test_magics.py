@@ -146,6 +146,7 @@ def test_command_for_several_clusters_needs_a_name(shell: Any) -> None:
         ("start --launcher fake --detach=-1", errors.UsageError, "invalid hours=-1"),
         ("start --launcher inprocess --detach", errors.Unsupported, "cannot outlive it"),
         ("attach", errors.UsageError, "no clusters are detached"),
+        ("doctor nope:1 nope", errors.UsageError, "invalid expression 'nope:1 nope'"),
         ("attach training", errors.UnknownName, "no detached cluster is named 'training'"),
         ("renew", errors.StateError, "has no lease to renew"),
         ("detach --hours 0", errors.UsageError, "invalid hours=0"),
@@ -231,6 +232,8 @@ def test_subcommands_and_names_are_completed(shell: Any) -> None:
     assert completed(shell, "tfd_stream p") == ["pause"]
     assert completed(shell, "%tfd_cluster start --n") == ["--name"]
     assert completed(shell, "%tfd_cluster start --launcher in") == ["inprocess"]
+    assert completed(shell, "%tfd_cluster start --launcher=in") == ["--launcher=inprocess"]
+    assert completed(shell, "%tfd_spark run f --input-mode t") == ["tensorflow"]
     tfd(shell, f"{START} --name images")
     assert completed(shell, "%tfd_cluster stop im") == ["images"]
     assert completed(shell, "%tfd_cluster restart images data_worker:") == [
