@@ -16,8 +16,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 _INTRODUCTION = """\
 # Commands
 
-Every command of the magics, of `tfd`, of the control socket and of front ends. This page is made
-from `tfd_notebook/model/command_table.py`. `--help` explains the arguments.
+This page lists the commands of the magics, of `tfd`, of the control socket and of front ends. It is
+generated from `tfd_notebook/model/command_table.py`. `--help` explains the arguments.
 """
 _REQUESTS = {
     "request": "Other processes of the same user send these requests to the control socket of a "
@@ -53,20 +53,24 @@ def _rows(program: str, commands: dict[str, Command]) -> Iterator[str]:
     for name, command in commands.items():
         surface = program or name
         usages = ", ".join(
-            f"`{argument.metavar if argument.split else argument.usage}`"
-            for argument in command.arguments(surface)
-            if argument.help
+            f"`{_usage(argument)}`" for argument in command.arguments(surface) if argument.help
         )
         example = f"{'' if surface == name else surface} {name} {command.example(surface)}".strip()
         yield f"| `{name}` | {command.summary} | {usages or '–'} | `{example}` |"
     yield ""
 
 
+def _usage(argument: Argument) -> str:
+    """Return the form on a command line; for a value with several words, these words."""
+    is_words = not argument.flags and (argument.split or " " in argument.usage)
+    return argument.metavar if is_words else argument.usage
+
+
 def _field(argument: Argument) -> str:
     kind = {str: "text", bool: "true or false", int: "integer", float: "number", dict: "object"}
     text = f"`{argument.name}`: {kind[argument.kind or str]}"
-    if argument.most is not None and argument.kind is int:
-        text += f" {argument.least} to {argument.most}"
+    if argument.maximum is not None and argument.kind is int:
+        text += f" {argument.minimum} to {argument.maximum}"
     if argument.default is REQUIRED:
         return text
     return f"{text} (default: {json.dumps(argument.default)})"

@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 
 SERVER = """
 import sys, threading
-from tfd_notebook.net import secure_channel as sealed
+from tfd_notebook.net import secure_channel
 host, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
-server = sealed.serve(secret, lambda channel: channel.receive(), host=host)
+server = secure_channel.serve(secret, lambda channel: channel.receive(), host=host)
 print(server.address, flush=True)
 sys.stdin.read()
 """

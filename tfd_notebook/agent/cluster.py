@@ -39,20 +39,20 @@ class AgentCluster:
     ----------
     agent : Agent
     name : str
-    opened : mapping
+    arguments : mapping
         The arguments of the request ``open``: ``policy``, ``environment``, ``directory``, ``path``,
         ``preload``, ``allow``, and ``description``, for processes that attach.
     """
 
-    def __init__(self, agent: Agent, name: str, opened: dict[str, Any]) -> None:
+    def __init__(self, agent: Agent, name: str, arguments: dict[str, Any]) -> None:
         self.name = name
-        self.policy = Policy(**opened["policy"])
-        self.environment: dict[str, str] = opened["environment"]
-        self.working_directory: str = opened["directory"]
-        self.path: list[str] = opened["path"]
-        self.preload: list[str] = opened["preload"]
-        self.allow: list[str] = opened["allow"]
-        self.description: dict[str, Any] = opened["description"]
+        self.policy = Policy(**arguments["policy"])
+        self.environment: dict[str, str] = arguments["environment"]
+        self.working_directory: str = arguments["directory"]
+        self.path: list[str] = arguments["path"]
+        self.preload: list[str] = arguments["preload"]
+        self.allow: list[str] = arguments["allow"]
+        self.description: dict[str, Any] = arguments["description"]
         self.functions = Functions()
         self.tasks: dict[str, TaskSupervisor] = {}
         self.removed: dict[str, TaskSupervisor] = {}

@@ -117,8 +117,8 @@ def double_fork(work: Callable[[], None]) -> int:
     return int(answer)
 
 
-def enter(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Set environment, directory and import path of the task that `request` describes.
+def set_up_process(request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Set the environment, directory and import path of a task, and seed the random generators.
 
     Raises
     ------
@@ -205,32 +205,34 @@ def import_tensorflow(*modules: str) -> dict[str, Any]:
     }
 
 
-def check_import(imported: Mapping[str, Any], install: str, without_threads: str) -> None:
-    """Raise the error of an import that prevents forks.
+def check_import(imported: Mapping[str, Any], install_fix: str, threads_fix: str) -> None:
+    """Raise an error if TensorFlow is missing, or if its import started threads.
 
     Parameters
     ----------
     imported : mapping
         The result of `import_tensorflow`.
-    install, without_threads : str
-        The next steps if TensorFlow is missing, and if its import started threads.
+    install_fix, threads_fix : str
+        The next steps of the two errors.
 
     Raises
     ------
     TensorFlowMissing, LaunchError
     """
     if "error" in imported:
-        raise TensorFlowMissing(f"TensorFlow cannot be imported: {imported['error']}", fix=install)
+        raise TensorFlowMissing(
+            f"TensorFlow cannot be imported: {imported['error']}", fix=install_fix
+        )
     if imported["threads"] != 1:
         raise LaunchError(
             f"the import of TensorFlow has started {imported['threads'] - 1} threads, which a "
             "fork would lose",
-            fix=without_threads,
+            fix=threads_fix,
         )
 
 
 def _import_wrappers_on_use() -> None:
-    """Make a process import Keras's wrappers of scikit-learn again at their first use.
+    """Replace Keras's wrappers of scikit-learn with modules that are imported at first use.
 
     They were imported without scikit-learn.
     """
@@ -253,8 +255,8 @@ def blocked_imports(*names: str) -> Iterator[None]:
 
     Keras imports pandas if it is installed, pandas imports pyarrow, and pyarrow starts threads,
     which a fork would lose. Keras gets placeholders for the two pandas classes that it uses. They
-    recognize real pandas objects once a task has imported pandas. A wrapper of a blocked module
-    stays without it.
+    recognize real pandas objects once a task has imported pandas. A Keras wrapper that
+    is imported here does not use the blocked module.
     """
     pandas = types.ModuleType("pandas")
     pandas.__dict__.update(

@@ -178,7 +178,7 @@ class Processes:
                 self._ended.clear()
                 if _can_fork():
                     server = await self._fork_server(environment, request["path"])
-                    with _opened(log) as file:
+                    with _open_log(log) as file:
                         fds = [remote.fileno(), file.fileno()]
                         try:
                             pid = await server.fork(request, fds)
@@ -381,7 +381,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _opened(log: Path) -> BinaryIO:
+def _open_log(log: Path) -> BinaryIO:
     """Open a log, which only this user can read, to append to it."""
     return open(log, "ab", opener=functools.partial(os.open, mode=0o600))
 
@@ -394,7 +394,7 @@ def _popen(
     log: Path,
     directory: Path,
 ) -> int:
-    with _opened(log) as file:
+    with _open_log(log) as file:
         process = subprocess.Popen(
             interpreter.command(f"tfd_notebook.agent.{module}"),
             env=interpreter.environment(environment, path),

@@ -109,7 +109,7 @@ class TaskProcess:
 
 def _prepare(request: Mapping[str, Any]) -> None:
     # `defaults` are added here, because in `environment` they would require another fork server.
-    fork_server.enter(request, {**request["defaults"], **request["environment"]})
+    fork_server.set_up_process(request, {**request["defaults"], **request["environment"]})
     for item in request["preload"]:
         try:
             if item.endswith((".so", ".dylib")):

@@ -42,7 +42,7 @@ class Server:
     sent : ports.SentBytes
         Counts the bytes that the server has sent.
     why_not_stopped : str
-        The reason for which it may continue after `stop`, as a sentence.
+        The reason why it may keep running after `stop`.
     unstoppable : bool
         True if it ends only with its process.
     """
@@ -90,7 +90,7 @@ class Server:
         Raises
         ------
         LaunchError
-            With TensorFlow's message.
+            The server did not start. The message is TensorFlow's.
         FilterFailed
             The port cannot be closed to other hosts. The server was stopped if possible.
         StateError
@@ -111,12 +111,12 @@ class Server:
                 self.open_to = ports.restrict_port(self._port, allow, host)
         except FilterFailed as error:
             if not self.stop(STOP_SECONDS):
-                error.what += f". Its server: {self.why_not_stopped}"
+                error.what += f". The server still runs: {self.why_not_stopped}"
             raise
         return self
 
     def stop(self, timeout: float | None) -> bool:
-        """Stop the server; return False if it still stops in the background after `timeout` s."""
+        """Stop the server; return False if it has not stopped after `timeout` seconds."""
         if os.getpid() != self._pid:
             return True  # a forked child has none of the server's threads
         if self.unstoppable:

@@ -18,7 +18,7 @@ _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_m
 _FIGURES = 4
 #: Fields that only the analysis of the data path uses.
 _INTERNAL = ("rates", "working")
-#: Upper limit in seconds of a quiet node's time since its last batch.
+#: Upper limit in seconds of an idle node's time since its last batch.
 _LONG_SECONDS = 600.0
 
 
@@ -53,7 +53,7 @@ class SnapshotFeed:
 
     def __init__(self) -> None:
         self._sent: Tree = {}
-        #: By cluster and name: the value, whether it was quiet, the encoded value, and the result.
+        #: By cluster and name: the value, whether it was idle, the encoded value, and the result.
         self._cache: dict[tuple[str, str], tuple[Any, bool, Any, Any]] = {}
         #: The snapshot of each cluster, with its encoded tree.
         self._trees: dict[str, tuple[Snapshot, Tree]] = {}
@@ -82,7 +82,7 @@ class SnapshotFeed:
         return {"clusters": {name: tree for name, (_, tree) in self._trees.items()}}
 
     def _cluster(self, snapshot: Snapshot) -> Tree:
-        quiet = not is_busy(snapshot)
+        idle = not is_busy(snapshot)
         tree: Tree = {
             "name": snapshot.name,
             "launcher": snapshot.launcher,
@@ -92,7 +92,7 @@ class SnapshotFeed:
             "observed": _counts(snapshot.observed),
             "tasks": {
                 row.task: self._encoded(
-                    snapshot.name, row.task, row, steady=_steady_task, quiet=quiet
+                    snapshot.name, row.task, row, steady=_steady_task, idle=idle
                 )
                 for row in snapshot.tasks
             },
@@ -111,7 +111,7 @@ class SnapshotFeed:
         if snapshot.gpus:
             tree["gpus"] = {
                 (name := f"{row.host} {row.index}"): self._encoded(
-                    snapshot.name, f"gpu {name}", row, steady=_steady_gpu, quiet=quiet
+                    snapshot.name, f"gpu {name}", row, steady=_steady_gpu, idle=idle
                 )
                 for row in snapshot.gpus
             }
@@ -122,14 +122,14 @@ class SnapshotFeed:
         if snapshot.coordinator is not None:
             tree["coordinator"] = _coordinator(snapshot.coordinator)
         if snapshot.spark is not None:
-            tree["spark"] = self._spark(snapshot.name, snapshot.spark, quiet)
+            tree["spark"] = self._spark(snapshot.name, snapshot.spark, idle)
         return tree
 
-    def _spark(self, cluster: str, row: SparkRow, quiet: bool) -> Tree:
+    def _spark(self, cluster: str, row: SparkRow, idle: bool) -> Tree:
         tree = encoded(row)
         tree["nodes"] = {
             node.node: self._encoded(
-                cluster, f"node {node.node}", node, steady=_steady_node, quiet=quiet
+                cluster, f"node {node.node}", node, steady=_steady_node, idle=idle
             )
             for node in row.nodes
         }
@@ -142,8 +142,8 @@ class SnapshotFeed:
         name: str,
         value: Any,
         encode: Callable[[Any], Any] = encoded,
-        steady: Callable[[Any, Any, bool], Any] = lambda before, value, quiet: value,
-        quiet: bool = False,
+        steady: Callable[[Any, Any, bool], Any] = lambda before, value, idle: value,
+        idle: bool = False,
     ) -> Any:
         """Return the result of `encode`, cached as long as the value is equal.
 
@@ -153,41 +153,41 @@ class SnapshotFeed:
         known = self._cache.get((cluster, name))
         if known is None:
             result = encode(value)
-            self._cache[cluster, name] = value, quiet, value, result
+            self._cache[cluster, name] = value, idle, value, result
             return result
-        original, was_quiet, before, result = known
-        if value is not original or quiet is not was_quiet:
-            new = steady(before, value, quiet)
+        original, was_idle, before, result = known
+        if value is not original or idle is not was_idle:
+            new = steady(before, value, idle)
             if new != before:
                 before, result = new, encode(new)
-            self._cache[cluster, name] = value, quiet, before, result
+            self._cache[cluster, name] = value, idle, before, result
         return result
 
 
-def _steady_node(before: NodeRow, row: NodeRow, quiet: bool) -> NodeRow:
+def _steady_node(before: NodeRow, row: NodeRow, idle: bool) -> NodeRow:
     """Return `row` with a time since the last batch that changes in larger and larger steps."""
     age, known = row.batch_age_s, before.batch_age_s
     if age is None or known is None:
         return row
     if 0 <= age - known < max(1.0, known / 10):
         return replace(row, batch_age_s=known)
-    if quiet and age > _LONG_SECONDS:
+    if idle and age > _LONG_SECONDS:
         return replace(row, batch_age_s=max(known, _LONG_SECONDS))
     return row
 
 
-def _steady_task(before: TaskRow, row: TaskRow, quiet: bool) -> TaskRow:
+def _steady_task(before: TaskRow, row: TaskRow, idle: bool) -> TaskRow:
     """Return `row` with the earlier measurements while its cluster is idle."""
-    known = {name: value for name in _MEASURES if quiet and (value := getattr(before, name))}
+    known = {name: value for name in _MEASURES if idle and (value := getattr(before, name))}
     return replace(row, **known) if known else row
 
 
-def _steady_gpu(before: GpuRow, row: GpuRow, quiet: bool) -> GpuRow:
+def _steady_gpu(before: GpuRow, row: GpuRow, idle: bool) -> GpuRow:
     """Return `row` without the increase of its figures while its cluster is idle.
 
     A falling value converges, so it is sent. A fluctuating one would never end.
     """
-    figures = ("use_percent", "used_mb") if quiet else ()
+    figures = ("use_percent", "used_mb") if idle else ()
     known = {name: (getattr(before, name), getattr(row, name)) for name in figures}
     return replace(row, **{name: min(pair) for name, pair in known.items() if None not in pair})
 

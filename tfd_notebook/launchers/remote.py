@@ -273,12 +273,12 @@ class RemoteLauncher(Launcher):
     ) -> tuple[TaskHostGroup, list[AdoptedCluster]]:
         """Return the hosts of a running cluster and its state on each; see `RemoteAgents`."""
         self._advertise(hosts)
-        task_hosts, parts = [], []
+        task_hosts, adopted = [], []
         for host in hosts:
             part = agent_host.adopt(host.session.client, config.name, _from_host(host, on_event))
             task_hosts.append(RemoteTaskHost(host, config.name, part.directory))
-            parts.append(part)
-        return self._group(task_hosts, config, on_event), parts
+            adopted.append(part)
+        return self._group(task_hosts, config, on_event), adopted
 
     def _group(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent

@@ -124,7 +124,7 @@ class Store:
             self._finished,
         )
         self._values: dict[int, weakref.ref[Any]] = {}
-        self._most_values = 0
+        self._max_values = 0
         self._errors: dict[int, str] = {}
         self._functions: dict[str, int] = {}
         self._traces: dict[str, set[str]] = {}
@@ -262,9 +262,9 @@ class Store:
         self._log_time.extend([event[0] for event in applied])
         self._log_id.extend([event[1] for event in applied])
         self._log_state.extend([event[2] for event in applied])
-        most = min(4 * self._keep, _MAX_LOG)
-        if len(self._log_time) > most:
-            excess = len(self._log_time) - most // 2
+        max_entries = min(4 * self._keep, _MAX_LOG)
+        if len(self._log_time) > max_entries:
+            excess = len(self._log_time) - max_entries // 2
             self._log_dropped += excess
             for column in (self._log_time, self._log_id, self._log_state):
                 del column[:excess]
@@ -305,7 +305,7 @@ class Store:
             column.append(0.0)
         if value is not None:
             self._values[key] = value
-            if len(self._values) > self._most_values:
+            if len(self._values) > self._max_values:
                 self._forget_values()
 
     def _forget_values(self) -> None:
@@ -315,7 +315,7 @@ class Store:
             for key, reference in self._values.items()
             if key >= self._first and reference() is not None
         }
-        self._most_values = 2 * len(self._values) + _MAX_EVENTS
+        self._max_values = 2 * len(self._values) + _MAX_EVENTS
 
     def _drop(self) -> None:
         """Discard the oldest closures, up to the first that has not ended."""

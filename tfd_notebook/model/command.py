@@ -13,7 +13,7 @@ from tfd_notebook.errors import UsageError
 REQUIRED: Any = ...
 #: The types of values by the names that stand for them in the help.
 _KINDS = {"N": int, "I": int, "ID": int, "S": float, "H": float, "HOURS": float, "SECONDS": float}
-_EXPECTED = {str: "a name", bool: "true or false", int: "an integer", float: "a number"}
+_EXPECTED = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
 #: Default of the maximum length of a string in a request.
 _MAX_TEXT = 200
 
@@ -32,15 +32,15 @@ class Argument:
     help : str
         Empty if the help omits it.
     example : str
-        A value for the example in the help of commands. A flag is in the example with any text.
+        A value for the example in the help of commands. Any text adds a flag to the example.
     default : object
         The value if the argument is missing. `REQUIRED` if a request must contain it.
     on : str
         The kinds of surfaces that have the argument. Default: ``"magic tfd request"``.
     source : str
         The existing objects that completion offers.
-    least, most : float, optional
-        Range of a number. For a string, `most` is the maximum length in a request, by default 200.
+    minimum, maximum : float, optional
+        Range of a number. For a string in a request, `maximum` is its length, by default 200.
     kind : type, optional
         The type of the value, if `usage` does not give it.
     choices : tuple of str, optional
@@ -62,8 +62,8 @@ class Argument:
     default: Any = None
     on: str = "magic tfd request"
     source: str = ""
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     kind: type[Any] | None = None
     choices: tuple[str, ...] | None = None
     const: Any = None
@@ -108,7 +108,7 @@ class Argument:
         return f"{text} (default: {default})"
 
     def check(self, value: Any) -> Any:
-        """Return `value`.
+        """Return `value` if it is valid.
 
         Raises
         ------
@@ -118,16 +118,16 @@ class Argument:
         kind, is_number = self.kind or str, self.kind in (int, float)
         valid = isinstance(value, (int, float) if kind is float else kind)
         if not valid or (is_number and isinstance(value, bool)):
-            expected = _EXPECTED.get(kind, "a mapping")
+            expected = _EXPECTED.get(kind, "an object")
             raise UsageError(f"invalid {self.name} {ascii(value)[:100]}: expected {expected}")
-        if kind is str and not 0 < len(value) <= (self.most or _MAX_TEXT):
-            most = self.most or _MAX_TEXT
-            raise UsageError(f"invalid {self.name}: expected 1 to {most:.15g} characters")
-        if is_number and self.least is not None:
-            most = math.inf if self.most is None else self.most
-            if not self.least <= value <= most:  # NaN is in no range
-                limit = "or more" if self.most is None else f"to {most:.19g}"
-                expected = f"{self.least:g} {limit}"
+        if kind is str and not 0 < len(value) <= (self.maximum or _MAX_TEXT):
+            maximum = self.maximum or _MAX_TEXT
+            raise UsageError(f"invalid {self.name}: expected 1 to {maximum:.15g} characters")
+        if is_number and self.minimum is not None:
+            maximum = math.inf if self.maximum is None else self.maximum
+            if not self.minimum <= value <= maximum:  # NaN is in no range
+                limit = "or more" if self.maximum is None else f"to {maximum:.19g}"
+                expected = f"{self.minimum:g} {limit}"
                 raise UsageError(f"invalid {self.name}={value!s:.60}: expected {expected}")
         return value
 

@@ -64,7 +64,7 @@ JSON = Argument("--json", "print JSON", on="tfd")
 HOURS = Argument("--hours H", "how long to keep it", "12", 8.0)
 LIVE = Argument("--live", "show a widget that updates itself", "yes", group="view")
 FRAME = Argument("--frame", "return the tasks as a DataFrame", on="magic", group="view")
-LINES = Argument("-n --lines N", "lines per task", "50", 100, least=1, most=100_000)
+LINES = Argument("-n --lines N", "lines per task", "50", 100, minimum=1, maximum=100_000)
 DATASET = Argument(
     "dataset",
     "variable that holds the dataset, or an expression in the notebook's namespace (in quotation "
@@ -73,7 +73,7 @@ DATASET = Argument(
     source="datasets",
 )
 STREAM = Argument("[name]", "name of the stream, if several run", "train", source="streams")
-TIMES = Argument("--times N", "schedule it N times, and return a list", "10", least=1)
+TIMES = Argument("--times N", "schedule it N times, and return a list", "10", minimum=1)
 PLAIN = Argument("--plain", "show text and images only, no HTML and no JavaScript")
 LABEL = Argument("--name NAME", "name of the stream (default: the variable's name)")
 EVERY = Argument("--all", "stop every cluster of this kernel", on="magic")
@@ -83,7 +83,7 @@ DRY_RUN = Argument("--dry-run", "list them, but end nothing", "yes")
 SOURCE = Argument("source", default="a terminal", on="request")
 FAILURE = Argument("failure", kind=bool, default=REQUIRED)
 HOLD = (
-    Argument("worker N", default=REQUIRED, least=0, most=100_000),
+    Argument("worker N", default=REQUIRED, minimum=0, maximum=100_000),
     Argument("held", kind=bool, default=REQUIRED),
 )
 VARIABLE = Argument("variable", default="cluster")
@@ -136,7 +136,7 @@ LOG = (
     PID,
     LINES,
     Argument("-f --follow", "show new lines until Ctrl-C", on="magic tfd"),
-    Argument("offset N", least=0, most=2**62, on="request"),
+    Argument("offset N", minimum=0, maximum=2**62, on="request"),
 )
 COUNT = (
     Argument("name", on="request"),
@@ -148,11 +148,11 @@ COUNT = (
         split="count",
         source="clusters",
     ),
-    Argument("count N", default=1, least=1, most=2**31, on="request"),
+    Argument("count N", default=1, minimum=1, maximum=2**31, on="request"),
     Argument("wait", kind=bool, default=True, on="request"),
     PID,
 )
-ID = Argument("id", default=REQUIRED, least=0, most=2**62, on="request")
+ID = Argument("id", default=REQUIRED, minimum=0, maximum=2**62, on="request")
 CLOSURE = (
     Argument("id", "id of the closure from %tfd_values", "17", on="magic", source="closures"),
     replace(NAME, on="magic request"),
@@ -167,7 +167,7 @@ CLOSURE = (
     ID,
 )
 RESOLUTION = (
-    Argument("resolver", default="auto", most=1000, on="request"),
+    Argument("resolver", default="auto", maximum=1000, on="request"),
     Argument("options", kind=dict, on="request"),
 )
 RESOLVE = (
@@ -323,11 +323,11 @@ SCALE = (
         "--data-workers N",
         "number of tf.data service workers (default: unchanged)",
         "4",
-        least=0,
-        most=100_000,
+        minimum=0,
+        maximum=100_000,
     ),
     Argument(
-        "--workers N", "number of training workers (default: unchanged)", least=0, most=100_000
+        "--workers N", "number of training workers (default: unchanged)", minimum=0, maximum=100_000
     ),
     # Without help: it is parsed so that the error can name the alternative.
     Argument("--ps N", on="magic"),
@@ -343,13 +343,13 @@ WATCH = (
     PID,
     JSON,
     Argument("--once", "show the current state and exit"),
-    Argument("--interval S", "seconds between updates", "5", 1.0, least=0.1, most=3600),
+    Argument("--interval S", "seconds between updates", "5", 1.0, minimum=0.1, maximum=3600),
 )
 SNAPSHOT = (
     NAME,
-    Argument("width N", default=110, least=20, most=1000),
+    Argument("width N", default=110, minimum=20, maximum=1000),
     # Seconds for which the client can resume a coordinator, so that `join` waits for it.
-    Argument("hold N", default=0, least=0, most=3600),
+    Argument("hold N", default=0, minimum=0, maximum=3600),
 )
 TARGET = "name of a cluster, HOST:PORT, or a dataset or resolver of the notebook (default: all)"
 HOST_TARGET = "name of a cluster, or HOST:PORT (default: this host)"
@@ -391,7 +391,7 @@ COMMANDS = (
     # Problems
     Command("doctor", "diagnose problems", ALL, *DOCTOR),
     Command("why", "explain a code", "tfd", CODE),
-    Command("support", "write an archive for a support ticket", "tfd request", FILE),
+    Command("support", "collect diagnostics for a support ticket", "tfd request", FILE),
     Command("sweep", "end orphaned processes", "tfd", JSON, DRY_RUN),
     # Closures
     Command("pause", "hold queued closures back", "%tfd_pause tfd request", NAME, PID, SOURCE),

@@ -175,7 +175,7 @@ class Policy:
         for name in ("hang_seconds", "start_timeout", "time_limit"):
             if (value := getattr(self, name)) is not None:
                 check_seconds(name, value)
-        check_count("restarts", self.restarts, most=1000)
+        check_count("restarts", self.restarts, maximum=1000)
         if self.minimum is not None:
             check_count("minimum", self.minimum)
 
@@ -364,14 +364,14 @@ def count_name(role: Role) -> str:
 
 
 def check_count(
-    name: str, value: object, most: int | None = MAX_TASKS_PER_ROLE, least: int = 0
+    name: str, value: object, maximum: int | None = MAX_TASKS_PER_ROLE, minimum: int = 0
 ) -> int:
-    """Return `value` if it is an integer from `least` to `most`, else raise UsageError."""
+    """Return `value` if it is an integer from `minimum` to `maximum`, else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"invalid {name}={value!r}: expected an integer")
-    if value < least or (most is not None and value > most):
-        limit = "or more" if most is None else f"to {most}"
-        raise UsageError(f"invalid {name}={value}: expected {least} {limit}")
+    if value < minimum or (maximum is not None and value > maximum):
+        limit = "or more" if maximum is None else f"to {maximum}"
+        raise UsageError(f"invalid {name}={value}: expected {minimum} {limit}")
     return value
 
 

@@ -15,7 +15,7 @@ _AFTER = datetime.timedelta(days=3660)
 
 
 class CertificateAuthority:
-    """Signs certificates for one cluster. Its key is never written.
+    """Signs certificates for one cluster. Its key is never written to a file.
 
     Attributes
     ----------

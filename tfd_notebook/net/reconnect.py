@@ -19,8 +19,8 @@ def reconnect(
     closed: threading.Event,
     may_retry: Callable[[], bool] = lambda: True,
     *,
-    first: float = 0.1,
-    most: float = 5.0,
+    first_delay: float = 0.1,
+    max_delay: float = 5.0,
 ) -> Connection | None:
     """Return a new connection, or None once `closed` is set.
 
@@ -31,18 +31,18 @@ def reconnect(
     closed : threading.Event
     may_retry : callable
         Called after each failure. If it returns False, the OSError is raised.
-    first, most : float
-        Seconds before the first attempt, and the longest pause, up to which pauses double.
+    first_delay, max_delay : float
+        Seconds before the first attempt, and maximum seconds between attempts. The delay doubles.
         Default 0.1 and 5.
     """
-    pause = first
+    pause = first_delay
     while not closed.wait(pause):
         try:
             return connect()
         except OSError:
             if not may_retry():
                 raise
-        pause = min(max(2 * pause, 0.1), most)
+        pause = min(max(2 * pause, 0.1), max_delay)
     return None
 
 

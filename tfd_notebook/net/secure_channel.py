@@ -34,7 +34,7 @@ log = logging.getLogger("tfd_notebook")
 Buffer: TypeAlias = Any
 
 #: Seconds that a client has to authenticate itself.
-PROOF_SECONDS = 2.0
+AUTHENTICATION_SECONDS = 2.0
 #: Seconds after which a TCP connection to an unresponsive peer breaks.
 VANISHED_SECONDS = 60
 #: Seconds without progress in the middle of a message.
@@ -43,7 +43,7 @@ STALL_SECONDS = 60.0
 MAX_HEADER = 1 << 20
 MAX_BODY = 1 << 31
 #: Limits of concurrent unauthenticated connections, in all and per address. The oldest is closed.
-_MAX_UNPROVEN, _MAX_UNPROVEN_PER_ADDRESS = 64, 16
+_MAX_UNAUTHENTICATED, _MAX_UNAUTHENTICATED_PER_ADDRESS = 64, 16
 
 _LENGTHS = struct.Struct("!IQ")
 #: Answer to an authenticated client of a Unix socket.
@@ -285,7 +285,7 @@ class Server:
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, socket.socket] = {}
         #: Addresses of the unauthenticated connections, the oldest first.
-        self._unproven: dict[socket.socket, str] = {}
+        self._unauthenticated: dict[socket.socket, str] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="tfd-secure-accept", daemon=True)
         self._thread.start()
@@ -331,8 +331,8 @@ class Server:
                 if self._closed:
                     connected.close()
                     continue
-                self._unproven[connected] = str(peer[0]) if peer else ""
-                self._close_excess(self._unproven[connected])
+                self._unauthenticated[connected] = str(peer[0]) if peer else ""
+                self._close_excess(self._unauthenticated[connected])
                 thread = threading.Thread(
                     target=self._serve, args=(connected,), name="tfd-secure-channel", daemon=True
                 )
@@ -341,7 +341,7 @@ class Server:
                 thread.start()
             except RuntimeError:  # the limit of threads
                 with self._lock:
-                    self._unproven.pop(connected, None)
+                    self._unauthenticated.pop(connected, None)
                     del self._open[thread]
                 connected.close()
                 time.sleep(0.05)
@@ -351,15 +351,15 @@ class Server:
 
         If the newest were refused instead, idle connections could lock clients out.
         """
-        counts = collections.Counter(self._unproven.values())
-        if address and counts[address] > _MAX_UNPROVEN_PER_ADDRESS:
+        counts = collections.Counter(self._unauthenticated.values())
+        if address and counts[address] > _MAX_UNAUTHENTICATED_PER_ADDRESS:
             excess = address
-        elif len(self._unproven) > _MAX_UNPROVEN:
+        elif len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
             excess, _ = counts.most_common(1)[0]
         else:
             return
-        oldest = next(c for c, origin in self._unproven.items() if origin == excess)
-        del self._unproven[oldest]
+        oldest = next(c for c, origin in self._unauthenticated.items() if origin == excess)
+        del self._unauthenticated[oldest]
         # The thread of the connection closes the socket.
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)
@@ -373,7 +373,7 @@ class Server:
                 raise
             finally:
                 with self._lock:
-                    self._unproven.pop(connected, None)
+                    self._unauthenticated.pop(connected, None)
             with channel:
                 self._on_channel(channel)
         except (EOFError, OSError):
@@ -385,10 +385,10 @@ class Server:
                 self._open.pop(threading.current_thread(), None)
 
     def _authenticate(self, connected: socket.socket) -> AuthenticatedChannel:
-        deadline = time.monotonic() + PROOF_SECONDS
+        deadline = time.monotonic() + AUTHENTICATION_SECONDS
         if self._context is not None:
             return _over_tls(connected, self._context, deadline, is_server=True)
-        connected.settimeout(PROOF_SECONDS)
+        connected.settimeout(AUTHENTICATION_SECONDS)
         if not unix_socket.is_this_user(connected):
             raise PermissionError("authentication failed: the client belongs to another user")
         digest = _receive_exactly(connected, len(self._digest), deadline=deadline)
@@ -411,7 +411,7 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
         ``"host:port"``, or ``"unix:"`` and a path.
     secret : bytes
     timeout : float
-        Seconds to connect, and the same again for the proofs. Default 10.
+        Seconds to connect, and again to authenticate. Default 10.
 
     Raises
     ------
@@ -473,7 +473,7 @@ def _receive_exactly(
         if deadline is not None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("authentication did not end in time")
+                raise TimeoutError("authentication timed out")
             connected.settimeout(left)
         count = connected.recv_into(view)
         if not count:

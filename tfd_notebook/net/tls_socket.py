@@ -41,7 +41,7 @@ def pinned_context(secret: bytes, protocol: ssl._SSLMethod) -> ssl.SSLContext:
 class TlsSocket:
     """The methods of a connected socket, over TLS. One thread may send while another receives.
 
-    OpenSSL does not support that, so that a lock protects its state, which is only in memory.
+    OpenSSL does not support that, so a lock protects its state, which is only in memory.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class TlsSocket:
         while not self._shake_hands():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("the TLS handshake did not end in time")
+                raise TimeoutError("the TLS handshake timed out")
             connected.settimeout(left)
             self._fill()
 

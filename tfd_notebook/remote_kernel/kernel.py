@@ -397,7 +397,7 @@ class RemoteKernel:
                 answers.put(message)
 
     def _mark_lost(self, reason: str) -> None:
-        """Mark a kernel whose process died as lost, and end the replacement of its server."""
+        """Mark a kernel whose process died as lost, and end its replacement on the server."""
         if self._closed.is_set():
             return
         self._lost = reason
@@ -406,7 +406,7 @@ class RemoteKernel:
         end = time.monotonic() + _END_SECONDS
         with contextlib.suppress(OSError):
             reconnect.reconnect(
-                self._end_kernel, self._closed, lambda: time.monotonic() < end, first=0.0
+                self._end_kernel, self._closed, lambda: time.monotonic() < end, first_delay=0.0
             )
 
     def _end_kernel(self) -> None:

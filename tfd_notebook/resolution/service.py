@@ -58,14 +58,14 @@ class ResolveService:
         request : mapping
             ``resolver`` and ``options`` select the resolution. ``probe`` is true to probe the
             tasks of a kept resolution. ``last_number`` is the ``number`` of the front end's last
-            answer. ``state`` is then a merge patch, and the answer has the same ``last_number``. If
-            that answer is no longer kept, ``state`` is complete, and ``last_number`` is None.
+            reply. ``state`` is then a merge patch, and the reply has the same ``last_number``. If
+            that reply is no longer kept, ``state`` is complete, and ``last_number`` is None.
         """
         probe = request.get("probe") is True
         resolution, feed = self._entry(request, fresh=not probe)
         is_resolved = resolution.resolver is not None
         snapshot = resolution.probe(raises=False) if probe and is_resolved else resolution.last
-        return feed.message(snapshot, is_resolved, request.get("last_number"))
+        return feed.reply(snapshot, is_resolved, request.get("last_number"))
 
     def resolution(self, request: Mapping[str, Any]) -> Resolution:
         """Return the resolution of `request`."""
@@ -105,28 +105,28 @@ def _is_name(name: Any) -> bool:
     )
 
 
-#: Maximum number of changes in an answer: the number that a front end shows.
+#: Maximum number of changes in a reply: the number that a front end shows.
 _MAX_CHANGES = 20
-#: Maximum number of kept answers. Front ends that update at other times have older ones.
-_MAX_ANSWERS = 8
+#: Maximum number of kept replies. Front ends that update at other times have older ones.
+_MAX_REPLIES = 8
 #: A latency counts as changed if it differs by more than this factor and these milliseconds.
-_FACTOR, _MILLISECONDS = 2.0, 5.0
+_LATENCY_FACTOR, _LATENCY_MS = 2.0, 5.0
 
-#: Numbers of answers. They start at the time, so that a restarted kernel repeats no number.
+#: Numbers of replies. They start at the time, so that a restarted kernel repeats no number.
 _numbers = itertools.count(time.time_ns() // 1_000_000)
 
 
 class _Feed:
-    """The latest answers about a resolution, from which merge patches lead to the next one."""
+    """Recent replies about a resolution, which are the bases of merge patches."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._replies: dict[int, dict[str, Any]] = {}
 
-    def message(
+    def reply(
         self, snapshot: ResolutionSnapshot, is_resolved: bool, last_number: Any
     ) -> dict[str, Any]:
-        """Return an answer with a complete state, or a patch of the answer `last_number`."""
-        before: dict[str, Any] = next(reversed(self._answers.values()), {}).get("tasks", {})
+        """Return a reply with a complete state, or a patch of the reply `last_number`."""
+        before: dict[str, Any] = next(reversed(self._replies.values()), {}).get("tasks", {})
         tasks = {task.name: dict(vars(task)) for task in snapshot.tasks}
         for name, task in tasks.items():
             if name in before and _is_near(before[name]["latency_ms"], task["latency_ms"]):
@@ -140,11 +140,11 @@ class _Feed:
             "changed": len(snapshot.changes),
             "resolved": is_resolved,
         }
-        known = self._answers.get(last_number) if isinstance(last_number, int) else None
+        known = self._replies.get(last_number) if isinstance(last_number, int) else None
         number = next(_numbers)
-        self._answers[number] = state
-        for oldest in list(self._answers)[:-_MAX_ANSWERS]:
-            del self._answers[oldest]
+        self._replies[number] = state
+        for oldest in list(self._replies)[:-_MAX_REPLIES]:
+            del self._replies[oldest]
         return {
             "number": number,
             "last_number": None if known is None else last_number,
@@ -153,6 +153,6 @@ class _Feed:
 
 
 def _is_near(before: float, now: float) -> bool:
-    """Return True if two latencies differ within `_FACTOR` or `_MILLISECONDS`."""
+    """Return True if two latencies differ within `_LATENCY_FACTOR` or `_LATENCY_MS`."""
     least, most = sorted((before, now))
-    return most <= _FACTOR * least or most - least <= _MILLISECONDS
+    return most <= _LATENCY_FACTOR * least or most - least <= _LATENCY_MS

@@ -270,7 +270,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def _default_layer(self) -> str | None:
-        """Return the protocol without the argument."""
+        """Return the protocol if no argument is given."""
         return self._rpc_layer
 
     def may_be(self, reported: str | None, job: str, index: int) -> bool:

@@ -202,10 +202,10 @@ class HasFeedTimeout(_HasParam):
 
 
 class HasGraceSecs(_HasParam):
-    """Parameter: seconds that an evaluator may run after the last row."""
+    """Parameter: seconds that an evaluator may run after the workers have ended."""
 
     grace_secs = _param(
-        "seconds that an evaluator may run after the last row", TypeConverters.toInt
+        "seconds that an evaluator may run after the workers have ended", TypeConverters.toInt
     )
 
 
@@ -224,7 +224,9 @@ class HasInputMode(_HasParam):
 class HasMasterNode(_HasParam):
     """Parameter: role of the first worker. None stands for ``worker:0``."""
 
-    master_node = _param('role of the first worker, "chief"', TFTypeConverters.toOptionalString)
+    master_node = _param(
+        'role of the first worker, "chief" or "master"', TFTypeConverters.toOptionalString
+    )
 
 
 class HasModelDir(_HasParam):

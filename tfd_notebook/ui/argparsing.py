@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
             if argument.split:
                 known.name, second = _split(argument, value)
                 setattr(known, argument.split, second)
-            elif argument.least is not None and value is not None:
+            elif argument.minimum is not None and value is not None:
                 argument.check(value)
         return known
 
@@ -154,17 +154,17 @@ class CommandLine:
         self._context = context
         self._aliases = {c.alias: name for name, c in self.commands.items() if c.alias is not None}
         #: The name of the command of a program without subcommands.
-        self.only = "" if surface in command_table.PROGRAMS else next(iter(self.commands))
+        self.single_command = "" if surface in command_table.PROGRAMS else next(iter(self.commands))
 
     def parser(self, name: str) -> Parser:
         """Return the parser of the command `name`."""
-        prog = self.surface if self.only else f"{self.surface} {name}"
+        prog = self.surface if self.single_command else f"{self.surface} {name}"
         return Parser(prog, self.commands[name], self.surface)
 
     def help(self) -> str:
         """Return the help on all commands."""
-        if self.only:
-            return self.parser(self.only).format_help()
+        if self.single_command:
+            return self.parser(self.single_command).format_help()
         width = max(map(len, self.commands))
         lines = [
             f"  {name.ljust(width)}  {command.summary.partition('.')[0]}"
@@ -186,7 +186,7 @@ class CommandLine:
             The error suggests the nearest name.
         HelpRequested
         """
-        name, *rest = (self.only, *tokens) if self.only else tokens or ("",)
+        name, *rest = (self.single_command, *tokens) if self.single_command else tokens or ("",)
         name = self._aliases.get(name, name)
         if name in ("", "?", "-h", "--help", "help"):
             raise HelpRequested(self.help())
@@ -196,7 +196,7 @@ class CommandLine:
                 fix=nearest(name, self.commands) + f"commands: {', '.join(self.commands)}",
             )
         parser = self.parser(name)
-        is_line_magic = self.only and not self.surface.startswith("%%")
+        is_line_magic = self.single_command and not self.surface.startswith("%%")
         if is_line_magic and not rest and any(a.required for a in parser.arguments):
             raise HelpRequested(self.help())
         options = parser.read(rest)

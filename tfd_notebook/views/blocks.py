@@ -70,7 +70,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Words:
+class Sentence:
     """A sentence. `lead` are its first words, if `tone` is the color of these words only."""
 
     words: str
@@ -113,7 +113,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Folded:
+class Collapsible:
     """A block that HTML shows on request.
 
     Parameters

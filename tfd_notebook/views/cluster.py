@@ -99,7 +99,7 @@ def _sections(snapshot: Snapshot) -> Iterator[Sequence[blocks.Block]]:
         yield coordinator_blocks(snapshot.coordinator)
     yield [urgent_table(STREAM_COLUMNS, snapshot.streams, "streams and datasets")]
     yield [
-        blocks.Words(str(notice), figures.tone(notice.severity), figures.signed(notice.severity))
+        blocks.Sentence(str(notice), figures.tone(notice.severity), figures.signed(notice.severity))
         for notice in snapshot.notices[-_MAX_NOTICES:]
     ]
 

@@ -44,7 +44,7 @@ def coordinator_blocks(row: CoordinatorRow) -> list[blocks.Block]:
     return [
         blocks.Head(f"coordinator: {state}", spans, _facts(row)),
         urgent_table(_WORKER_COLUMNS, row.workers, "workers of the coordinator"),
-        *map(blocks.Words, _sentences(row)),
+        *map(blocks.Sentence, _sentences(row)),
     ]
 
 

@@ -98,25 +98,25 @@ def _sections(snapshot: ResolutionSnapshot) -> Iterator[list[blocks.Block]]:
     head: list[blocks.Block] = []
     if snapshot.considered:
         fired = f"rule {snapshot.considered[-1].rule}: {snapshot.considered[-1].why}"
-        head = [blocks.Folded(fired, rules_table(snapshot.considered))]
+        head = [blocks.Collapsible(fired, rules_table(snapshot.considered))]
     words = ", ".join(filter(None, (what, counts)))
     head.insert(0, blocks.Head(f"{words} ({fired})", ((what, "name"), (counts, "quiet"))))
     head += [
-        blocks.Words(f"partial: {result.rule}: {result.why}")
+        blocks.Sentence(f"partial: {result.rule}: {result.why}")
         for result in snapshot.considered
         if result.outcome == "partial"
     ]
     if snapshot.trouble:
-        head.append(blocks.Words(f"{figures.sign('error')} {snapshot.trouble}", "bad"))
+        head.append(blocks.Sentence(f"{figures.sign('error')} {snapshot.trouble}", "bad"))
     if snapshot.tasks:
         head.append(task_status_table(snapshot, MAX_ROWS))
     yield head
     if snapshot.changes:
         changes = changes_table(snapshot, _MAX_CHANGES)
-        yield [blocks.Words("changes, the latest first"), changes]
+        yield [blocks.Sentence("changes, the latest first"), changes]
     if snapshot.cell:
         cell = blocks.Code(snapshot.cell.splitlines(), "    ", truncate=False)
-        yield [blocks.Words("the next cell:"), cell]
+        yield [blocks.Sentence("the next cell:"), cell]
 
 
 def resolution_change_key(snapshot: ResolutionSnapshot) -> object:

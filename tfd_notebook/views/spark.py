@@ -47,15 +47,15 @@ def spark_sections(row: SparkRow, now: float) -> Iterator[Sequence[blocks.Block]
     """
     phase = _phase(row, now)
     head = blocks.Head(phase, ((phase, figures.tone(row.phase)),), _facts(row))
-    yield [head] if row.reason in row.error else [head, blocks.Words(row.reason)]
+    yield [head] if row.reason in row.error else [head, blocks.Sentence(row.reason)]
     yield [urgent_table(_COLUMNS, row.nodes, "nodes on Spark")]
     if row.error:
-        yield [blocks.Folded("the error", _trace(row.error), "", opened=True, tone="bad")]
+        yield [blocks.Collapsible("the error", _trace(row.error), "", opened=True, tone="bad")]
     logs = sorted((node for node in row.nodes if node.log), key=lambda node: not _failed(node))
     for node in logs[:_MAX_LOGS]:
         heading = f"the last lines of {node.node}:" if _failed(node) else None
         log = blocks.Code(node.log[-_MAX_LOG_LINES:], "  ")
-        yield [blocks.Folded(f"log of {node.node}", log, heading, opened=_failed(node))]
+        yield [blocks.Collapsible(f"log of {node.node}", log, heading, opened=_failed(node))]
 
 
 def _failed(node: NodeRow) -> bool:

@@ -146,14 +146,14 @@ export class KeyedList<E extends HTMLElement> {
   }
 }
 
-/** A button below a long list, which shows all its rows, or the first ones with problems first. */
+/** A button that switches between all rows of a long list, and its first rows with problems first. */
 export class MoreButton {
   readonly node: HTMLButtonElement;
   private _all = false;
 
   constructor(
     private readonly _noun: string,
-    private readonly _most: number,
+    private readonly _maxRows: number,
     redraw: () => void
   ) {
     this.node = button('', `Show all ${_noun}, or problems first`, () => {
@@ -164,12 +164,12 @@ export class MoreButton {
 
   /** Return the keys of the rows to show. */
   select(keys: string[], isUrgent: (key: string) => boolean): string[] {
-    show(this.node, keys.length > this._most);
+    show(this.node, keys.length > this._maxRows);
     setText(this.node, this._all ? 'Fewer' : `All ${formatInteger(keys.length)} ${this._noun}`);
-    if (this._all || keys.length <= this._most) {
+    if (this._all || keys.length <= this._maxRows) {
       return keys;
     }
-    const chosen = new Set([...keys.filter(isUrgent), ...keys].slice(0, this._most));
+    const chosen = new Set([...keys.filter(isUrgent), ...keys].slice(0, this._maxRows));
     return keys.filter(key => chosen.has(key));
   }
 }

@@ -79,7 +79,7 @@ def test_pages_name_existing_commands_and_options(path: str) -> None:
             assert name in line.commands, f"{program} {words}"
         else:
             line = CommandLine(program)
-            name = line.only
+            name = line.single_command
         options = {flag for argument in line.parser(name).arguments for flag in argument.flags}
         assert set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", words)) <= options | {"--help"}, words
 
@@ -122,8 +122,8 @@ def test_help_names_every_choice() -> None:
 @pytest.mark.parametrize(
     ("argument", "valid", "invalid"),
     [
-        (Argument("n N", least=1, most=3), [1, 3], [0, 4, True, 1.0, "1", None, 10**400]),
-        (Argument("s S", least=0), [0, 1.5], [-1, True, "1", float("nan"), None]),
+        (Argument("n N", minimum=1, maximum=3), [1, 3], [0, 4, True, 1.0, "1", None, 10**400]),
+        (Argument("s S", minimum=0), [0, 1.5], [-1, True, "1", float("nan"), None]),
         (Argument("name"), ["x", "x" * 200], ["", "x" * 201, 1, None, ["x"]]),
         (Argument("flag", kind=bool), [True, False], [0, 1, "true", None]),
         (Argument("options", kind=dict), [{}], [[], None, "{}"]),

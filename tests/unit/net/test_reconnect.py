@@ -46,7 +46,7 @@ def test_pauses_double_until_the_peer_answers(closed: threading.Event) -> None:
 
 def test_first_attempt_can_be_immediate_and_pauses_are_limited(closed: threading.Event) -> None:
     peer = Peer(failures=40)
-    assert reconnect(peer.connect, closed, first=0.0, most=0.001) == "connected"
+    assert reconnect(peer.connect, closed, first_delay=0.0, max_delay=0.001) == "connected"
     assert len(peer.attempts) == 41
 
 

@@ -146,7 +146,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize(
-    "what", ["pickle", "garbage", "http", "zeros", "nothing", "header without proof"]
+    "what", ["pickle", "garbage", "http", "zeros", "nothing", "header without authentication"]
 )
 def test_unauthenticated_client_gets_no_data(
     server: secure_channel.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,7 +161,7 @@ def test_unauthenticated_client_gets_no_data(
         "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * 100,
         "zeros": b"TFDSEAL1" + bytes(64),
         "nothing": b"",
-        "header without proof": struct.pack("!IQ", len(header), 0) + header + bytes(100),
+        "header without authentication": struct.pack("!IQ", len(header), 0) + header + bytes(100),
     }[what]
     with raw(server.address) as peer:
         try:
@@ -201,7 +201,7 @@ def test_idle_connections_do_not_block_other_clients(
     many: Callable[[str, str, int], list[socket.socket]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    monkeypatch.setattr(secure_channel, "AUTHENTICATION_SECONDS", SECONDS)
     with secure_channel.serve(SECRET, echo) as server:
         many(source, server.address, 64)
         with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
@@ -212,7 +212,7 @@ def test_idle_connections_do_not_block_other_clients(
 def test_unauthenticated_connections_per_address_are_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    monkeypatch.setattr(secure_channel, "AUTHENTICATION_SECONDS", SECONDS)
     with secure_channel.serve(SECRET, echo) as server:
         (second_client,) = many("127.0.0.3", server.address, 1)
         idle = many("127.0.0.2", server.address, 20)
@@ -227,7 +227,7 @@ def test_unauthenticated_connections_per_address_are_limited(
 def test_total_of_unauthenticated_connections_is_limited(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    monkeypatch.setattr(secure_channel, "AUTHENTICATION_SECONDS", SECONDS)
     with secure_channel.serve(SECRET, echo) as server:
         (first,) = many("127.0.0.2", server.address, 1)
         idle = [many(f"127.0.0.{n}", server.address, 16) for n in range(3, 7)]
@@ -239,8 +239,8 @@ def test_total_of_unauthenticated_connections_is_limited(
 
 
 def test_unauthenticated_connection_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secure_channel.PROOF_SECONDS == 2.0
-    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", 0.1)
+    assert secure_channel.AUTHENTICATION_SECONDS == 2.0
+    monkeypatch.setattr(secure_channel, "AUTHENTICATION_SECONDS", 0.1)
     with secure_channel.serve(SECRET, echo) as server, raw(server.address) as peer:
         assert until_end(peer) == b""
 

@@ -72,8 +72,8 @@ class WatchedClosure(_Closure):
         TensorFlow searches each argument six times for nested values. That takes longer than all
         other steps in Python.
         """
-        args = [_part_of(value, worker) for value in self._args]
-        kwargs = {name: _part_of(value, worker) for name, value in self._kwargs.items()}
+        args = [_value_on(value, worker) for value in self._args]
+        kwargs = {name: _value_on(value, worker) for name, value in self._kwargs.items()}
         with (
             ops.device(worker.device_name),
             context.executor_scope(worker.executor),
@@ -88,8 +88,8 @@ class WatchedClosure(_Closure):
         super().mark_cancelled()
 
 
-def _part_of(value: Any, worker: Any) -> Any:
-    """Return the part of an argument that a worker uses."""
+def _value_on(value: Any, worker: Any) -> Any:
+    """Return the value of an argument on a worker."""
     if isinstance(value, _PerWorkerValues):
         value = value._values[worker.worker_index]
     is_remote = isinstance(value, tf.distribute.coordinator.RemoteValue)

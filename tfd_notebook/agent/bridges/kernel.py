@@ -94,7 +94,7 @@ class CommSocketBridge:
         self._comm.on_msg(self._handle_message)
         self._comm.on_close(lambda _: self._end())
         threading.Thread(target=self._copy_output, name="tfd-bridge", daemon=True).start()
-        # The server does not cull this kernel, with its tasks, while it sends messages.
+        # Messages keep the server from culling this kernel and its tasks.
         reconnect.send_heartbeats(
             lambda: self._comm.send({"active": time.time()}), self._ended, alive_seconds
         )

@@ -25,7 +25,7 @@ SECRETS = (
 
 
 def executor() -> dict[str, Any]:
-    """Return id and pid of this worker's executor, a Java process among its ancestors."""
+    """Return id and pid of this Python worker's executor, a Java process among its ancestors."""
     pid = os.getpid()
     while pid:
         with open(f"/proc/{pid}/comm") as file:

@@ -82,7 +82,12 @@ class ExecutorBridge:
     def _keep_connected(self) -> None:
         """Keep an idle connection ready; when a session takes it, open the next one."""
         connect = functools.partial(
-            reconnect.reconnect, self._connect, self._stopped, self._may_retry, first=0.0, most=2.0
+            reconnect.reconnect,
+            self._connect,
+            self._stopped,
+            self._may_retry,
+            first_delay=0.0,
+            max_delay=2.0,
         )
         with contextlib.suppress(OSError):
             while (channel := connect()) is not None:

@@ -35,13 +35,13 @@ _NEVER = math.inf
 #: Marks the end of the elements in the buffer.
 _END: Any = object()
 
-#: Each time the buffer is full, the threads of the pipeline stop and start again. With 12 elements,
-#: this costs more CPU per element than the pipeline itself, if the elements are not copied.
+#: Limits of the default buffer. A full buffer stops the threads of the pipeline. With 12 elements,
+#: their restarts cost more CPU than the pipeline itself, if the elements are not copied.
 _BUFFER_BYTES = 128_000_000
 _BUFFER_ELEMENTS = (2, 64)
 
 #: Seconds that a reader sleeps if the buffer is empty, by its size, so that several small elements
-#: arrive. They are fewer than the elements that let the buffer become full.
+#: arrive. The pause is too short for the buffer to become full.
 _SLEEP_SECONDS_PER_ELEMENT = 0.001 / 64
 #: Size of a buffer from which on its reader sleeps.
 _SLEEP_MIN_BUFFER = 8

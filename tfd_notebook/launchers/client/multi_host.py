@@ -22,7 +22,7 @@ _REACHABILITY_SECONDS = 8.0
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
 #: Requests to the host of the dispatcher.
-_OF_DISPATCHER = ("journal", "free_disk_space")
+_DISPATCHER_REQUESTS = ("journal", "free_disk_space")
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -233,7 +233,7 @@ class TaskHostGroup(ForwardingTaskHost):
                     tasks={n: tasks[n] for n in names} if isinstance(tasks, Mapping) else names,
                 ),
             )
-        if "task" in arguments or method in _OF_DISPATCHER:
+        if "task" in arguments or method in _DISPATCHER_REQUESTS:
             return call(self._host_of(arguments.get("task", _DISPATCHER)))
         return self._call_all(call)
 

@@ -72,8 +72,8 @@ def start_node(
     Returns
     -------
     int or None
-        Pid of its supervisor. None if the start failed or is not necessary any more, which the
-        driver is notified of.
+        Pid of its supervisor. None if the start failed, which the driver has been notified of, or
+        is no longer necessary.
     """
     environment = launch_plan.node_environment(plan.environment, gpus)
     try:

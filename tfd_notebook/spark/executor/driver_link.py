@@ -57,7 +57,7 @@ class DriverConnection:
         self._state, self._on_order = state, on_order
         self._changed = threading.Condition()
         #: True if the state has changed since the last update was composed.
-        self._has_news = True
+        self._state_changed = True
         self._next_number = 0
         #: Number and log of the last update, until the driver acknowledges it.
         self._unacknowledged: Mapping[str, Any] | None = None
@@ -80,7 +80,7 @@ class DriverConnection:
     def update(self) -> None:
         """Send the state soon; return at once."""
         with self._changed:
-            self._has_news = True
+            self._state_changed = True
             self._changed.notify_all()
 
     def log(self, text: str) -> None:
@@ -95,7 +95,7 @@ class DriverConnection:
         """Close the connection when the state is acknowledged, or after `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(
-                lambda: not self._has_news and self._unacknowledged is None, timeout
+                lambda: not self._state_changed and self._unacknowledged is None, timeout
             )
             self._closed.set()
             self._changed.notify_all()
@@ -106,7 +106,9 @@ class DriverConnection:
     def _receive_loop(self) -> None:
         connect = functools.partial(secure_channel.connect, self._driver, self._secret)
         pause = 0.0
-        while channel := reconnect(connect, self._closed, first=pause, most=_RECONNECT_SECONDS):
+        while channel := reconnect(
+            connect, self._closed, first_delay=pause, max_delay=_RECONNECT_SECONDS
+        ):
             pause = _RECONNECT_SECONDS
             with contextlib.suppress(OSError, EOFError), channel:
                 with self._changed:
@@ -130,7 +132,7 @@ class DriverConnection:
 
     def _must_send(self) -> bool:
         if self._unacknowledged is None:
-            has_message = self._has_news
+            has_message = self._state_changed
         else:
             has_message = self._channel is not self._sent_on
         return self._closed.is_set() or (has_message and self._channel is not None)
@@ -142,14 +144,14 @@ class DriverConnection:
                 channel, message = self._channel, self._unacknowledged
                 if self._closed.is_set() or channel is None:
                     continue
-                waits = message is not None and channel is self._sent_on
+                awaits_acknowledgement = message is not None and channel is self._sent_on
                 overdue = time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
                 if message is None:
                     message = self._unacknowledged = self._compose()
-                if not waits:
+                if not awaits_acknowledgement:
                     self._sent_on, self._sent_at = channel, time.monotonic()
             try:
-                if not waits:
+                if not awaits_acknowledgement:
                     channel.send({"type": "update", **message, **self._state()})
                 elif overdue:
                     channel.close()  # `_receive_loop` opens another one
@@ -164,6 +166,6 @@ class DriverConnection:
         log = "".join(self._log)[-MAX_LOG_CHARS:]
         self._log.clear()
         self._log_size = 0
-        self._has_news = False
+        self._state_changed = False
         self._next_number += 1
         return {"seq": self._next_number, "log": log}

@@ -79,7 +79,7 @@ class NodeProcess:
 
     def run(self) -> None:
         try:
-            fork_server.enter(self._request, self._request["environment"])
+            fork_server.set_up_process(self._request, self._request["environment"])
             inbox = self._open_inbox()
             function, args = self._function()
             context = self._context(inbox)

@@ -50,8 +50,8 @@ def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
 
 
 def _candidates(line: CommandLine, words: list[str], fragment: str, shell: Any) -> list[str]:
-    if line.only:
-        words = [line.only, *words]
+    if line.single_command:
+        words = [line.single_command, *words]
     if not words:
         return list(line.commands)
     if words[0] not in line.commands:
