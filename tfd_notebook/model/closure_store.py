@@ -167,15 +167,8 @@ class Store:
     def end(self, key: int, state: int, worker: int = -1, error: str = "") -> None:
         """Record that the closure is ready, failed or cancelled. No-op if it has ended."""
         self._record(key, state, worker, error)
-        if (
-            len(self._events) > _MAX_EVENTS
-            and not _may_be_interrupted()
-            and self._lock.acquire(blocking=False)
-        ):
-            try:
-                self._apply_events()
-            finally:
-                self._lock.release()
+        if len(self._events) > _MAX_EVENTS:
+            self._apply(blocking=False)
 
     def retry(self, key: int, worker: int, why: str) -> None:
         """Record that the closure is queued again, because its worker was lost."""
@@ -207,18 +200,27 @@ class Store:
     @contextlib.contextmanager
     def _current(self) -> Iterator[None]:
         """Hold the lock, with all earlier events in the columns."""
-        if self._events and _may_be_interrupted():
-            applying = threading.Thread(target=self._apply, name="tfd-closures", daemon=True)
-            applying.start()
-            applying.join()
-        else:
-            self._apply()
+        self._apply()
         with self._lock:
             yield
 
-    def _apply(self) -> None:
-        with self._lock:
-            self._apply_events()
+    def _apply(self, blocking: bool = True) -> None:
+        """Apply the events, unless another thread does and `blocking` is false."""
+
+        def work() -> None:
+            if self._lock.acquire(blocking):
+                try:
+                    self._apply_events()
+                finally:
+                    self._lock.release()
+
+        if self._events and threading.current_thread() is threading.main_thread():
+            # Here KeyboardInterrupt could leave a row incomplete.
+            applying = threading.Thread(target=work, name="tfd-closures", daemon=True)
+            applying.start()
+            applying.join()
+        else:
+            work()
 
     def _apply_events(self) -> None:
         count = len(self._events)  # other threads append more
@@ -515,8 +517,3 @@ def _name_of(function: Any) -> str:
     if name is None:
         raise UsageError(f"invalid function {function!r}", fix="pass a tf.function or its name")
     return str(name)
-
-
-def _may_be_interrupted() -> bool:
-    """Return True in the main thread, where KeyboardInterrupt could leave a row incomplete."""
-    return threading.current_thread() is threading.main_thread()
