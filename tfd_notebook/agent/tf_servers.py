@@ -148,19 +148,27 @@ class Server:
         return self._ended.wait(timeout)
 
 
+def set_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a TensorFlow configuration that the user has set.
+
+    In TensorFlow's classes, unset fields are 0. Their constructors change an explicit 0 to 1 ms.
+    """
+    return {name: value for name, value in config.items() if value}
+
+
 def _dispatcher(port: int, settings: Mapping[str, Any]) -> Any:
     from tensorflow.data.experimental import service
 
     if work_dir := settings.get("work_dir"):
         agent_work_dir.make_private(work_dir)
-    config = service.DispatcherConfig(**{**settings, "port": port})
+    config = service.DispatcherConfig(**{**set_fields(settings), "port": port})
     return compat.start(service.DispatchServer(config, start=False))
 
 
 def _data_worker(port: int, settings: Mapping[str, Any]) -> Any:
     from tensorflow.data.experimental import service
 
-    config = service.WorkerConfig(**{**settings, "port": port})
+    config = service.WorkerConfig(**{**set_fields(settings), "port": port})
     return compat.start(service.WorkerServer(config, start=False))
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
@@ -109,6 +110,4 @@ def _role_and_index(task: str) -> tuple[Role, int]:
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the fields of a TensorFlow configuration that the user has set, as JSON values."""
-    values = {name: getattr(config, name, None) for name in names}
-    # In TensorFlow's classes, unset fields are 0, and TensorFlow treats an explicit 0 as 1 ms.
-    return {name: value for name, value in values.items() if value}
+    return tf_servers.set_fields({name: getattr(config, name, None) for name in names})

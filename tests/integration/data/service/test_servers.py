@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tfd_notebook.errors import (
     UsageError,
     WorkDirError,
 )
+from tfd_notebook.net import ports
 from tfd_notebook.net.probe import probe
 
 pytestmark = pytest.mark.integration
@@ -45,6 +47,18 @@ def dispatcher() -> Iterator[tfd.Dispatcher]:
 
 def worker_of(dispatcher: tfd.Dispatcher, **options: Any) -> tfd.DataWorker:
     return tfd.DataWorker(service.WorkerConfig(dispatcher.address), **options)
+
+
+def test_default_intervals_are_those_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
+    """A heartbeat arrives every 30 s. One every millisecond would answer 10 kB/s."""
+    worker = worker_of(dispatcher)
+    try:
+        sent = ports.SentBytes(int(dispatcher.address.rpartition(":")[2]))
+        before = sent.read()
+        time.sleep(1)
+        assert sent.read() - before < 2_000
+    finally:
+        worker.stop()
 
 
 def test_servers_follow_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
@@ -349,6 +363,7 @@ FORKED = """
 import os, sys
 import tensorflow as tf
 import tfd_notebook as tfd
+from tfd_notebook.net import ports
 from tfd_notebook.net.probe import probe
 
 dispatcher = tfd.Dispatcher()
