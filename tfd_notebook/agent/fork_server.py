@@ -21,6 +21,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -240,13 +241,44 @@ def _import_wrappers_on_use() -> None:
     for name, imported in keras.items():
         spec = imported.__spec__
         if "wrappers" in name.split(".") and spec is not None and spec.loader is not None:
-            spec.loader = importlib.util.LazyLoader(spec.loader)
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            module = sys.modules[name] = _ModuleOnUse(name)
+            # The attributes that the import system sets, which code that lists modules reads.
+            vars(module).update(
+                {key: value for key, value in vars(imported).items() if key in _SET}
+            )
             attribute = name.rpartition(".")[2]
             for other in keras.values():
                 if vars(other).get(attribute) is imported:
                     setattr(other, attribute, module)
+
+
+#: Attributes of a module that are set before its code runs.
+_SET = ("__file__", "__cached__", "__loader__", "__package__", "__path__", "__spec__")
+
+
+class _ModuleOnUse(types.ModuleType):
+    """A module whose code runs when one of its names is read for the first time.
+
+    The attributes of the import system are there before. Code that lists ``sys.modules``, like
+    `inspect.getmodule`, runs a module of `importlib.util.LazyLoader`, but not this one.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        with _RUNS:
+            # The code of the module reads its names too, in `from .name import ...`.
+            if type(self) is _ModuleOnUse and not self.__dict__.get("_runs"):
+                self.__dict__["_runs"] = True
+                try:
+                    self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
+                    self.__class__ = types.ModuleType  # type: ignore[assignment]
+                finally:
+                    del self.__dict__["_runs"]
+        return object.__getattribute__(self, name)
+
+
+_RUNS = threading.RLock()
 
 
 @contextlib.contextmanager

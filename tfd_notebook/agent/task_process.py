@@ -149,7 +149,11 @@ _GENERATED = "__autograph_generated_file"
 
 def changed_at(module: str) -> float | None:
     """Return the modification time of a user's module; None for an installed module."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        # Not `getattr`, which runs the code of modules that are imported at first use.
+        file = object.__getattribute__(sys.modules[module], "__dict__").get("__file__")
+    except (KeyError, AttributeError):  # not loaded, or an object without a namespace
+        return None
     if not file or file.startswith(_INSTALLED) or module.startswith(_GENERATED):
         return None
     try:
