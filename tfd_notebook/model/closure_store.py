@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import re
+import signal
 import threading
 import time
 import weakref
@@ -82,6 +83,22 @@ class LostAttempt:
     worker: int
     dispatched: float
     ended: float
+
+
+def _without_interrupts(work: Callable[[], object]) -> None:
+    """Call `work`, and deliver a Ctrl-C that arrives during the call after it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        work()
+        return
+    pressed: list[object] = []
+    signal.signal(signal.SIGINT, lambda *_: pressed.append(None))
+    try:
+        work()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 class Store:
@@ -214,13 +231,8 @@ class Store:
                 finally:
                     self._lock.release()
 
-        if self._events and threading.current_thread() is threading.main_thread():
-            # Here KeyboardInterrupt could leave a row incomplete.
-            applying = threading.Thread(target=work, name="tfd-closures", daemon=True)
-            applying.start()
-            applying.join()
-        else:
-            work()
+        # KeyboardInterrupt could leave a row incomplete, or the lock held.
+        _without_interrupts(work)
 
     def _apply_events(self) -> None:
         count = len(self._events)  # other threads append more

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
-import time
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from tfd_notebook.coordinator.values import VALUE_COLUMNS, Values
 from tfd_notebook.errors import StateError, UnknownName, UsageError, ValueGone
+from tfd_notebook.model import closure_store
 from tfd_notebook.model.closure_gate import Gate
 from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, STATES, Store
 
@@ -31,33 +34,56 @@ def through(store: Store, worker: int = 0, end: int = READY, function: str = "f"
     return key
 
 
-def interrupted(work: Callable[[], object], seconds: float) -> None:
-    """Repeat `work` until Ctrl-C arrives after some seconds."""
-    with contextlib.suppress(KeyboardInterrupt):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        while True:
-            work()
+@contextlib.contextmanager
+def ctrl_c_at(step: int) -> Iterator[Callable[[], bool]]:
+    """Send Ctrl-C at a step of the store, counted from 0.
+
+    A step is the start of a function or the return of a C function, where Python checks for
+    signals. Yields a function that returns True if Ctrl-C was sent.
+    """
+    count = itertools.count()
+    sent = False
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal sent
+        checked = event in ("call", "c_return") and frame.f_code.co_filename == store_file
+        if checked and next(count) == step:
+            sent = True
+            signal.raise_signal(signal.SIGINT)  # calls Python's handler at once
+
+    store_file = closure_store.__file__
+    previous = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield lambda: sent
+    finally:
+        sys.setprofile(previous)
 
 
 class TestStore:
-    def test_ctrl_c_leaves_no_incomplete_row(self) -> None:
-        previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        try:
-            for delay in range(100):
-                store = Store()
-                interrupted(lambda store=store: through(store), 0.0005 + delay * 1e-5)
-                interrupted(lambda store=store: (through(store), store.counts()), 0.001)
-                key = through(store)
-                columns = store.columns()
-                assert len(columns.state) == len(store) == sum(store.counts().values()) == key + 1
-                for state, queued, finished in zip(
-                    columns.state, columns.queued, columns.finished, strict=True
-                ):
-                    assert state != READY or finished >= queued > 0
-                assert columns.state[-1] == READY
-                assert columns.finished[-1] <= time.perf_counter()
-        finally:
-            signal.signal(signal.SIGALRM, previous)
+    def test_ctrl_c_is_raised_and_leaves_no_incomplete_row(self) -> None:
+        for step in itertools.count():
+            store = Store()
+            through(store)
+            interrupted = False
+            try:
+                with ctrl_c_at(step) as sent:
+                    through(store)
+                    store.counts()
+            except KeyboardInterrupt:
+                interrupted = True
+            assert interrupted == sent()
+            key = through(store)
+            columns = store.columns()
+            assert len(columns.state) == len(store) == sum(store.counts().values()) == key + 1
+            for state, queued, finished in zip(
+                columns.state, columns.queued, columns.finished, strict=True
+            ):
+                assert state != READY or finished >= queued > 0
+            assert columns.state[-1] == READY
+            if not sent():
+                break
+        assert step > 50
 
     def test_closure_passes_through_its_states(self) -> None:
         store = Store()
