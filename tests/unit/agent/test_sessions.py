@@ -106,6 +106,7 @@ def test_truncated_request_does_not_swallow_the_next(loop):
     assert served(loop, lines, limit=2**20, replies=2).keys() == {1, 3}
 
 
+@pytest.mark.slow
 def test_oversized_request_is_refused_before_sending():
     sent = []
     client = AgentClient("agent", "host", sent.append)
@@ -147,6 +148,7 @@ async def _close(listener):
     listener._server.close()
 
 
+@pytest.mark.slow
 def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
     monkeypatch.setattr(reconnect, "HEARTBEAT_SECONDS", 0.05)
 
@@ -163,6 +165,7 @@ def test_acknowledged_replies_are_discarded(loop, directory, monkeypatch):
             tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_unacknowledged_replies_are_limited_in_size(loop, directory, monkeypatch):
     monkeypatch.setattr(reconnect, "HEARTBEAT_SECONDS", 3600.0)
 

@@ -320,6 +320,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None:
     until(lambda: panel.received("hello"))
     assert panel.received("state") == []  # no client has subscribed yet
@@ -334,6 +335,7 @@ def test_panel_is_notified_of_started_and_ended_clusters(panel: Browser) -> None
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.slow
 def test_commands_are_validated_and_answered(panel: Browser, cluster: Cluster) -> None:
     panel.send("hello")
     until(lambda: panel.received("state"))
@@ -367,6 +369,7 @@ def unknown(panel: Browser, client: str) -> bool:
     return any(hello.get("unknown") == client for hello in panel.received("hello"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acks", [True, False])
 def test_silent_client_is_dropped_and_reconnects(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, acks: bool
@@ -388,6 +391,7 @@ def test_silent_client_is_dropped_and_reconnects(
     until(lambda: len(panel.received("state")) > count)
 
 
+@pytest.mark.slow
 def test_client_that_sends_messages_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +409,7 @@ def test_client_that_sends_messages_is_kept(
     assert not unknown(panel, "tab")
 
 
+@pytest.mark.slow
 def test_client_without_messages_need_not_acknowledge(
     panel: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,6 +429,7 @@ def test_client_without_messages_need_not_acknowledge(
     assert not unknown(panel, "tab")
 
 
+@pytest.mark.slow
 def test_client_is_kept_while_a_cell_delays_its_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,6 +599,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
     until(lambda: panel.received("reply")[-1]["request_id"] == "scale")
 
 
+@pytest.mark.slow
 def test_client_that_is_behind_gets_no_more_messages(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -626,6 +633,7 @@ def test_unknown_client_is_notified(panel: Browser) -> None:
     until(lambda: any(m.get("unknown") == "old tab" for m in panel.received("hello")))
 
 
+@pytest.mark.slow
 def test_widget_gets_only_its_cluster_and_its_end(cluster: Cluster) -> None:
     with (
         Cluster(launcher="fake", data_workers=1, name="other"),
@@ -688,6 +696,7 @@ def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatc
         registry.register_provider("broken", dict)
 
 
+@pytest.mark.slow
 def test_clusters_are_listed_while_another_thread_imports() -> None:
     program = """
 import importlib.util, sys, threading
@@ -744,6 +753,7 @@ def counts(proxies: dict[str, FakeProxy]) -> list[int]:
     return [proxy.built for proxy in proxies.values()]
 
 
+@pytest.mark.slow
 def test_only_changed_clusters_are_built(panel: Browser, proxies: dict[str, FakeProxy]) -> None:
     panel.send("hello")
     until(lambda: elements(panel, "two") == 0)
@@ -779,6 +789,7 @@ def test_nothing_is_built_or_sent_without_changes(
         registry.register_provider("fake", dict)
 
 
+@pytest.mark.slow
 def test_change_is_published_without_a_check(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -806,6 +817,7 @@ def test_changes_in_one_interval_are_published_together(
     assert counts(proxies) == [2, 1]
 
 
+@pytest.mark.slow
 def test_new_stream_and_its_state_are_published_without_a_check(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -857,6 +869,7 @@ def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> No
     assert len(panel.received("state")) == count
 
 
+@pytest.mark.slow
 def test_kernel_without_changes_sends_keep_alives(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -965,6 +978,7 @@ def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
     assert second.present == 0
 
 
+@pytest.mark.slow
 def test_open_widget_counts_as_present(cluster: Cluster) -> None:
     fake_coordinator = FakeCoordinator()
     cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]

@@ -344,6 +344,7 @@ def test_logs_return_the_last_lines(cluster):
     assert cluster.tasks[1].logs() == cluster.logs("data_worker:0")
 
 
+@pytest.mark.slow
 def test_cluster_stops_at_its_time_limit(fake):
     cluster = tfd.Cluster(launcher=fake, policy=tfd.Policy(time_limit=0.1))
     until(lambda: cluster.ended)

@@ -285,6 +285,7 @@ def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None
             os.kill(int(child), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_process_answers_before_a_command_ends_it() -> None:
     code = (
         "import threading, time\nfrom tfd_notebook.cluster import commands\n"

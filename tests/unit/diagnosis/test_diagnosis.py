@@ -66,6 +66,7 @@ def test_every_code_has_its_entry_with_its_severity_and_title() -> None:
     assert known.keys() == diagnostics.kinds().keys() | errors_of
 
 
+@pytest.mark.slow
 def test_healthy_process_has_no_findings() -> None:
     assert in_child() == set()
 
@@ -263,6 +264,7 @@ def dispatcher_of(*workers: str) -> Server:
     )
 
 
+@pytest.mark.slow
 def test_unreachable_data_worker_is_probed_once(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
@@ -304,6 +306,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_shared_port_is_found() -> None:
     def listen(port: str) -> Any:
         pipe = subprocess.PIPE
@@ -340,6 +343,7 @@ def test_proxy_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes() == set()
 
 
+@pytest.mark.slow
 def test_hidden_gpus_are_found(tmp_path: Path) -> None:
     _nvml.write_module(tmp_path)
     _nvml.write_gpus(tmp_path / "gpus", (0, 0), (0, 0))
@@ -352,6 +356,7 @@ def test_hidden_gpus_are_found(tmp_path: Path) -> None:
     assert in_child(**there) == {"TFD842"}
 
 
+@pytest.mark.slow
 def test_limit_of_address_space_is_found() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, ({0}, {0})); "
     assert in_child(limit.format(8 * 10**9) + DOCTOR) == {"TFD844"}
@@ -393,6 +398,7 @@ while memory.of_group()[1] < float(sys.argv[2]) * memory.of_group()[0]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_nearly_full_control_group_is_found() -> None:
     root = Path("/sys/fs/cgroup/memory")
@@ -436,6 +442,7 @@ def test_leftovers_of_dead_kernels_are_found() -> None:
     assert codes() == set()
 
 
+@pytest.mark.slow
 def test_kernel_that_will_be_culled_is_found() -> None:
     # The process that started it counts as its server.
     server = (
@@ -446,6 +453,7 @@ def test_kernel_that_will_be_culled_is_found() -> None:
     assert in_child(server, "--MappingKernelManager.cull_idle_timeout=0") == set()
 
 
+@pytest.mark.slow
 def test_ipykernel_that_queues_clicks_is_found() -> None:
     old = str(Path(sys.prefix) / "ipykernel6")
     assert in_child(f"import ipykernel; {DOCTOR}", PYTHONPATH=old) == {"TFD862"}
@@ -488,6 +496,7 @@ print(finding.code)
 """
 
 
+@pytest.mark.slow
 def test_oversubscribed_gpu_is_found() -> None:
     # With TensorFlow imported by an earlier test, the process would become a coordinator.
     assert in_child(SHARED_GPU) == {"TFD843"}
@@ -533,6 +542,7 @@ def test_failed_tasks_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "data_worker:0 is failed: killed by signal 9" in finding.what
 
 
+@pytest.mark.slow
 def test_silent_socket_does_not_block_the_doctor() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -87,6 +87,7 @@ def test_why_explains_every_error() -> None:
         assert code_reference.why(name).startswith(f"{code} {name} (error")
 
 
+@pytest.mark.slow
 def test_why_works_from_a_wheel(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     environment = {**os.environ, "SKIP_JUPYTER_BUILDER": "1"}
@@ -132,6 +133,7 @@ input()
 """
 
 
+@pytest.mark.slow
 def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     process = subprocess.Popen(

@@ -69,6 +69,7 @@ def test_host_without_connect_is_not_created():
         remote.RemoteHost("there")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reached", [True, False])
 def test_interrupted_connect_leaves_no_session(monkeypatch, reached):
     ended = []
@@ -96,6 +97,7 @@ def test_interrupted_connect_leaves_no_session(monkeypatch, reached):
     assert len(ended) == reached
 
 
+@pytest.mark.slow
 def test_silent_agent_is_not_reported_as_lost(monkeypatch, tmp_path):
     monkeypatch.setattr(session, "_CONNECT_SECONDS", 0.3)
     with (
@@ -109,6 +111,7 @@ def test_silent_agent_is_not_reported_as_lost(monkeypatch, tmp_path):
     assert not isinstance(caught.value, errors.AgentLost)
 
 
+@pytest.mark.slow
 def test_ssh_session_of_the_user_is_not_ended(tmp_path):
     """The relay of a command runs in the user's ssh session, and must not end it."""
     completed = subprocess.run(
@@ -144,6 +147,7 @@ def test_broken_connection_is_not_a_certificate_error():
         assert server.has("kernel")  # without an answer, the kernel counts as present
 
 
+@pytest.mark.slow
 def test_errors_do_not_contain_the_token():
     with pytest.raises(errors.UsageError) as caught:
         jupyter_server.split("one:8888/?token=S3CRET")

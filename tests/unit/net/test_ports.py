@@ -76,11 +76,13 @@ def test_port_can_be_reserved_again_after_connections(server: socket.socket) -> 
         assert port_of(held) == port
 
 
+@pytest.mark.slow
 def test_port_in_use_names_this_process(server: socket.socket) -> None:
     with pytest.raises(PortInUse, match=f"this process.*{os.getpid()}"):
         ports.reserve_port(port_of(server))
 
 
+@pytest.mark.slow
 def test_port_in_use_names_the_other_process() -> None:
     code = "import socket,sys; s = socket.create_server(('', 0)); "
     code += "print(s.getsockname()[1], flush=True); sys.stdin.read()"

@@ -123,6 +123,7 @@ def test_unknown_name_is_unreachable() -> None:
     assert len(result.reason) < 80
 
 
+@pytest.mark.slow
 def test_hung_server_is_reported_within_the_timeout() -> None:
     with listening(None) as address, Prober() as prober:
         for _ in range(2):  # the second call uses a cached connection
@@ -133,6 +134,7 @@ def test_hung_server_is_reported_within_the_timeout() -> None:
             assert "0.3 s" in result.reason
 
 
+@pytest.mark.slow
 def test_unreachable_address_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         waiting = []

@@ -35,6 +35,7 @@ def closed() -> Iterator[threading.Event]:
     event.set()
 
 
+@pytest.mark.slow
 def test_pauses_double_until_the_peer_answers(closed: threading.Event) -> None:
     peer = Peer(failures=3)
     began = time.monotonic()
@@ -50,6 +51,7 @@ def test_first_attempt_can_be_immediate_and_pauses_are_limited(closed: threading
     assert len(peer.attempts) == 41
 
 
+@pytest.mark.slow
 def test_last_error_is_raised_when_no_retry_is_left(closed: threading.Event) -> None:
     peer = Peer(failures=10)
     with pytest.raises(ConnectionRefusedError, match="attempt 3"):

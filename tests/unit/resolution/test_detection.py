@@ -206,6 +206,7 @@ def sibling_process(*names: str) -> Iterator[int]:
         yield process.pid
 
 
+@pytest.mark.slow
 def test_clusters_of_other_processes_match() -> None:
     with sibling_process("sibling") as pid:
         rule, verdict = fired()

@@ -80,6 +80,7 @@ def states(resolution: tfd.Resolution) -> list[str]:
 
 
 class TestTable:
+    @pytest.mark.slow
     def test_every_state_is_reported(self, worker: Server, silent: str, refused: str) -> None:
         with serving(answer_http) as http, Server({}) as grpc:
             addresses = [worker.address, worker.address, silent, refused, http, grpc.address]
@@ -140,6 +141,7 @@ class TestTable:
             monkeypatch.setenv("no_proxy", "127.0.0.1")
             assert resolution.probe().tasks[0].state == "alive"
 
+    @pytest.mark.slow
     def test_silent_tasks_are_probed_concurrently(self) -> None:
         """Sequential probes would exceed the timeout of the test."""
         with socket.create_server(("", 0), backlog=1024) as server:
@@ -370,6 +372,7 @@ class TestCommandLine:
             timeout=120,
         )
 
+    @pytest.mark.slow
     def test_command_prints_table_json_and_changes(self, worker: Server, refused: str) -> None:
         config = json.dumps({"cluster": {"worker": [worker.address, refused]}})
         completed = self.run(TF_CONFIG=config)
@@ -380,6 +383,7 @@ class TestCommandLine:
         (line,) = completed.stdout.splitlines()
         assert [task["state"] for task in json.loads(line)["tasks"]] == ["alive", "refused"]
 
+    @pytest.mark.slow
     def test_command_reports_errors(self) -> None:
         completed = self.run(TF_CONFIG="{")
         assert (completed.returncode, completed.stdout) == (1, "")

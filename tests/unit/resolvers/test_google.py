@@ -85,6 +85,7 @@ class TestGCE:
         spec = GCEResolver(*self.where, service=service).cluster_spec()
         assert spec.as_dict() == {"worker": ["[fd00::1]:8470"]}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("answers", "kind", "message"),
         [

@@ -55,6 +55,7 @@ class TestContract:
         for name in names:
             assert issubclass(getattr(tfd.resolvers, name), tf_resolvers.ClusterResolver)
 
+    @pytest.mark.slow
     def test_resolvers_import_libraries_lazily(self) -> None:
         code = (
             "import sys, tfd_notebook as tfd\n"

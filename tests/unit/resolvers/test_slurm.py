@@ -207,6 +207,7 @@ class TestSlurm:
         with pytest.raises(errors.NotThere, match="command squeue not found"):
             SlurmResolver(job=7).cluster_spec()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("does", "kind", "message"),
         [

@@ -49,6 +49,7 @@ def test_loading_imports_only_what_it_registers() -> None:
     assert len(imported) < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preload", "then", "seconds", "starts"),
     [("on", "", 60, "True"), ("on", UNLOAD, 0.5, "False"), ("off", "", 0.5, "False")],

@@ -49,6 +49,7 @@ def request(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, An
             return error.code, json.load(error)
 
 
+@pytest.mark.slow
 def test_list_is_empty_without_detached_clusters(address: str) -> None:
     assert request(address) == (200, {"clusters": []})
 
@@ -105,6 +106,7 @@ def test_cross_site_requests_are_refused(address: str) -> None:
         assert "XSRF" in json.load(error)["message"] or "Forbidden" in error.reason
 
 
+@pytest.mark.slow
 def test_command_answers_or_reports_an_error() -> None:
     assert json.loads(asyncio.run(jupyter_server.tfd("list", "--json", limit=60))) == []
     with pytest.raises(errors.StateError, match="no running cluster") as error:
@@ -112,6 +114,7 @@ def test_command_answers_or_reports_an_error() -> None:
     assert error.value.fix
 
 
+@pytest.mark.slow
 def test_command_is_ended_after_its_timeout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ def test_failed_list_is_not_shared_with_later_requests(
     asyncio.run(request())
 
 
+@pytest.mark.slow
 def test_server_extension_imports_no_cluster_code() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
@@ -208,6 +212,7 @@ def test_server_extension_imports_no_cluster_code() -> None:
     assert completed.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_wheel_enables_the_extension() -> None:
     data = json.loads((Path(__file__).parents[3] / "labextension" / "server.json").read_text())
     assert data["ServerApp"]["jpserver_extensions"] == {jupyter_server.__name__: True}

@@ -34,6 +34,7 @@ assert tfd_context.runs_alone()
 """
 
 
+@pytest.mark.slow
 def test_initialized_context_is_detected() -> None:
     completed = subprocess.run(
         [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, check=False

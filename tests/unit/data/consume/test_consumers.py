@@ -172,6 +172,7 @@ def test_many_short_epochs_do_not_shorten_the_history():
     assert {round(rate) for rate in series.recent} == {20}
 
 
+@pytest.mark.slow
 def test_consumer_is_sampled_once_a_second_and_at_its_end():
     consumers, events = Consumers(), []
     consumers.connect(lambda event: (events.append(event), consumers.apply(event)), lambda: ())

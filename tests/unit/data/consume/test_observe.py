@@ -124,6 +124,7 @@ def test_functions_accept_its_iterator(numbers, consumers):
     assert len([None for _ in iterator]) == 0
 
 
+@pytest.mark.slow
 def test_iterator_moves_from_python_to_a_function(numbers, consumers):
     iterator = iter(numbers)
     next(iterator)
@@ -138,6 +139,7 @@ def test_default_strategy_distributes_it(numbers, consumers):
     assert consumers.rows()[0].elements == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function_first", [True, False])
 def test_iterators_can_be_checkpointed(numbers, tmp_path, function_first):
     get = tf.function(lambda iterator: next(iterator)) if function_first else next
@@ -204,12 +206,14 @@ def test_error_names_the_line_of_the_users_function(consumers, call, function):
     assert f"in {function.__name__} ({__file__}:{line})" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_collected_iterator_is_not_running(numbers, consumers):
     next(iter(numbers))
     gc.collect()
     until(lambda: [(row.state, row.elements) for row in consumers.rows()] == [("stopped", 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["loop", "next", "numpy", "error", "function"])
 def test_collection_of_an_iterator_does_not_block(consumers, left):
     """TensorFlow waits for running functions, and sometimes a minute for its autotuning."""
@@ -256,6 +260,7 @@ def test_collection_of_an_iterator_does_not_block(consumers, left):
         go_on.set()
 
 
+@pytest.mark.slow
 def test_cache_file_is_released_for_the_next_loop(consumers, tmp_path):
     """TensorFlow refuses a second iterator while the first one has the file."""
     running = threading.Event()

@@ -136,6 +136,7 @@ class TestTokens:
         with pytest.raises(NotSerializable, match="no longer exists"):
             pack(["pyfunc_7_0123456789ab"])
 
+    @pytest.mark.slow
     def test_tensorflow_is_patched_only_after_its_import(self) -> None:
         code = (
             "import sys; from tfd_notebook._compat.tf_data import py_functions as pyfunc\n"

@@ -110,6 +110,7 @@ def lease_timers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tfd-lease"]
 
 
+@pytest.mark.slow
 def test_released_record_is_removed_when_its_lease_expires(directory: Path) -> None:
     record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
     record.schedule_removal()
@@ -121,6 +122,7 @@ def test_released_record_is_removed_when_its_lease_expires(directory: Path) -> N
     until(lambda: not lease_timers())
 
 
+@pytest.mark.slow
 def test_wall_clock_step_does_not_postpone_the_removal(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_wall_clock_step_does_not_postpone_the_removal(
     until(lambda: not lease_timers())
 
 
+@pytest.mark.slow
 def test_file_of_a_renewed_cluster_is_kept(directory: Path) -> None:
     record, second = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
     record.set_lease(-1)

@@ -130,6 +130,7 @@ def test_command_waits_for_a_disconnected_node(driver: Driver) -> None:
         assert channel.receive(10)[0] == {"order": "stop", "reason": "the cluster has failed"}
 
 
+@pytest.mark.slow
 def test_disconnected_node_is_lost_after_the_timeout() -> None:
     driver = Driver(limit=2.0)
     try:

@@ -99,6 +99,7 @@ def test_unresponsive_driver_does_not_block_update(driver: Driver) -> None:
     assert driver.channels.empty()
 
 
+@pytest.mark.slow
 def test_state_without_a_channel_is_sent_on_the_next(driver: Driver) -> None:
     driver.next().close()
     driver.update("ended")
@@ -109,6 +110,7 @@ def test_state_without_a_channel_is_sent_on_the_next(driver: Driver) -> None:
     assert message["status"] == "ended"
 
 
+@pytest.mark.slow
 def test_unacknowledged_log_is_sent_on_the_next_channel(driver: Driver) -> None:
     with driver.next() as channel:
         receive(channel)
@@ -124,6 +126,7 @@ def test_unacknowledged_log_is_sent_on_the_next_channel(driver: Driver) -> None:
     assert (following["seq"], following["log"]) == (first["seq"] + 1, "")
 
 
+@pytest.mark.slow
 def test_unresponsive_channel_is_replaced(driver: Driver) -> None:
     silent = driver.next()
     silent.receive(20)  # without an acknowledgement
@@ -139,6 +142,7 @@ def test_unsendable_state_does_not_end_the_connection(driver: Driver, invalid: A
     assert receive_state(channel, "ended")["status"] == "ended"
 
 
+@pytest.mark.slow
 def test_updates_without_news_are_heartbeats(driver: Driver) -> None:
     channel = driver.next()
     assert [receive(channel)["seq"] for _ in range(3)] == [1, 2, 3]

@@ -249,6 +249,7 @@ def test_subcommands_and_names_are_completed(shell: Any) -> None:
     assert completed(shell, "%tfd_stream start train") == ["train_ds"]
 
 
+@pytest.mark.slow
 def test_other_lines_are_completed_as_before(shell: Any) -> None:
     shell.user_ns["tfd_cluster_size"] = 3
     assert "tfd_cluster_size" in offered(shell, "tfd_cluster_s")
