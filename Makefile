@@ -21,7 +21,8 @@ EXPLAIN := tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
-SUITES := integration conformance coordinator spark hosts browser notebooks slow
+SUITES := integration conformance coordinator spark engines hosts browser notebooks slow
+RAY    := tests/engines/test_ray.py
 NBVAL  := -p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.
@@ -67,9 +68,12 @@ test-coordinator: ## suite: ClusterCoordinator
 	$(PYTEST) tests/coordinator
 test-spark: ## suite: TFCluster on a local Spark
 	$(PYTEST) $(PARALLEL) -n 2 tests/spark
-test-hosts: ## suite: hosts in network namespaces; needs root, iproute2, nftables, openssh-server, stunnel4, slurm, munge
+test-hosts: ## suite: hosts in network namespaces, and Slurm; needs root, iproute2, nftables, openssh-server, stunnel4, slurm, munge
 	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
 	$(IF_ROOT) $(PYTEST) $(CONNECTED)
+test-engines: ## suite: the launchers for Dask, ipyparallel and Ray
+	$(PYTEST) $(PARALLEL) -n 2 tests/engines --ignore $(RAY)
+	$(PYTEST) $(RAY)
 test-browser: ## suite: JupyterLab in Chromium; needs chromium
 	$(PYTEST) tests/browser
 test-notebooks: ## suite: all notebooks

@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: Benchmarks that create network namespaces.
-ONLY_ROOT = ("tunnel_cost",)
+ONLY_ROOT = ("slurm_start", "tunnel_cost")
 RESULT = re.compile(r"(?P<name>[^:]+): ratio (?P<ratio>\S+) \((?P<figures>.+)\)")
 
 

@@ -7,6 +7,7 @@ of the user. A variable in its environment marks every process that descends fro
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,7 +200,7 @@ class Leftovers:
     def _left(self, shared: bool) -> list[str]:
         return [
             *(
-                f"thread {t.name}"
+                f"thread {t.name}{_position(t)}"
                 for t in _threads() - self._threads
                 if not (shared and t.name.startswith(_RENEWED_THREADS))
             ),
@@ -236,6 +238,13 @@ def _threads() -> set[threading.Thread]:
         if not thread.name.startswith(_LASTING_THREADS)
         and type(thread).__name__ not in _FOREIGN_THREADS
     }
+
+
+def _position(thread: threading.Thread) -> str:
+    """Return the innermost calls of a thread, which show what it waits for."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls = traceback.extract_stack(frame)[-4:] if frame else []
+    return "".join(f" < {call.name}:{call.lineno}" for call in reversed(calls))
 
 
 def _processes() -> set[psutil.Process]:
@@ -298,7 +307,8 @@ def _files() -> set[Path]:
     for directory in _WATCHED:
         for path in directory.iterdir():
             if path.name in agents:
-                entries.update(entry for entry in path.iterdir() if entry.is_dir())
+                with contextlib.suppress(FileNotFoundError):  # an agent that has just ended
+                    entries.update(entry for entry in path.iterdir() if entry.is_dir())
             # AutoGraph keeps its converted functions until the process ends, and pytest keeps
             # the directories of `tmp_path`.
             elif not path.name.startswith(

@@ -31,6 +31,9 @@
     │   ├── PausedError       TFD601  a wait would never end: the coordinator is paused
     │   ├── ValueGone         TFD602  the RemoteValue of a closure no longer exists
     │   └── TasksMissing      TFD603  a worker or parameter server does not answer
+    ├── RunError              TFD610  a function that runs on every worker failed
+    │   ├── RankFailed        TFD611  the function raised on a worker
+    │   └── RankLost          TFD612  the process of the function ended
     ├── ResolveError          TFD700  finding the tasks of a cluster failed
     │   ├── NotThere          TFD701  the source of the cluster's description does not exist
     │   ├── Malformed         TFD702  the cluster's description is invalid
@@ -198,6 +201,29 @@ class ValueGone(CoordinatorError, LookupError, code="TFD602"):
 
 class TasksMissing(CoordinatorError, code="TFD603"):
     """A worker or parameter server that is needed and does not answer."""
+
+
+class RunError(TfdError, code="TFD610"):
+    """Failure of a function that `Cluster.run` calls on every worker."""
+
+
+class RankFailed(RunError, code="TFD611"):
+    """An exception of the user's function.
+
+    Attributes
+    ----------
+    rank : int
+        The rank whose function raised first.
+    traceback : str
+        The traceback of the exception in the rank's process.
+    """
+
+    rank = 0
+    traceback = ""
+
+
+class RankLost(RunError, code="TFD612"):
+    """The end of a process before the user's function returned."""
 
 
 class ResolveError(TfdError, code="TFD700"):

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
 
 import tfd_notebook as tfd
 from tests._waiting import until
@@ -128,6 +129,28 @@ class TestContract:
         assert max(coordinator.fetch(values)) == before + 20
         assert values[0].fetch() == values[0].get().numpy()
         assert coordinator.fetch({"a": values[1], "b": 3})["b"] == 3
+
+    def test_results_are_copied_without_functions(self, coordinator: Coordinator) -> None:
+        """TensorFlow runs ``tf.identity`` of a remote tensor as a function on its worker."""
+
+        @tf.function
+        def structure() -> Any:
+            return tf.constant(1.0), {"ragged": tf.ragged.constant([[1], [2, 3]])}
+
+        value = coordinator.schedule(structure)
+        coordinator.join(timeout=60)
+        operations: list[str] = []
+
+        def record(name: str, *_: Any, **__: Any) -> None:
+            operations.append(name)
+
+        op_callbacks.add_op_callback(record)
+        try:
+            scalar, parts = value.get()
+        finally:
+            op_callbacks.remove_op_callback(record)
+        assert operations == []
+        assert (float(scalar), parts["ragged"].to_list()) == (1.0, [[1], [2, 3]])
 
     def test_a_function_without_a_result_and_keywords(self, coordinator: Coordinator) -> None:
         @tf.function

@@ -78,7 +78,10 @@ from tfd_notebook.errors import StateError
 
 
 def numbers():
-    return tf.data.Dataset.range(10**9).map(lambda x: x + 1, num_parallel_calls=2)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # with it, the end of an iterator can take 60 s
+    numbers = tf.data.Dataset.range(10**9).map(lambda x: x + 1, num_parallel_calls=2)
+    return numbers.with_options(options)
 
 
 before = tf.Variable(1.0)
@@ -97,7 +100,7 @@ def check(name, element):
     expected = counts[name] * (10 if name in ("served", "stream") else 1) + 1
     assert element == expected, (name, element, expected)
     counts[name] += 1
-    time.sleep(0.003)  # at full speed, the readers would use all processors
+    time.sleep(0.02)  # at full speed, the readers would slow down the start of the tasks
 
 
 def read(name, elements):
@@ -187,7 +190,7 @@ def run_operations():
 
 @tf.function(autograph=False)
 def run_long_operation():
-    end = tf.timestamp() + 1.0
+    end = tf.timestamp() + 0.5
     return tf.while_loop(lambda i: tf.timestamp() < end, lambda i: [i + 1], [tf.constant(0)])
 
 
@@ -199,7 +202,8 @@ def read_slowly(compute, started, ended):
             return
 
 
-for compute in (run_operations, lambda: time.sleep(1.0), run_long_operation):
+run_long_operation()  # its tracing would delay the reader further
+for compute in (run_operations, lambda: time.sleep(0.5), run_long_operation):
     started, ended = threading.Event(), threading.Event()
     reader = threading.Thread(target=read_slowly, args=(compute, started, ended), daemon=True)
     reader.start()

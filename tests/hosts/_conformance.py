@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -59,6 +60,16 @@ def await_reconnection(hosts: Hosts, cluster: tfd.Cluster) -> None:
     """
     hosts.heal()
     until(lambda: not any(status.reason for status in cluster.snapshot().tasks), 60)
+
+
+def close_connections(host: Host) -> None:
+    """Close the connections from the agents on a host to ports of this process."""
+    mine = psutil.Process().net_connections("tcp")
+    listening = {item.laddr.port for item in mine if item.status == psutil.CONN_LISTEN}
+    for item in mine:
+        if item.raddr and item.raddr.ip == host.address and item.laddr.port in listening:
+            with socket.socket(fileno=os.dup(item.fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def row(cluster: tfd.Cluster, task: str) -> Any:
@@ -204,11 +215,26 @@ class Conformance:
         shared.restart("dispatcher:0")
         assert numbers(shared) == list(range(100))
 
+    def test_function_runs_next_to_the_workers_of_both_hosts(self, make: Make) -> None:
+        def total(ctx: Any) -> Any:
+            import tensorflow as tf
+
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            value = tf.constant(1.0 + ctx.worker_num)
+            return strategy.run(
+                lambda: tf.distribute.get_replica_context().all_reduce("sum", value)
+            )
+
+        with tfd.Cluster(workers=2, name="ranks", launcher=make()) as cluster:
+            assert cluster.run(total, timeout=120) == [3.0, 3.0]
+            assert len({row.host for row in cluster.snapshot().ranks}) == 2
+
     def test_time_limit_stops_the_cluster(self, hosts: Hosts, make: Make) -> None:
         before = hosts.east.pids()
-        policy = tfd.Policy(time_limit=2.0)
+        # An agent counts from its first task, and the others must start before its limit.
+        policy = tfd.Policy(time_limit=20.0)
         cluster = tfd.Cluster(data_workers=2, name="short", launcher=make(), policy=policy)
-        until(lambda: cluster.ended, 30)
+        until(lambda: cluster.ended, 60)
         until(lambda: not pids_on(hosts.east, before))
 
     def test_cluster_stops_if_its_owner_does_not_return(

@@ -26,6 +26,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
@@ -35,11 +36,42 @@ ReturnToService=2
 MaxNodeCount=16
 KillWait=1
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=2
 """
 _NODE = "NodeName={node} NodeHostname={name} NodeAddr={address} CPUs=8 State=UNKNOWN"
 #: Without cgroups, because the simulated hosts share those of the machine.
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+class MungeAtHome:
+    """The munge of this process, whose socket is in the directory of the tests."""
+
+    def __init__(self, key: Path, directory: Path) -> None:
+        munge = directory / "munge-home"
+        munge.mkdir(mode=0o755)
+        files = [f"--{kind}-file={munge}/{kind}" for kind in ("pid", "log", "seed")]
+        self._command = [
+            shutil.which("munged") or "/usr/sbin/munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={directory}/munge.socket",
+            *files,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        self._process = subprocess.Popen(
+            self._command, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
 
 
 class Slurm:
@@ -79,6 +111,15 @@ class Slurm:
                 ["munged", "--foreground", "--force", f"--key-file={key}", *flags],
                 directory / f"munged-{node}.log",
             )
+        self._munge_home = MungeAtHome(key, directory)
+        # The commands of this process use the munge of home.
+        text = config.read_text().replace(
+            "AuthType=auth/munge", f"AuthType=auth/munge\nAuthInfo=socket={directory}/munge.socket"
+        )
+        home = directory / "home"
+        home.mkdir()
+        (home / "slurm.conf").write_text(text)
+        self.home_env = {"SLURM_CONF": str(home / "slurm.conf")}
         for host in hosts:
             names = (host.directory / "etc" / "hosts").open("a")
             with names:
@@ -98,6 +139,7 @@ class Slurm:
         self._daemons.append(Server(host, [path, *command[1:]], log))
 
     def __enter__(self) -> Slurm:
+        self._munge_home.launch()
         for daemon in self._daemons:
             daemon.launch()
         self._hosts.services.extend(self._daemons)
@@ -112,11 +154,14 @@ class Slurm:
         for daemon in reversed(self._daemons):
             self._hosts.services.remove(daemon)
             daemon.stop()
+        self._munge_home.stop()
 
     def _idle(self) -> bool:
         for daemon in self._daemons:
             daemon.wait_ready()
-        states = self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+        states = self.run(
+            "sinfo", "--partition=all", "--noheader", "--Node", "--format=%T"
+        ).stdout.split()
         return states == ["idle"] * len(NODES)
 
     def run(

@@ -117,6 +117,8 @@ def test_killed_worker_is_restarted(coordinator: Coordinator, cluster: tfd.Clust
     values = [coordinator.schedule(step, args=(tf.constant(n),)) for n in range(40)]
     coordinator.join(timeout=90)
     assert coordinator.fetch(values) == [2 * n for n in range(40)]
+    # The other worker may have run all closures before the agent reports the end of this one.
+    until(lambda: row(cluster, "worker:1").restarts > before.restarts, 60)
     until(lambda: cluster.state == "ready", 60)
     assert row(cluster, "worker:1").pid != before.pid
     coordinator.pause_worker(0)

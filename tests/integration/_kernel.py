@@ -108,7 +108,7 @@ class Notebook(Kernel):
         self._kept: deque[Tree] = deque()
 
     def output_of(self, kind: str, content: dict[str, Any]) -> str:
-        if kind in ("execute_result", "display_data"):
+        if kind in ("execute_result", "display_data", "update_display_data"):
             return f"{content['data']['text/plain']}\n"
         if kind == "error":
             return "\n".join(content["traceback"]) + "\n"

@@ -59,7 +59,9 @@ _REASONS = {
     401: "Unauthorized",
     403: "Forbidden",
     404: "NotFound",
+    409: "AlreadyExists",
     410: "Expired",
+    422: "Invalid",
     500: "InternalError",
     503: "ServiceUnavailable",
 }
@@ -98,6 +100,9 @@ class Kubernetes:
         Path and parameters of each authorized request.
     """
 
+    #: Class of the handlers of connections.
+    handler: type[BaseHTTPRequestHandler]
+
     def __init__(self, directory: Path) -> None:
         authority = Authority(directory / "authority")
         certificate, key = authority.issue(Peer("localhost", "127.0.0.1"))
@@ -116,7 +121,7 @@ class Kubernetes:
         self._directory = directory
         self._watchers = 0
         self.connections: set[socket.socket] = set()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = _Server(("127.0.0.1", 0), self.handler)
         self._server.kubernetes = self
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
@@ -199,8 +204,7 @@ class Kubernetes:
 
     def answer(self, path: str, query: dict[str, str], token: str | None) -> Json:
         """Return the requested list, or the selection for a watch."""
-        if token not in self.roles:
-            raise Refusal(401, "Unauthorized")
+        self.check_token(token)
         match = re.fullmatch(r"/api/v1(?:/namespaces/([a-z0-9-]+))?/pods", path)
         if not match:
             raise Refusal(404, "the server could not find the requested resource")
@@ -214,6 +218,10 @@ class Kubernetes:
         if query.get("watch") in _TRUE:
             return {"watch": selection}
         return self._page(selection, query)
+
+    def check_token(self, token: str | None) -> None:
+        if token not in self.roles:
+            raise Refusal(401, "Unauthorized")
 
     def fault(self) -> int | str | None:
         return self._faults.popleft() if self._faults else None
@@ -284,6 +292,7 @@ class Kubernetes:
             self._watchers -= 1
 
     def _publish(self, kind: str, item: Json) -> None:
+        """Add an event; the caller holds the lock."""
         self._version += 1
         item["metadata"]["resourceVersion"] = str(self._version)
         self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(item))}))
@@ -320,7 +329,7 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
     timeout = 30
@@ -337,7 +346,6 @@ class _Handler(BaseHTTPRequestHandler):
         kubernetes = self.server.kubernetes
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         fault = kubernetes.fault()
         try:
             if isinstance(fault, int):
@@ -346,18 +354,21 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.recv(1)  # until the client hangs up
                 self.close_connection = True
                 return
-            answer = kubernetes.answer(
-                parts.path, query, token if scheme.lower() == "bearer" else None
-            )
+            answer = kubernetes.answer(parts.path, query, self.token)
         except Refusal as refusal:
-            self._send(refusal.code, refusal.body)
+            self.reply(refusal.code, refusal.body)
             return
         if "watch" in answer:
             self._stream(kubernetes.events(answer["watch"]))
         else:
-            self._send(200, answer, cut=fault == "half")
+            self.reply(200, answer, cut=fault == "half")
 
-    def _send(self, code: int, body: Json, cut: bool = False) -> None:
+    @property
+    def token(self) -> str | None:
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        return token if scheme.lower() == "bearer" else None
+
+    def reply(self, code: int, body: Json, cut: bool = False) -> None:
         data = json.dumps(body).encode()
         if cut:
             data = data[: len(data) // 2]
@@ -389,6 +400,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Do not log requests."""
+
+
+Kubernetes.handler = Handler
 
 
 def pod(
@@ -440,21 +454,21 @@ def pod(
         },
         "status": status,
     }
-    _check(result)
+    check_fields(result, "V1Pod")
     return result
 
 
-def _check(item: Json) -> None:
-    """Fail on a field that the models do not have."""
+def check_fields(item: Json, kind: str) -> None:
+    """Fail on a field that the model `kind` does not have."""
     api = client.ApiClient()
     answer = SimpleNamespace(data=json.dumps(item))
     try:
-        read = api.deserialize(answer, "V1Pod")
+        read = api.deserialize(answer, kind)
     except TypeError:
-        read = api.deserialize(answer.data, "V1Pod", "application/json")
+        read = api.deserialize(answer.data, kind, "application/json")
     back = json.loads(json.dumps(api.sanitize_for_serialization(read)))
     lost = set(_paths(item)) - set(_paths(back))
-    assert not lost, f"a pod has no {sorted(lost)}"
+    assert not lost, f"a {kind[2:].lower()} has no {sorted(lost)}"
 
 
 def _paths(value: Any, path: str = "") -> Any:

@@ -93,8 +93,8 @@ def _leftovers_without_spark(leftovers: type[Any]) -> type[Any]:
 
         def _left(self, shared: bool) -> list[str]:
             # After a call from Java, py4j keeps the connection and a thread without a name.
-            calls = re.compile(r"thread Thread-\d+ \(run\)")
-            return [leftover for leftover in super()._left(shared) if not calls.fullmatch(leftover)]
+            calls = re.compile(r"thread Thread-\d+ \(run\)(?: <|$)")
+            return [leftover for leftover in super()._left(shared) if not calls.match(leftover)]
 
     return Leftovers
 

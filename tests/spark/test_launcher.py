@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import stat
 from typing import Any
@@ -11,23 +10,14 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests._bridges import bridges
 from tests._recording import Relay
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launchers import spark as launch_spark
+from tfd_notebook.launchers.client import engine_workers
 from tfd_notebook.net import runtime_dir
 
 pytestmark = pytest.mark.integration
-
-
-def bridges() -> list[psutil.Process]:
-    """Return the processes next to executors that connect agents to this process."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if "bridges.spark_executor" in " ".join(process.info["cmdline"] or ())
-        and process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
-    ]
 
 
 def numbers(cluster: tfd.Cluster) -> list[int]:
@@ -42,7 +32,7 @@ def test_tasks_run_next_to_executors_and_use_no_slot(spark: Any, sc: Any) -> Non
     with tfd.Cluster(data_workers=2, name="tasks", launcher=launcher) as cluster:
         assert numbers(cluster) == list(range(100))
         assert len(bridges()) == 2
-        with pytest.raises(errors.Unsupported, match="end with their Spark application"):
+        with pytest.raises(errors.Unsupported, match="ends with its Spark application"):
             cluster.detach()
         assert sc.parallelize(range(2), 2).barrier().mapPartitions(list).count() == 2
         frame = cluster.to_frame()
@@ -57,13 +47,13 @@ def test_messages_between_driver_and_agents_are_encrypted(
 ) -> None:
     relays = []
 
-    class RecordedRendezvous(launch_spark.ExecutorRendezvous):
+    class RecordedRendezvous(engine_workers.Rendezvous):
         def __init__(self, address: str) -> None:
             super().__init__(address)
             relays.append(Relay(self.port))
             self.port = relays[0].port
 
-    monkeypatch.setattr(launch_spark, "ExecutorRendezvous", RecordedRendezvous)
+    monkeypatch.setattr(engine_workers, "Rendezvous", RecordedRendezvous)
     launcher = tfd.launchers.Spark(spark, secure=True)
     value = "value-of-an-environment-variable"
     env = {"PASSWORD": value}

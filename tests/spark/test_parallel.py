@@ -82,6 +82,18 @@ def test_tensorflow_works_in_each_task(sc: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use_barrier", [True, False])
+def test_a_lost_executor_is_named(sc: Any, use_barrier: bool) -> None:
+    def lose(args: Any, ctx: Any) -> None:
+        ancestors = psutil.Process().parents()
+        next(process for process in ancestors if process.name() == "java").kill()
+        time.sleep(10 * SOON)
+
+    with pytest.raises(SparkError, match="ExecutorLostFailure") as caught:
+        TFParallel.run(sc, lose, None, 1, use_barrier=use_barrier)
+    assert "could not run all 1 tasks" in caught.value.what
+
+
+@pytest.mark.parametrize("use_barrier", [True, False])
 def test_an_error_ends_all_tasks_and_has_the_traceback(
     sc: Any, tmp_path: Path, use_barrier: bool
 ) -> None:

@@ -211,7 +211,7 @@ def test_signatures_show_every_argument() -> None:
             assert {"grace", "place", "secure"} <= set(shown), kind
 
 
-@pytest.mark.parametrize("name", ["fake", "jupyter", "spark", "ssh"])
+@pytest.mark.parametrize("name", ["fake", "jupyter", "kubernetes", "slurm", "spark", "ssh"])
 def test_unknown_launcher_option_is_an_error(name: str) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'hots'"):
         base.launcher(name, {"hots": "one"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -193,3 +194,18 @@ def cancel_group(sc: Any, group: str) -> None:
     """Cancel the current and future jobs of a group."""
     with private_name("SparkContext.cancelJobGroupAndFutureJobs"):
         sc._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+
+def lost_executor(error: BaseException) -> str:
+    """Return the line of Spark's error that names a lost executor, or an empty string."""
+    match = re.search(r"ExecutorLostFailure \([^\n]*", str(error))
+    return match[0] if match else ""
+
+
+def error_summary(error: BaseException) -> str:
+    """Return the essential line of Spark's error, whose text fills a page."""
+    text = str(error).strip()
+    if lost := lost_executor(error):
+        return lost
+    lines = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): [^\n]+", text, re.M)
+    return lines[-1] if lines else text.partition("\n")[0] or type(error).__name__

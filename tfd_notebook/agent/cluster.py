@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook.agent import gpu_discovery
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.dataset_functions import Functions
+from tfd_notebook.agent.processes import Process
+from tfd_notebook.agent.ranks import Rank
 from tfd_notebook.agent.stunnel import TunnelEnd, make_key
 from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log, trim_log
 from tfd_notebook.errors import StateError, TfdError, no_lease, unknown_task
@@ -56,6 +58,8 @@ class AgentCluster:
         self.functions = Functions()
         self.tasks: dict[str, TaskSupervisor] = {}
         self.removed: dict[str, TaskSupervisor] = {}
+        #: The processes of `Cluster.run`, by the names of their workers.
+        self._ranks: dict[str, Rank] = {}
         #: Limits set by the administrator of this host.
         self.limits = limits()
         #: The GPUs that its tasks may use, each with the fields of `gpu_discovery.Gpu`.
@@ -64,6 +68,7 @@ class AgentCluster:
         self.reported_holders: dict[int, str] | None = None
         self.processes = agent.processes
         self._tunnels: TunnelEnd | None = None
+        self._stopping = False
         #: Time (monotonic) at which the time limit starts: when the first task is ready.
         self.ready_since: float | None = None
         #: End of the time that the cluster runs without an owner; None without a lease.
@@ -89,10 +94,26 @@ class AgentCluster:
             raise StateError(f"cluster {self.name!r} has no tunnels on this host")
         return self._tunnels
 
+    async def start_process(self, spec: TaskSpec, log: Path, name: str = "") -> Process:
+        """Start a process with the environment of a task; `name` differs from the task's."""
+        return await self.processes.start(
+            {
+                "name": name or spec.name,
+                # No task uses the memory of GPUs that belong to another task or to the kernel.
+                "environment": {**self.environment, **gpu_discovery.environment(spec.gpus)},
+                "defaults": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if spec.gpus else {},
+                "directory": self.working_directory,
+                "path": self.path,
+                "preload": self.preload,
+            },
+            log,
+        )
+
     def trim_logs(self) -> None:
         """Limit the size of the processes' logs."""
-        for task in self.tasks.values():
-            trim_log(task.log)
+        logs = [task.log for task in self.tasks.values()]
+        for log in (*logs, *(rank.log for rank in self._ranks.values())):
+            trim_log(log)
         if self._tunnels is not None:
             self._tunnels.trim()
 
@@ -159,6 +180,8 @@ class AgentCluster:
 
     async def stop(self, reason: str) -> None:
         """Stop all tasks, consumers of others first, and send the reason."""
+        self._stopping = True
+        await self.handle_close_ranks(list(self._ranks))
         tasks = (*self.tasks.values(), *self.removed.values())
         for roles in STOP_ORDER:
             ending = [task for task in tasks if task.spec.role in roles]
@@ -194,7 +217,13 @@ class AgentCluster:
         self.set_lease(seconds)
         return seconds
 
+    def _require_open(self) -> None:
+        """Raise StateError while the cluster stops: no task would be stopped that is added now."""
+        if self._stopping:
+            raise StateError(f"cluster {self.name!r} is stopping")
+
     async def handle_reserve_ports(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        self._require_open()
         supervisors: list[TaskSupervisor] = []
         try:
             for packed in tasks:
@@ -243,6 +272,7 @@ class AgentCluster:
         return gpus
 
     async def handle_start(self, tasks: dict[str, dict[str, Any]]) -> None:
+        self._require_open()
         for name, settings in tasks.items():
             self.task(name).start(settings)
 
@@ -286,6 +316,31 @@ class AgentCluster:
         path = self.task(task).log
         data, end = await asyncio.to_thread(read_log, path, size, offset)
         return [data.decode(errors="replace"), end]
+
+    async def handle_open_ranks(self, tasks: list[str]) -> dict[str, str]:
+        self._require_open()
+        await self.handle_close_ranks(tasks)
+        for name in tasks:
+            self._ranks[name] = Rank(self, self.task(name))
+        return {name: self._ranks[name].address for name in tasks}
+
+    async def handle_run_rank(
+        self, task: str, function: str, addresses: dict[str, list[str]]
+    ) -> dict[str, Any]:
+        return await self._rank(task).run(function, addresses)
+
+    async def handle_rank_output(self, task: str, size: int, offset: int) -> list[Any]:
+        data, end = await asyncio.to_thread(read_log, self._rank(task).log, size, offset)
+        return [data.decode(errors="replace"), end]
+
+    async def handle_close_ranks(self, tasks: list[str]) -> None:
+        ranks = [self._ranks.pop(name) for name in tasks if name in self._ranks]
+        await asyncio.gather(*(rank.close() for rank in ranks))
+
+    def _rank(self, task: str) -> Rank:
+        if task not in self._ranks:
+            raise StateError(f"cluster {self.name!r} runs no function on {task}")
+        return self._ranks[task]
 
     async def handle_free_disk_space(self) -> int:
         work_dir = self.task("dispatcher:0").settings["work_dir"]

@@ -74,8 +74,11 @@ class Process:
                     reply.set_exception(self.failed or LaunchError("the process ended"))
             self._replies.clear()
 
-    async def request(self, method: str, timeout: float, **arguments: Any) -> Any:
-        """Send a request to the task; raise the error of its reply, or TimeLimit."""
+    async def request(self, method: str, timeout: float | None, **arguments: Any) -> Any:
+        """Send a request to the task; raise the error of its reply, or TimeLimit.
+
+        Without a timeout, wait until the process ends.
+        """
         while self._writer is None and not self._reading.done():
             await asyncio.sleep(0)
         if self.failed is not None or self._writer is None or self._reading.done():

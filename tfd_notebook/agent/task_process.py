@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph, py_functions
-from tfd_notebook.agent import fork_server, tf_servers
+from tfd_notebook.agent import fork_server, rank_process, tf_servers
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.model.spec import Role
-from tfd_notebook.net import agent_protocol, process_control
+from tfd_notebook.net import agent_protocol, ports, process_control
 
 #: Samples of the threads for one request of their share of work.
 _THREAD_SAMPLES = 5
@@ -96,9 +96,13 @@ class TaskProcess:
         self._samples = role == Role.DATA_WORKER
         return {"open_to": self._server.open_to}
 
+    def call(self, **arguments: Any) -> dict[str, Any]:
+        return rank_process.call(**arguments)
+
     def stats(self) -> dict[str, Any]:
         if self._server is None:
             return {"bytes_sent": None, "connections": [], "working": None}
+        ports.detect_lost_peers()
         sent = self._server.sent
         return {
             "bytes_sent": sent.read(),

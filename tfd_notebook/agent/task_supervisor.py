@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.agent import gpu_discovery, memory
+from tfd_notebook.agent import memory
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.agent.processes import Process
 from tfd_notebook.errors import StartTimeout, TfdError
@@ -72,6 +72,8 @@ class TaskSupervisor:
         self.reason = ""
         self._error_server: ErrorServer | None = None
         self._supervision: asyncio.Future[None] | None = None
+        #: The tokens of the sets of functions that the process got while it started.
+        self._installed: set[tuple[str, ...]] = set()
 
     # Requests of the agent
 
@@ -271,6 +273,8 @@ class TaskSupervisor:
         self._groups.start()
         try:
             await asyncio.wait_for(self._start_process(), policy.start_timeout)
+            # `install` skips a task that starts. The task is ready without a further await.
+            await self._install_functions()
         except asyncio.TimeoutError:
             await self._end_process()
             error = StartTimeout(f"not ready within {policy.start_timeout:g} s")
@@ -300,23 +304,12 @@ class TaskSupervisor:
         if dispatcher:
             # TensorFlow's worker would wait for it in its constructor, without a timeout.
             await self._wait_until_alive(dispatcher, "dispatcher")
-        self.process = await cluster.processes.start(
-            {
-                "name": self.spec.name,
-                # No task uses the memory of GPUs that belong to another task or to the kernel.
-                "environment": {**cluster.environment, **gpu_discovery.environment(self.spec.gpus)},
-                "defaults": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.spec.gpus else {},
-                "directory": cluster.working_directory,
-                "path": cluster.path,
-                "preload": cluster.preload,
-            },
-            self.log,
-        )
+        self.process = await cluster.start_process(self.spec, self.log)
         # The new process satisfies a restart that was requested before it existed.
         self._restart_requested = False
         self._wake.clear()
-        for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
-            await self.process.request("install", 60.0, blob=blob, removed=[])
+        self._installed.clear()
+        await self._install_functions()
         started = await self.process.request(
             "start",
             cluster.policy.start_timeout,
@@ -328,6 +321,15 @@ class TaskSupervisor:
         )
         self.open_to = started["open_to"]
         await self._wait_until_alive(self.address, self.kind)
+
+    async def _install_functions(self) -> None:
+        """Send the Python functions that the process of a data worker does not have yet."""
+        if self.spec.role is not Role.DATA_WORKER or self.process is None:
+            return
+        while missing := [f for f in self.cluster.functions if f[0] not in self._installed]:
+            for tokens, blob in missing:
+                await self.process.request("install", 60.0, blob=blob, removed=[])
+                self._installed.add(tokens)
 
     async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
         """Return when `address` responds; the caller sets the timeout."""

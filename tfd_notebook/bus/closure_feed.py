@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook.model.closure_store import EPOCH, Columns, Store
+from tfd_notebook.views import short_error
 
 #: Name and type of each sent column. Times are in seconds since the epoch, NaN for never.
 COLUMNS = (
@@ -25,7 +26,6 @@ COLUMNS = (
 #: Maximum number of sent closures. If there are more, the latest are sent.
 MAX_ROWS = 100_000
 _MAX_ERRORS = 1_000
-_MAX_ERROR_LENGTH = 300
 #: If more closures have changed, all of them are sent.
 _MAX_CHANGED = 20_000
 
@@ -69,8 +69,7 @@ class ColumnFeed:
     def _message(self, columns: Columns, full: bool) -> Message:
         self._was_paused = self._paused()
         errors = {
-            str(key): text[:_MAX_ERROR_LENGTH]
-            for key, text in list(columns.errors.items())[-_MAX_ERRORS:]
+            str(key): short_error(text) for key, text in list(columns.errors.items())[-_MAX_ERRORS:]
         }
         head = {
             "full": full,

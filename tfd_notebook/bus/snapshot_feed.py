@@ -7,13 +7,18 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tfd_notebook.model.snapshot import CoordinatorRow, GpuRow, NodeRow, Snapshot, SparkRow, TaskRow
+from tfd_notebook.model.spec import TaskState
 
 Tree = dict[str, Any]
 
 #: Maximum number of sent notices of a cluster.
 _NOTICES = 50
-#: Measurements that fluctuate. While a cluster is idle, their changes are not sent.
-_MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
+#: Measurements that fluctuate. While a cluster is idle, only lower values are sent.
+_TASK_MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s")
+_GPU_MEASURES = ("use_percent", "used_mb")
+#: Seconds after the last activity in which measurements are still sent. Rates of tasks are means
+#: of the last 5 seconds.
+_SETTLE_SECONDS = 6.0
 _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
 #: Fields that only the analysis of the data path uses.
@@ -57,6 +62,8 @@ class SnapshotFeed:
         self._cache: dict[tuple[str, str], tuple[Any, bool, Any, Any]] = {}
         #: The snapshot of each cluster, with its encoded tree.
         self._trees: dict[str, tuple[Snapshot, Tree]] = {}
+        #: The time of the last snapshot of each cluster that was busy.
+        self._busy: dict[str, float] = {}
 
     def full(self, snapshots: Iterable[Snapshot]) -> Tree:
         """Return the full tree, and restart the tracking of changes."""
@@ -79,10 +86,15 @@ class SnapshotFeed:
             self._trees[snapshot.name] = snapshot, tree
         if before.keys() - self._trees.keys():
             self._cache = {k: kept for k, kept in self._cache.items() if k[0] in self._trees}
+            self._busy = {k: time for k, time in self._busy.items() if k in self._trees}
         return {"clusters": {name: tree for name, (_, tree) in self._trees.items()}}
 
     def _cluster(self, snapshot: Snapshot) -> Tree:
-        idle = not is_busy(snapshot)
+        if is_busy(snapshot):
+            self._busy[snapshot.name] = snapshot.time
+        # The absolute value, because the system clock may be set back.
+        since = abs(snapshot.time - self._busy.get(snapshot.name, float("-inf")))
+        idle = since > _SETTLE_SECONDS
         tree: Tree = {
             "name": snapshot.name,
             "launcher": snapshot.launcher,
@@ -100,6 +112,10 @@ class SnapshotFeed:
             "streams": {
                 row.name: self._encoded(snapshot.name, f"stream {row.name}", row)
                 for row in snapshot.streams
+            },
+            "ranks": {
+                row.task: self._encoded(snapshot.name, f"rank {row.task}", row)
+                for row in snapshot.ranks
             },
             "notices": self._encoded(
                 snapshot.name,
@@ -121,6 +137,8 @@ class SnapshotFeed:
             tree["lease"] = snapshot.lease
         if snapshot.coordinator is not None:
             tree["coordinator"] = _coordinator(snapshot.coordinator)
+        if snapshot.adaptation is not None:
+            tree["adaptation"] = encoded(snapshot.adaptation)
         if snapshot.spark is not None:
             tree["spark"] = self._spark(snapshot.name, snapshot.spark, idle)
         return tree
@@ -177,27 +195,39 @@ def _steady_node(before: NodeRow, row: NodeRow, idle: bool) -> NodeRow:
 
 
 def _steady_task(before: TaskRow, row: TaskRow, idle: bool) -> TaskRow:
-    """Return `row` with the earlier measurements while its cluster is idle."""
-    known = {name: value for name in _MEASURES if idle and (value := getattr(before, name))}
-    return replace(row, **known) if known else row
+    """Return `row` without increased measurements while its cluster is idle."""
+    if not idle:
+        return row
+    gpu = before.gpu if before.gpu and row.gpu else row.gpu  # a text of several measurements
+    return replace(row, gpu=gpu, **_lower(before, row, _TASK_MEASURES))
 
 
 def _steady_gpu(before: GpuRow, row: GpuRow, idle: bool) -> GpuRow:
-    """Return `row` without the increase of its figures while its cluster is idle.
+    """Return `row` without increased measurements while its cluster is idle."""
+    return replace(row, **_lower(before, row, _GPU_MEASURES)) if idle else row
 
-    A falling value converges, so it is sent. A fluctuating one would never end.
+
+def _lower(before: Any, row: Any, names: Iterable[str]) -> Tree:
+    """Return the lower of two values for each name.
+
+    A falling value converges, so it is sent. The changes of a fluctuating one would never end.
     """
-    figures = ("use_percent", "used_mb") if idle else ()
-    known = {name: (getattr(before, name), getattr(row, name)) for name in figures}
-    return replace(row, **{name: min(pair) for name, pair in known.items() if None not in pair})
+    known = {name: (getattr(before, name), getattr(row, name)) for name in names}
+    return {name: min(pair) for name, pair in known.items() if None not in pair}
 
 
 def is_busy(snapshot: Snapshot) -> bool:
-    """Return True if a cluster does work: a consumer reads, closures end, or rows are fed."""
+    """Return True if a cluster does work.
+
+    Tasks start, a consumer reads, closures or ranks run, or rows are fed.
+    """
     coordinator = snapshot.coordinator
     return (
         snapshot.state in ("starting", "stopping")
+        or any(row.state in (TaskState.STARTING, TaskState.RESTARTING) for row in snapshot.tasks)
         or any(row.state == "running" and row.elements_per_s > 0 for row in snapshot.streams)
+        or any(row.state in ("starting", "running") for row in snapshot.ranks)
+        or (coordinator is not None and coordinator.state == "running")
         or (coordinator is not None and coordinator.closures_per_s > 0)
         or (snapshot.spark is not None and snapshot.spark.rows_per_s > 0)
     )

@@ -22,6 +22,7 @@ from tfd_notebook.cluster.lease import Lease
 from tfd_notebook.cluster.lifecycle import Lifecycle
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.reports import ClusterReports
+from tfd_notebook.cluster.runs import Runs
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.data.consume import observe
@@ -174,6 +175,7 @@ class Cluster:
         self._lease = Lease(context, lambda: self._training.used)
         self._data_service = ClusterDataService(context, self, self._lease.store_description)
         self._training = ParameterServerTraining(context, self, self._lease.store_description)
+        self._runs = Runs(context)
         self._reports = ClusterReports(context, self._data_service)
         self._lifecycle = Lifecycle(
             context, self._data_service, self._training, self._lease, cluster=self
@@ -207,6 +209,10 @@ class Cluster:
     ) -> None:
         self._lifecycle.scale(data_workers, workers, ps)
 
+    @_documented_by(Lifecycle.adapt)
+    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
+        self._lifecycle.adapt(minimum, maximum)
+
     @_documented_by(Lifecycle.restart)
     def restart(self, task: str) -> None:
         self._lifecycle.restart(task)
@@ -218,6 +224,21 @@ class Cluster:
     @_documented_by(Lifecycle.interrupt)
     def interrupt(self) -> None:
         self._lifecycle.interrupt()
+
+    def job_script(self) -> str:
+        """Return what the launcher submits to its scheduler, or would submit, without secrets.
+
+        Returns
+        -------
+        str
+            The jobs in the scheduler's own format, such as scripts for ``sbatch``.
+
+        Raises
+        ------
+        Unsupported
+            The launcher does not submit jobs.
+        """
+        return self._task_manager.job_script()
 
     @_documented_by(Lifecycle.leave)
     def leave(self) -> None:
@@ -367,6 +388,16 @@ class Cluster:
     @_documented_by(ParameterServerTraining.coordinator)
     def coordinator(self, strategy: Any = None) -> Coordinator:
         return self._training.coordinator(strategy)
+
+    @_documented_by(Runs.run)
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+        output: Callable[[int, str], object] | None = None,
+    ) -> list[Any]:
+        return self._runs.run(function, *args, timeout=timeout, output=output)
 
     @_documented_by(ParameterServerTraining.recover)
     def recover(

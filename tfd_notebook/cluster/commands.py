@@ -129,7 +129,7 @@ _CONTROLS = frozenset({"pause", "resume", "step"})
 #: Requests that never wait, except controls of a coordinator in another kernel.
 _IMMEDIATE = _CONTROLS | {"list", "snapshot"}
 #: Requests that change a cluster's tasks or its lease.
-_CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
+_CHANGES = frozenset({"start", "stop", "scale", "adapt", "restart", "detach", "renew"})
 
 
 class Requests:
@@ -156,6 +156,9 @@ class Requests:
         text, offset = cluster._task_manager.log_from(task, offset, lines)
         return {"text": text, "offset": offset}
 
+    def rates(self, name: str | None, since: int) -> Any:
+        return cluster_of(name)._monitor.rates(since)
+
     def stop(self, name: str | None) -> Any:
         cluster = cluster_of(name)
         cluster.stop()
@@ -165,6 +168,11 @@ class Requests:
         cluster = cluster_of(name)
         cluster.scale(**{role: count for role, count in counts.items() if count is not None})
         return {str(role): count for role, count in cluster.snapshot().observed.items()}
+
+    def adapt(self, name: str | None, minimum: int | None, maximum: int | None) -> Any:
+        cluster = cluster_of(name)
+        cluster.adapt(minimum, maximum)
+        return cluster.snapshot().adaptation is not None
 
     def restart(self, name: str | None, task: str) -> Any:
         cluster = cluster_of(name)

@@ -71,10 +71,12 @@ def stop() -> None:
 def stop_if_unused() -> None:
     """Stop the control server unless a cluster of this process runs or a remote kernel is open.
 
-    A cluster or a kernel is registered before it calls `ensure_started`, which waits for the check.
+    A cluster that has not started does not count: its start calls `ensure_started`, which waits for
+    the check. A kernel is registered before it does.
     """
     with _server_lock:
-        if not registry.running_clusters() and not providers.remote_kernels():
+        running = any(cluster.state != "new" for cluster in registry.running_clusters().values())
+        if not running and not providers.remote_kernels():
             _stop()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster.adaptation_loop import Adaptation, check_bounds
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.cluster.lease import Lease
@@ -53,6 +54,7 @@ class Lifecycle:
         self._data_service, self._training, self._lease = data_service, training, lease
         self._monitor, self._task_manager = context.monitor, context.task_manager
         self._consumers = context.consumers
+        self._adaptation: Adaptation | None = None
         self._pid = os.getpid()
         #: True once the cluster has begun to end.
         self.is_ending = False
@@ -107,14 +109,22 @@ class Lifecycle:
 
     def _start_monitoring(self) -> None:
         """Publish the cluster to other processes and start its monitor."""
-        control_socket.ensure_started()
-        registry.notify_cluster_start()
+        # Before the socket opens, because a cluster in the state "new" does not keep it open.
         self._monitor.apply(StateChanged("starting"))
+        try:
+            control_socket.ensure_started()
+        except BaseException:
+            self._monitor.apply(StateChanged("new"))
+            raise
+        registry.notify_cluster_start()
+        policy, notice = self._context.policy, self._context.policy.time_limit_notice
         watchdog = Watchdog(
             self._task_manager,
             self._monitor,
             self._consumers,
             self._context.policy.hang_seconds,
+            # A limit that is shorter than that has no notice.
+            0.0 if policy.time_limit is not None and policy.time_limit <= notice else notice,
             self._end,
         )
         self._monitor.start(on_tick=watchdog)
@@ -194,6 +204,8 @@ class Lifecycle:
             raise errors.UsageError(
                 "scale needs the number of tasks of a role", fix="cluster.scale(data_workers=4)"
             )
+        if Role.DATA_WORKER in counts:
+            self._stop_adaptation("scale has set it")
         with self._context.lock:
             self._context.require_running()
             ps_count = len(self._task_manager.rows_of(Role.PS))
@@ -207,6 +219,63 @@ class Lifecycle:
                 self._training.scale(counts)
             finally:
                 self._lease.store_description()
+
+    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
+        """Adapt the number of data workers to the demand of the consumers in this process.
+
+        Data workers are added about a second after a consumer begins to wait for data. They are
+        removed after a cool-down in which fewer were enough. It lasts twice the start time of a
+        data worker, and 5 seconds at least. Half of it is enough while nothing reads. Each
+        decision is a notice with its reason.
+
+        The number changes only while a stream or an observed dataset reads from the cluster. It
+        is not reduced during an epoch that would lose elements by that. It is not changed at all
+        during a finite epoch in mode ``"off"``. A second call sets a new range. `scale` ends it,
+        and so does the end of this process: `tfd_notebook.attach` does not continue it.
+
+        Parameters
+        ----------
+        minimum, maximum : int
+            Range of the number of data workers, from 1. With a `minimum` of None, the current
+            number is kept from now on.
+
+        Raises
+        ------
+        UsageError
+            Invalid range.
+        StateError
+            The cluster is not running, or its data is sharded by file or data.
+        Unsupported
+            The cluster was not started by tfd, or its launcher runs no data workers.
+        Refused
+            The policy of the administrator allows fewer tasks.
+        """
+        if minimum is None and maximum is None:
+            self._stop_adaptation("adapt was ended")
+            return
+        bounds = check_bounds(self._context, self._task_manager.launcher, minimum, maximum)
+        with self._context.lock:
+            self._context.require_running()
+            self._stop_adaptation()
+            adaptation = Adaptation(self._context, bounds, self._scale_data_workers)
+            self._adaptation = adaptation
+            adaptation.start()
+
+    def _scale_data_workers(self, count: int) -> None:
+        """Request `count` data workers, as long as their number adapts."""
+        with self._context.lock:
+            if self._adaptation is None or self._adaptation.stopped or self.is_ending:
+                return
+            self._context.require_running()
+            try:
+                # Their start is not awaited, so that the next decision can follow meanwhile.
+                self._task_manager.scale({Role.DATA_WORKER: count}, minimum=0)
+            finally:
+                self._lease.store_description()
+
+    def _stop_adaptation(self, reason: str = "") -> None:
+        if self._adaptation is not None:
+            self._adaptation.stop(reason)
 
     def restart(self, task: str) -> None:
         """Start a new process for `task` on the same port. Returns when it is ready.
@@ -291,6 +360,7 @@ class Lifecycle:
             if self.is_ending:
                 return
             self.is_ending, self._ending_thread = True, threading.current_thread()
+        self._stop_adaptation()
         if state not in ("lost", "left"):
             self._monitor.apply(StateChanged("stopping"))
         kind = errors.AgentLost if state == "lost" else errors.Interrupted
@@ -312,6 +382,8 @@ class Lifecycle:
         else:
             self._task_manager.close(_STOP_SECONDS)
         self._monitor.apply(StateChanged(state))
+        if self._adaptation is not None:
+            self._adaptation.join(_STOP_SECONDS)
         self._monitor.close()
         with registry.locked() as known:
             if known.get(self._context.name) is self._cluster:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 import queue
+import statistics
 import threading
 import time
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from tfd_notebook.cluster import registry
 from tfd_notebook.data.bottleneck.usage import workers_of
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import (
+    AdaptationChanged,
     ClusterEnded,
     ConsumerMeasured,
     Event,
@@ -29,14 +31,25 @@ from tfd_notebook.model.events import (
     LeaseChanged,
     Notice,
     PlanChanged,
+    RankChanged,
+    RunChanged,
     StateChanged,
     TaskChanged,
     TaskMeasured,
     TaskRemoved,
     TasksLost,
+    WorkersAdapted,
 )
+from tfd_notebook.model.rate_history import RateHistory
 from tfd_notebook.model.rate_window import RateWindow
-from tfd_notebook.model.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
+from tfd_notebook.model.snapshot import (
+    AdaptationRow,
+    CoordinatorRow,
+    GpuRow,
+    RankRow,
+    Snapshot,
+    TaskRow,
+)
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net.clock import Deadline
 
@@ -46,6 +59,8 @@ _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
 #: Minimum measurements for an average of the working share.
 _LEAST_SHARES = 3
+#: The number of starts whose duration is kept.
+_KEPT_STARTS = 5
 #: The number of events that are kept.
 _KEPT_EVENTS = 1000
 #: Events without an entry in the event log: measurements are too many.
@@ -95,10 +110,13 @@ class Monitor:
         self._on_tick: Callable[[], None] = lambda: None
         self._coordinator, self._memory_cause = coordinator, memory_cause
         self._rows: dict[str, TaskRow] = {}
+        #: The processes of the latest `Cluster.run`, by the names of their workers.
+        self._ranks: dict[str, RankRow] = {}
         #: The GPUs of each host, in display order.
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
         self._sent: dict[str, RateWindow] = {}
         self._working: dict[str, deque[float]] = {}
+        self._stream_rates, self._task_rates = RateHistory(), RateHistory()
         self._changed = threading.Condition()
         self._version = 0
         self._state = "new"
@@ -109,10 +127,15 @@ class Monitor:
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._journal_bytes: int | None = None
         self._expires: Deadline | None = None
+        self._expiry_reason = ""
         self._reconnects: Counter[str] = Counter()
         self._lease: Deadline | None = None
         self._end_reason = ""
         self._why_lost = ""
+        self._adaptation: AdaptationRow | None = None
+        #: The times at which starting data workers were requested, and the latest durations.
+        self._requested_at: dict[str, float] = {}
+        self._start_seconds: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._thread: threading.Thread | None = None
         consumers.connect(self.apply, lambda: workers_of(self.tasks()))
 
@@ -172,12 +195,28 @@ class Monitor:
             case TaskMeasured():
                 return self._update_measurement(event)
             case ConsumerMeasured():
-                self._consumers.apply(event)
+                stream = self._consumers.apply(event)
+                if stream is not None and stream.state == "running":
+                    self._stream_rates.add(stream.name, time.time(), stream.elements_per_s)
             case GpusMeasured():
                 self._set_gpus(event.host or "localhost", event.gpus)
             case TaskRemoved():
-                for rows in (self._rows, self._sent, self._working):
+                for rows in (self._rows, self._sent, self._working, self._requested_at):
                     rows.pop(event.task, None)
+            case RunChanged():
+                self._ranks = {
+                    task: RankRow(
+                        task, rank, self._rows[task].host, "starting", event.function, event.attempt
+                    )
+                    for rank, task in enumerate(event.tasks)
+                }
+            case RankChanged():
+                times: dict[str, Any] = {
+                    "started" if event.state == "running" else "ended": event.time
+                }
+                self._ranks[event.task] = replace(
+                    self._ranks[event.task], state=event.state, reason=event.reason, **times
+                )
             case StateChanged():
                 before, self._state = self._state, event.state
                 return before != event.state
@@ -186,8 +225,22 @@ class Monitor:
                     self._planned[event.role] = event.planned
                 if event.requested is not None:
                     self._requested[event.role] = event.requested
+            case AdaptationChanged():
+                self._adaptation = None
+                if event.minimum is not None and event.maximum is not None:
+                    self._adaptation = AdaptationRow(event.minimum, event.maximum)
+            case WorkersAdapted():
+                if self._adaptation is not None:
+                    self._adaptation = replace(
+                        self._adaptation,
+                        workers=event.after,
+                        reason=event.reason,
+                        since=event.time,
+                    )
             case ExpiryChanged():
-                self._expires = _deadline(event.seconds_left)
+                deadline = _deadline(event.seconds_left)
+                if not (deadline and self._expires and self._expires.left <= deadline.left):
+                    self._expires, self._expiry_reason = deadline, event.reason
             case JournalMeasured():
                 self._journal_bytes = event.size
             case LeaseChanged():
@@ -215,6 +268,10 @@ class Monitor:
                 log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
             case TaskChanged():
                 self._publish_notice(event, before)
+            case WorkersAdapted():
+                self.notice("info", f"{event.before} → {event.after} data workers: {event.reason}")
+            case AdaptationChanged() if event.reason:
+                self.notice("info", f"the number of data workers is fixed: {event.reason}")
             case ClusterEnded():
                 self.notice("warning", f"the cluster has ended: {event.reason}")
             case HostDisconnected():
@@ -259,6 +316,7 @@ class Monitor:
                 state=self._shown_state,
                 tasks=tasks,
                 streams=self._consumers.rows(),
+                ranks=tuple(self._ranks.values()),
                 gpus=tuple(itertools.chain.from_iterable(gpus)),
                 planned=dict(self._planned),
                 requested=dict(self._requested),
@@ -268,7 +326,23 @@ class Monitor:
                 expires=None if self._expires is None else self._expires.wall,
                 lease=None if self._lease is None else self._lease.wall,
                 coordinator=coordinator,
+                adaptation=None if self._shown_state in _ENDED else self._adaptation,
             )
+
+    def rates(self, since: int) -> dict[str, Any]:
+        """Return the rates by second from `since` on, in seconds since the Unix epoch.
+
+        Returns
+        -------
+        dict
+            ``streams`` in elements/s and ``tasks`` in bytes/s, each a list by name. ``until`` is
+            the second after the last one. None: not measured.
+        """
+        until = int(time.time())
+        with self._changed:
+            streams = self._stream_rates.since(since, until)
+            tasks = self._task_rates.since(since, until)
+        return {"until": until, "streams": streams, "tasks": tasks}
 
     def tasks(self) -> tuple[TaskRow, ...]:
         """Return the current tasks in display order, with their rates."""
@@ -279,6 +353,16 @@ class Monitor:
     def detached(self) -> bool:
         """True if the cluster has a lease."""
         return self._lease is not None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds before the time limit; None without a limit."""
+        return None if self._expires is None else self._expires.left
+
+    @property
+    def expiry_reason(self) -> str:
+        """The reason for the time limit; see `ExpiryChanged`."""
+        return self._expiry_reason
 
     @property
     def expired(self) -> bool:
@@ -294,6 +378,17 @@ class Monitor:
     def why_lost(self) -> str:
         """The reason for which the tasks are lost; empty if they are not."""
         return self._why_lost
+
+    @property
+    def start_seconds(self) -> float | None:
+        """The median time from the request of a data worker until it was ready, of the latest."""
+        with self._changed:
+            return statistics.median(self._start_seconds) if self._start_seconds else None
+
+    def requested_at(self) -> dict[str, float]:
+        """Return the data workers that start, and when they were requested (`time.monotonic`)."""
+        with self._changed:
+            return dict(self._requested_at)
 
     @property
     def journal_bytes(self) -> int | None:
@@ -381,6 +476,14 @@ class Monitor:
         if row is None:
             role, _, index = event.task.partition(":")
             row = TaskRow(event.task, Role(role), int(index))
+            if row.role is Role.DATA_WORKER and event.state is not TaskState.READY:
+                self._requested_at[event.task] = time.monotonic()
+        if event.task in self._requested_at and (
+            event.state is TaskState.READY or event.state.ended
+        ):
+            requested = self._requested_at.pop(event.task)
+            if event.state is TaskState.READY:
+                self._start_seconds.append(time.monotonic() - requested)
         exited = event.pid is None
         self._rows[event.task] = replace(
             row,
@@ -394,6 +497,7 @@ class Monitor:
             cpu_percent=None if exited else row.cpu_percent,
             rss_mb=None if exited else row.rss_mb,
             pss_mb=None if exited else row.pss_mb,
+            bytes_per_s=None if exited else row.bytes_per_s,
             gpu="" if exited else row.gpu,
         )
 
@@ -431,10 +535,13 @@ class Monitor:
             if not window.add(time.monotonic(), event.bytes_sent):
                 self._working.pop(event.task, None)
         sent = self._sent.get(event.task)
+        rate = None if sent is None else sent.rate
+        if rate is not None and row.role is not Role.DISPATCHER:
+            self._task_rates.add(event.task, time.time(), rate)
         self._rows[event.task] = replace(
             row,
             **values,
-            bytes_per_s=None if sent is None else sent.rate,
+            bytes_per_s=rate,
             rates=() if sent is None else sent.rates,
             working=self._mean_share(event.task, event.working),
         )

@@ -30,6 +30,8 @@ _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
 #: Seconds of waiting after which the connectivity between the hosts is checked.
 _PEER_CHECK_SECONDS = 5.0
+#: Seconds to wait for `ClusterEnded`, which arrives after the last `TaskChanged`.
+_END_SECONDS = 2.0
 
 
 class TaskManager:
@@ -55,6 +57,15 @@ class TaskManager:
         self._removed_addresses: set[str] = set()
         self._journal_copy: JournalCopy | None = None
         self.work_dir: str | None = None
+
+    def job_script(self) -> str:
+        """Return the jobs that the launcher submits, or raise Unsupported."""
+        return self._launcher.job_script(self._config)
+
+    @property
+    def launcher(self) -> base.Launcher:
+        """The launcher of the tasks."""
+        return self._launcher
 
     @property
     def in_process(self) -> bool:
@@ -100,8 +111,12 @@ class TaskManager:
         if not self.on_this_host:
             self._journal_copy = JournalCopy(self.task_host.journal)
 
-    def scale(self, counts: Mapping[Role, int]) -> None:
-        """Change the number of tasks of these roles. Return when new tasks are ready."""
+    def scale(self, counts: Mapping[Role, int], minimum: int | None = None) -> None:
+        """Change the number of tasks of these roles.
+
+        Return when new tasks are ready. `minimum` is the number of new data workers for which
+        the call waits. Default: all.
+        """
         if self.is_external:
             raise errors.Unsupported(
                 f"cluster {self._config.name!r} was not started by tfd and cannot be scaled"
@@ -119,6 +134,8 @@ class TaskManager:
             else:
                 self._gpu_allocation = self._allocate_gpus(requested[Role.WORKER])
         missing: dict[Role, list[int]] = {}
+        #: Data workers that an earlier call did not wait for.
+        starting: list[str] = []
         fewer_data_workers = False
         for role, count in requested.items():
             present = self.rows_of(role)
@@ -133,8 +150,11 @@ class TaskManager:
             for row in present:
                 if row.index < count and row.state.ended:
                     self.restart(row.task, {})
+                elif row.index < count and row.state in (TaskState.PLANNED, TaskState.STARTING):
+                    starting.append(row.task)
         try:
-            self._add(missing)
+            self._add(missing, minimum)
+            self._await_ready(starting, minimum)
         except BaseException:
             # Stop the tasks that are starting.
             self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
@@ -149,7 +169,9 @@ class TaskManager:
         """Stop all tasks. Never raises."""
         if self._journal_copy is not None:
             self._journal_copy.close()
-        if self._task_host is not None:
+        if self._task_host is None:
+            self._launcher.abort(self._config.name)
+        else:
             rows = [row for role in JOBS for row in self.rows_of(role) if row.pid != os.getpid()]
             self._task_host.close(timeout)
             ports.shutdown_connections_to(row.address for row in rows if row.address)
@@ -205,6 +227,11 @@ class TaskManager:
     def removed_addresses(self) -> frozenset[str]:
         """Return the addresses of tasks that `scale` removed and did not add again."""
         return frozenset(self._removed_addresses - {row.address for row in self._monitor.rows()})
+
+    @property
+    def has_static_sharding(self) -> bool:
+        """True if the dispatcher has a fixed list of data workers, for sharding by file or data."""
+        return bool(self._static_addresses)
 
     def has_current_workers(self) -> bool:
         """Return True if the dispatcher has the addresses of exactly the current workers."""
@@ -353,6 +380,10 @@ class TaskManager:
             "dispatcher_address": self.row(DISPATCHER).address,
         }
         tasks = {name: dict(config, worker_address=address) for name, address in reserved.items()}
+        if minimum == 0:
+            # Nothing waits for their first event, and a change that follows needs their rows.
+            for name, address in reserved.items():
+                self._monitor.apply(TaskChanged(name, TaskState.PLANNED, address=address))
         self.task_host.start(tasks)
         self._await_ready(list(tasks), minimum)
 
@@ -447,8 +478,12 @@ class TaskManager:
                 fix="increase Policy(start_timeout=...), or see %tfd_cluster logs",
             )
         task = next(t for t in waiting if t in rows and rows[t].state.ended)
+        reason = rows[task].reason
+        if not reason:
+            self._monitor.wait(lambda rows: bool(self._monitor.end_reason), _END_SECONDS)
+            reason = f"the cluster ended: {self._monitor.end_reason}".removesuffix(": ")
         raise errors.LaunchError(
-            f"start of {task} failed: {rows[task].reason}{self._last_output(task)}",
+            f"start of {task} failed: {reason}{self._last_output(task)}",
             task=task,
             fix="fix the cause and start again",
         )

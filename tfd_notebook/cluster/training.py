@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat.keras import refuse_keras
 from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.coordinator import connection as coordinator_connection
@@ -312,7 +313,7 @@ class ParameterServerTraining:
         self.stop_coordinator()
         self._variables = variables = []
         connection.watch_variables(strategy, lambda new: variables.append(_variable_size(new)))
-        connection.refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
+        refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
         if not coordinator.full:
             self._monitor.notice(
                 "warning",

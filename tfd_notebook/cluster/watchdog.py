@@ -26,6 +26,8 @@ class Watchdog:
     consumers : Consumers
     hang_seconds : float
         A consumer that waits longer than this for data causes a notice.
+    time_limit_notice : float
+        Seconds before the time limit at which a notice is published.
     end : callable
         Ends the cluster. Takes its final state.
     """
@@ -36,6 +38,7 @@ class Watchdog:
         monitor: Monitor,
         consumers: Consumers,
         hang_seconds: float,
+        time_limit_notice: float,
         end: Callable[[str], None],
     ) -> None:
         self._task_manager = task_manager
@@ -43,14 +46,18 @@ class Watchdog:
         self._consumers = consumers
         self._hang_seconds = hang_seconds
         self._end = end
+        self._time_limit_notice = time_limit_notice
+        self._has_notified = False
         self._journal_due = 0.0
         self._stuck: set[str] = set()
 
     def __call__(self) -> None:
         if self._monitor.expired:
+            reason = self._monitor.expiry_reason
             self._monitor.apply(ExpiryChanged(None))
-            self._monitor.notice("warning", "time limit reached: stopping the cluster")
+            self._monitor.notice("warning", f"{reason}: stopping the cluster")
             self._end_in_thread("stopped")
+        self._notify_of_time_limit()
         if self._monitor.state == "lost":
             # Consumers that still read would wait indefinitely.
             self._end_in_thread("lost")
@@ -58,6 +65,17 @@ class Watchdog:
             self._end_in_thread("stopped")
         self._check_journal()
         self._report_stuck_consumers()
+
+    def _notify_of_time_limit(self) -> None:
+        """Publish a notice some time before the cluster ends at its time limit, once."""
+        left = self._monitor.seconds_left
+        if left is not None and left <= self._time_limit_notice and not self._has_notified:
+            self._has_notified = True
+            self._monitor.notice(
+                "warning",
+                f"the cluster ends in {left / 60:.0f} min, at its time limit",
+                fix='save your work; tfd.training_loop(..., on_time_limit="checkpoint") does',
+            )
 
     def _end_in_thread(self, state: str) -> None:
         """End the cluster in a new thread, because ending joins the monitor's thread."""

@@ -141,9 +141,9 @@ def judge(
         return limit
     if paused:
         name = variable_of(coordinator, "coordinator")
-        return replace(limit, advice=f"it is paused now: {name}.resume()")
+        return replace(limit, advice=f"resume it: {name}.resume()")
     if not any(store.unfinished()):
-        return replace(limit, advice="it is idle now: no closure waits or runs")
+        return replace(limit, advice="schedule more closures: none waits or runs now")
     local = [row for row in tasks if row.host in _LOCAL_HOSTS]
     used = sum(row.cpu_percent or 0.0 for row in local) / 100
     if local and len(local) == len(tasks) and is_busy(used, processors()):

@@ -53,7 +53,8 @@ class Progress:
     checkpoint : str
         The latest checkpoint, or empty.
     losses : int
-        Number of times that parameter servers were lost and restored.
+        Number of times that parameter servers were lost. Losses without a finished round in
+        between count once.
     finished : bool
         Whether all steps have finished. False if the time limit was reached first.
     work : Work, optional
@@ -75,6 +76,7 @@ def training_loop(
     every: int = 100,
     keep: int = 3,
     on_round: Callable[[Progress], object] | None = None,
+    on_time_limit: str = "continue",
 ) -> Progress:
     """Train for a number of steps and recover from the loss of workers and parameter servers.
 
@@ -101,6 +103,10 @@ def training_loop(
         Number of checkpoints to keep. Default 3.
     on_round : callable, optional
         Called with the `Progress` after each round.
+    on_time_limit : {"continue", "checkpoint"}
+        What to do at the notice of the time limit (``Policy(time_limit_notice=)``). ``"continue"``
+        (default) runs the rounds that still fit. ``"checkpoint"`` ends after the current round,
+        whose checkpoint is saved. After the notice, both are the same.
 
     Returns
     -------
@@ -126,7 +132,12 @@ def training_loop(
         raise UsageError(
             "invalid build: expected a function", fix="build(coordinator) -> tfd.Work(...)"
         )
-    return _TrainingLoop(cluster, build, steps, directory, every, keep, on_round).run()
+    if on_time_limit not in ("continue", "checkpoint"):
+        raise UsageError(
+            f"invalid on_time_limit {on_time_limit!r}: expected 'continue' or 'checkpoint'"
+        )
+    reserve = cluster.config.policy.time_limit_notice if on_time_limit == "checkpoint" else 0.0
+    return _TrainingLoop(cluster, build, steps, directory, every, keep, on_round, reserve).run()
 
 
 class _TrainingLoop:
@@ -139,6 +150,7 @@ class _TrainingLoop:
         every: int,
         keep: int,
         on_round: Callable[[Progress], object] | None,
+        reserve: float,
     ) -> None:
         self._cluster = cluster
         self._build = build
@@ -147,12 +159,15 @@ class _TrainingLoop:
         self._every = every
         self._keep = keep
         self._on_round = on_round
+        #: Seconds before the time limit at which no round starts.
+        self._reserve = reserve
         self._progress = Progress()
         self._round_seconds = 0.0
         self._expires: Deadline | None = None
 
     def run(self) -> Progress:
         cluster, progress, consecutive_losses, manager = self._cluster, self._progress, 0, None
+        self._fits()
         while manager is None or (progress.steps < self._steps and self._fits()):
             began = time.monotonic()
             try:
@@ -172,7 +187,7 @@ class _TrainingLoop:
                 if not self._is_loss(error):
                     raise
                 consecutive_losses += 1
-                progress.losses += 1
+                progress.losses += consecutive_losses == 1
                 if consecutive_losses >= _MAX_LOSSES:
                     raise CoordinatorError(
                         f"parameter servers were lost {consecutive_losses} times without a round "
@@ -238,8 +253,12 @@ class _TrainingLoop:
         if snapshot.expires is None:
             self._expires = None
             return True
-        self._expires = Deadline(snapshot.expires - snapshot.time)
-        return self._expires.left > max(_MIN_SECONDS_LEFT, _ROUNDS_LEFT * self._round_seconds)
+        left = Deadline(snapshot.expires - snapshot.time)
+        if self._expires is None and left.left <= self._reserve:
+            self._reserve = 0.0  # a limit so short has no notice
+        self._expires = left
+        needed = max(_MIN_SECONDS_LEFT, _ROUNDS_LEFT * self._round_seconds, self._reserve)
+        return self._expires.left > needed
 
     def _has_expired(self) -> bool:
         """Return True if the cluster has reached its time limit."""

@@ -109,6 +109,8 @@ class Values:
             name: np.frombuffer(getattr(columns, name), dtype=float)
             for name in ("queued", "dispatched", "started", "fetching", "finished")
         }
+        # A failed closure has no result to fetch.
+        times["ran_until"] = np.where(times["fetching"] > 0, times["fetching"], times["finished"])
         names = ["paused" if self._paused() and name == "queued" else name for name in STATES]
         errors = np.full(len(columns), "", dtype=object)
         for row, key in enumerate(columns.ids) if columns.errors else ():
@@ -136,7 +138,7 @@ class Values:
                 "started": stamp("started"),
                 "finished": stamp("finished"),
                 "queue_ms": between("queued", "dispatched"),
-                "run_ms": between("started", "fetching"),
+                "run_ms": between("started", "ran_until"),
                 "fetch_ms": between("fetching", "finished"),
                 "error": errors,
             },
@@ -255,7 +257,7 @@ def _record(columns: Columns, row: int, state: str) -> dict[str, Any]:
         "started": stamp(columns.started[row]),
         "finished": stamp(columns.finished[row]),
         "queue_ms": between(columns.queued[row], columns.dispatched[row]),
-        "run_ms": between(columns.started[row], columns.fetching[row]),
+        "run_ms": between(columns.started[row], columns.fetching[row] or columns.finished[row]),
         "fetch_ms": between(columns.fetching[row], columns.finished[row]),
         "error": columns.errors.get(columns.ids[row], ""),
     }

@@ -220,6 +220,54 @@ class TaskHost(ABC):
         """Store the description that a process needs to attach to the cluster."""
         raise self.unsupported("its tasks cannot have a lease")
 
+    def open_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, str]:
+        """Reserve a port next to each of these training workers for `run_rank`.
+
+        Returns
+        -------
+        dict of str to str
+            The addresses, by the names of the tasks.
+        """
+        raise self.unsupported("functions cannot run next to its workers")
+
+    def run_rank(
+        self,
+        task: str,
+        function: bytes,
+        addresses: Mapping[str, Sequence[str]],
+        *,
+        timeout: float = 30.0,
+    ) -> dict[str, Any]:
+        """Call a function in a new process next to a worker, and wait for its end.
+
+        Parameters
+        ----------
+        task : str
+            The worker, after `open_ranks`.
+        function : bytes
+            The pickled function and its arguments.
+        addresses : mapping of str to sequence of str
+            The addresses of all ranks, by job.
+        timeout : float
+
+        Returns
+        -------
+        dict
+            ``result`` in the form of `net.plain_values`. After an error of the function its
+            ``kind``, ``text`` and ``traceback``. After the end of the process the reason, ``lost``.
+        """
+        raise self.unsupported("functions cannot run next to its workers")
+
+    def rank_output(
+        self, task: str, size: int, offset: int, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        """Return up to `size` bytes of a rank's output, and the offset to continue from."""
+        raise self.unsupported("functions cannot run next to its workers")
+
+    def close_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """End the processes of `run_rank` next to these workers."""
+        raise self.unsupported("functions cannot run next to its workers")
+
     def place_of(self, role: str, index: int) -> int:
         """Return the position of the host that runs a task, or would run it."""
         return 0
@@ -255,7 +303,7 @@ def forwarded(method: M) -> M:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def forward(self: ForwardingTaskHost, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         _, *arguments = bound.arguments.items()
@@ -286,6 +334,10 @@ class ForwardingTaskHost(TaskHost):
     free_disk_space = forwarded(TaskHost.free_disk_space)
     lease = forwarded(TaskHost.lease)
     describe = forwarded(TaskHost.describe)
+    open_ranks = forwarded(TaskHost.open_ranks)
+    run_rank = forwarded(TaskHost.run_rank)
+    rank_output = forwarded(TaskHost.rank_output)
+    close_ranks = forwarded(TaskHost.close_ranks)
 
 
 class Launcher(ABC):
@@ -380,6 +432,26 @@ class Launcher(ABC):
             The tasks of this launcher never run on other hosts.
         """
         raise Unsupported(f"launcher {self.name!r} has no agents on other hosts")
+
+    def abort(self, cluster: str) -> None:  # noqa: B027 - optional
+        """Stop a `connect` that waits in another thread. It raises LaunchError. Never raises."""
+
+    def job_script(self, config: ClusterConfig) -> str:
+        """Return the jobs that the launcher submits for a cluster, as text without secrets.
+
+        Parameters
+        ----------
+        config : ClusterConfig
+
+        Raises
+        ------
+        Unsupported
+            The launcher does not submit jobs.
+        """
+        raise Unsupported(
+            f"launcher {self.name!r} does not submit jobs, so it has no job script",
+            fix="cluster.to_frame() shows the tasks",
+        )
 
 
 def launcher(

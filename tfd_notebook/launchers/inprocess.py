@@ -13,14 +13,15 @@ import socket
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
-from tfd_notebook.errors import StateError, TfdError, Unsupported, unknown_task
-from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost
-from tfd_notebook.model.events import Notice, TaskChanged, TaskMeasured
+from tfd_notebook.errors import AgentLost, StateError, TfdError, Unsupported, unknown_task
+from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost, forwarded
+from tfd_notebook.launchers.local import Local
+from tfd_notebook.model.events import Event, Notice, TaskChanged, TaskMeasured, TasksLost
 from tfd_notebook.model.spec import (
     SERVER_ROLES,
     STOP_ORDER,
@@ -67,7 +68,7 @@ class InProcess(Launcher):
 class _InProcessTask:
     """A task of this process."""
 
-    role: Role
+    spec: TaskSpec
     settings: dict[str, Any]
     reserved_socket: socket.socket
     port: int
@@ -81,9 +82,11 @@ class _InProcessTask:
         """Reserve a port for a task."""
         reserved_socket = ports.reserve_port(spec.port)
         port = reserved_socket.getsockname()[1]
-        return cls(
-            spec.role, dict(spec.settings), reserved_socket, port, str(Endpoint(spec.host, port))
-        )
+        return cls(spec, dict(spec.settings), reserved_socket, port, str(Endpoint(spec.host, port)))
+
+    @property
+    def role(self) -> Role:
+        return self.spec.role
 
     def close(self) -> None:
         """Close the error server and release the port."""
@@ -99,6 +102,7 @@ class InProcessTaskHost(TaskHost):
     host = "localhost"
 
     def __init__(self, config: ClusterConfig, on_event: OnEvent) -> None:
+        self._config = config
         self._cluster = config.name
         self._allow = config.allow
         self._on_event = on_event
@@ -106,6 +110,8 @@ class InProcessTaskHost(TaskHost):
         #: Removed data workers, by name: the dispatcher still assigns tasks to their addresses.
         #: A name occurs several times if an earlier worker of that name has not stopped yet.
         self._removed: list[tuple[str, _InProcessTask]] = []
+        #: Host of the processes of `Cluster.run`. None before the first run.
+        self._rank_host: TaskHost | None = None
         self._lock = threading.RLock()
         self._closing = threading.Event()
         # `tfd sweep` removes it if this process, which locks it, ends without `close`.
@@ -127,6 +133,9 @@ class InProcessTaskHost(TaskHost):
             for _, task in self._removed:
                 task.close()
             self._removed.clear()
+            ranks, self._rank_host = self._rank_host, None
+        if ranks is not None:
+            ranks.close(timeout)
         self._measuring.join(timeout)
         runtime_dir.remove(self._directory)
         self._directory_lock.close()
@@ -277,6 +286,52 @@ class InProcessTaskHost(TaskHost):
         self._task(task)
         text = "Tasks in this process write to the output of the kernel.\n"
         return text if not offset else "", len(text)
+
+    def open_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, str]:
+        with self._lock:
+            # The agent takes the name and the log of each process from a task. These tasks never
+            # start, and have no GPUs.
+            specs = [replace(self._task(name).spec, port=0, settings={}, gpus=()) for name in tasks]
+            host = self._rank_host
+        if host is None:
+            (host,) = Local().connect(self._config, self._on_rank_event)
+        try:
+            with self._lock:
+                if self._closing.is_set():
+                    raise StateError(f"cluster {self._cluster!r} was stopped")
+                self._rank_host = host
+            host.reserve_ports(specs, timeout=timeout)
+            return host.open_ranks(tasks, timeout=timeout)
+        except BaseException:
+            self._rank_host = None
+            host.close()
+            raise
+
+    run_rank = forwarded(TaskHost.run_rank)
+    rank_output = forwarded(TaskHost.rank_output)
+
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        """Pass on the call of a method for ranks to the host of their processes."""
+        return getattr(self._ranks, method)(timeout=timeout, **arguments)
+
+    def close_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        if (host := self._rank_host) is not None:  # None after its agent has ended
+            try:
+                host.close_ranks(tasks, timeout=timeout)
+            finally:
+                host.stop(tasks, timeout=timeout)
+
+    @property
+    def _ranks(self) -> TaskHost:
+        if (host := self._rank_host) is None:
+            raise AgentLost("the agent of this kernel has ended", fix="run the function again")
+        return host
+
+    def _on_rank_event(self, event: Event) -> None:
+        if isinstance(event, TasksLost):
+            self._rank_host = None
+        elif isinstance(event, Notice):
+            self._on_event(event)
 
     def _task(self, name: str) -> _InProcessTask:
         if name not in self._tasks:

@@ -118,9 +118,13 @@ def agent_pids() -> tuple[int, ...]:
         agent = _current
     if agent is None or agent.pid is None:
         return ()
+    pids = []
     with contextlib.suppress(psutil.Error):
-        children = psutil.Process(agent.pid).children()
-        return (agent.pid, *(c.pid for c in children if not c.name().startswith("tfd ")))
+        for child in psutil.Process(agent.pid).children():
+            with contextlib.suppress(psutil.Error):  # a task that has just ended
+                if not child.name().startswith("tfd "):
+                    pids.append(child.pid)
+        return (agent.pid, *pids)
     return ()
 
 

@@ -57,8 +57,6 @@ class RemoteHost(ABC):
         Name of the host in messages to users.
     """
 
-    #: True if the tasks there can outlive the process that started them.
-    can_detach: ClassVar[bool] = True
     #: The session with the agent there, once `open_session` has returned.
     session: AgentSession
 
@@ -142,6 +140,9 @@ class RemoteLauncher(Launcher):
 
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
     on_this_host: ClassVar[bool] = False
+    #: The owner with which the tasks of a cluster end, such as "its kernel". Empty if they can
+    #: outlive the process that started them.
+    ends_with: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -171,6 +172,10 @@ class RemoteLauncher(Launcher):
     def hosts(self) -> list[RemoteHost]:
         """Return the hosts in order, without connecting to them."""
 
+    def hosts_for(self, config: ClusterConfig, on_event: OnEvent) -> list[RemoteHost]:
+        """Return the hosts of a new cluster. A launcher that starts hosts overrides this."""
+        return self.hosts()
+
     def tunnels(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
     ) -> Tunnels:
@@ -191,7 +196,7 @@ class RemoteLauncher(Launcher):
         return {"environment": dict(config.env), "directory": None, "path": None}
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[TaskHost, ...]:
-        hosts = self.hosts()
+        hosts = self.hosts_for(config, on_event)
         errors = self._connect_all(hosts, [None] * len(hosts))
         try:
             if errors:
@@ -202,6 +207,10 @@ class RemoteLauncher(Launcher):
             raise
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
+        if self.ends_with:
+            raise Unsupported(
+                f"cluster {cluster!r} ends with {self.ends_with} and cannot be attached"
+            )
         hosts = self.hosts()
         errors = self._connect_all(hosts, agents)
         reached = RemoteAgents(self, hosts)
@@ -254,7 +263,7 @@ class RemoteLauncher(Launcher):
                 allowed_networks,
             )
             allow = (*config.allow, *allowed_networks)
-            task_hosts.append(RemoteTaskHost(host, config.name, directory, allow))
+            task_hosts.append(RemoteTaskHost(host, config.name, directory, allow, self.ends_with))
             for what in host.warnings(self._grace):
                 on_event(Notice("warning", what))
         return self._group(task_hosts, config, on_event)
@@ -328,9 +337,13 @@ class RemoteLauncher(Launcher):
         limits().check_allow(sorted(addresses_to_allow))
         return tuple(sorted(addresses_to_allow))
 
+    def place_on(self, labels: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return the labels of the hosts that run the tasks of a role, by role."""
+        return self._place
+
     def _placement(self, labels: list[str]) -> Callable[[str, int], int]:
         positions: dict[str, list[int]] = {}
-        for role, chosen in self._place.items():
+        for role, chosen in self.place_on(labels).items():
             unknown = [label for label in chosen if label not in labels]
             if unknown or not chosen:
                 raise UsageError(
@@ -379,6 +392,7 @@ class RemoteTaskHost(AgentTaskHost):
         cluster: str,
         directory: str,
         allowed_networks: tuple[str, ...] = (),
+        ends_with: str = "",
     ) -> None:
         client = host.session.client
         super().__init__(client, cluster, directory, host.close_session)
@@ -389,6 +403,7 @@ class RemoteTaskHost(AgentTaskHost):
         self.identity = host.handshake.identity
         self.agent = client.id
         self.allowed_networks = allowed_networks
+        self._ends_with = ends_with
 
     def request(self, method: str, timeout: float, **arguments: Any) -> Any:
         try:
@@ -401,10 +416,8 @@ class RemoteTaskHost(AgentTaskHost):
         return super().reserve_ports(specs, timeout=timeout)
 
     def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
-        if not self.remote.can_detach:
-            raise Unsupported(
-                f"{self.label}: tasks there end with their Spark application at the latest"
-            )
+        if self._ends_with:
+            raise Unsupported(f"{self.label}: the cluster ends with {self._ends_with}")
         return super().lease(seconds, renew, timeout=timeout)
 
 

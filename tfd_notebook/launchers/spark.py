@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import json
-import re
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,24 +9,20 @@ from typing import Any, ClassVar
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.agent.bridges import spark_bootstrap, stdio
 from tfd_notebook.errors import (
-    AgentLost,
     LaunchError,
     NotEnoughSlots,
     StateError,
-    Unsupported,
     UsageError,
 )
 from tfd_notebook.launchers import spark_slots
-from tfd_notebook.launchers.client.handshake import read_handshake
-from tfd_notebook.launchers.client.session import Channel
+from tfd_notebook.launchers.client.engine_workers import (
+    HANDSHAKE_SECONDS,
+    START_SECONDS,
+    CallTimeout,
+    hosts_of_workers,
+    in_thread,
+)
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
-from tfd_notebook.model.spec import Endpoint
-from tfd_notebook.net import reconnect, secure_channel, validation
-
-_ANSWER_SECONDS = 30.0
-_JOB_SECONDS = 45.0
-_CONNECT_SECONDS = 10.0
-_POLL_SECONDS = 0.5
 
 
 class Spark(RemoteLauncher):
@@ -54,6 +44,7 @@ class Spark(RemoteLauncher):
 
     name: ClassVar[str] = "spark"
     summary: ClassVar[str] = "next to the executors of a Spark application (extra: spark)"
+    ends_with: ClassVar[str] = "its Spark application"
 
     def __init__(
         self,
@@ -78,23 +69,12 @@ class Spark(RemoteLauncher):
     def options(self) -> dict[str, Any]:
         return {**super().options, "executors": self._executors}
 
-    def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
-        raise Unsupported(
-            f"cluster {cluster!r} ends with its Spark application and cannot be attached"
-        )
-
     def hosts(self) -> list[RemoteHost]:
         context = self._context()
         settings = context.getConf()
         bound = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
-        advertised = settings.get("spark.driver.host") or bound or "127.0.0.1"
-        rendezvous = ExecutorRendezvous(bound or "127.0.0.1")
-        try:
-            arguments = {
-                "address": str(Endpoint(advertised.strip("[]"), rendezvous.port)),
-                "secret": rendezvous.secret.hex(),
-                "grace": self._grace,
-            }
+
+        def start(arguments: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             started = self._start(context, arguments)
             started.sort(key=lambda executor: (executor["host"], executor["executor"]))
             if self._executors is not None and len(started) < self._executors:
@@ -102,10 +82,16 @@ class Spark(RemoteLauncher):
                     f"Spark has {len(started)} executors, but executors={self._executors}",
                     fix="start Spark with more executors; tfd.spark.check shows the settings",
                 )
-            return rendezvous.expect(started, self._executors)
-        except BaseException:
-            rendezvous.close()
-            raise
+            for executor in started[: self._executors]:
+                yield executor["executor"], executor
+
+        return hosts_of_workers(
+            start,
+            bound=bound or "127.0.0.1",
+            advertised=settings.get("spark.driver.host") or "",
+            grace=self._grace,
+            end_reason="its executor has ended",
+        )
 
     def _enough_executors(self, context: Any) -> Callable[[], bool]:
         most = self._executors
@@ -145,28 +131,24 @@ class Spark(RemoteLauncher):
                 fix="check that a Spark worker has room for one; tfd.spark.check shows details",
             )
         group = f"tfd-launch-{uuid.uuid4().hex[:8]}"
-        result: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
 
-        def run() -> None:
-            try:
-                context.setJobGroup(group, "agents of a cluster", interruptOnCancel=True)
-                code = stdio.bootstrap("spark_executor")
-                start = spark_bootstrap.starter(code, arguments, _ANSWER_SECONDS)
-                tasks = context.parallelize(range(count), count).barrier()
-                result.set_result(tasks.mapPartitions(start).collect())
-            except BaseException as error:
-                result.set_exception(error)
+        def run() -> list[dict[str, Any]]:
+            context.setJobGroup(group, "agents of a cluster", interruptOnCancel=True)
+            code = stdio.bootstrap("rendezvous")
+            start = spark_bootstrap.starter(code, arguments, HANDSHAKE_SECONDS)
+            tasks = context.parallelize(range(count), count).barrier()
+            replies: list[dict[str, Any]] = tasks.mapPartitions(start).collect()
+            return replies
 
         # Pickle by value: an executor may not have this package, which the reply then reports.
         cloudpickle.register_pickle_by_value(spark_bootstrap)
         try:
-            threading.Thread(target=run, name="tfd-spark-launch", daemon=True).start()
-            return result.result(_JOB_SECONDS)
-        except concurrent.futures.TimeoutError:
+            return in_thread(run, "tfd-spark-launch", START_SECONDS)
+        except CallTimeout:
             context.cancelJobGroup(group)
             raise LaunchError(
                 "Spark's executors cannot be reached or are busy: not all of them ran a "
-                f"task within {_JOB_SECONDS:g} s",
+                f"task within {START_SECONDS:g} s",
                 fix="check that no other job uses the slots, and that the hosts are up",
             ) from None
         except Exception as error:
@@ -180,188 +162,12 @@ class Spark(RemoteLauncher):
 
 def _launch_error(error: Exception) -> LaunchError:
     """Return an error with the essential line of Spark's error, whose text fills a page."""
-    text = str(error).strip()
-    if lost := re.search(r"ExecutorLostFailure \([^\n]*", text):
+    if lost := private.lost_executor(error):
         return LaunchError(
-            f"a Spark executor cannot be reached: {lost[0]}",
+            f"a Spark executor cannot be reached: {lost}",
             fix="check that its host is up; Spark replaces an executor if it can",
         )
-    lines = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): [^\n]+", text, re.M)
-    message = lines[-1] if lines else text.partition("\n")[0]
     return LaunchError(
-        f"running a task on each Spark executor failed: {message}",
+        f"running a task on each Spark executor failed: {private.error_summary(error)}",
         fix="run tfd.spark.check(spark) for details",
     )
-
-
-class ExecutorRendezvous:
-    """Listener for the executors' processes, which assigns connections to hosts.
-
-    Parameters
-    ----------
-    address : str
-        Address to listen on.
-    """
-
-    def __init__(self, address: str) -> None:
-        self.secret = secure_channel.Secret.new()
-        self._changed = threading.Condition()
-        self._hosts: dict[tuple[str, int], _SparkHost] | None = None
-        self._open = 0
-        self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
-        self.port = int(self._server.address.rpartition(":")[2])
-
-    def expect(self, executors: Sequence[dict[str, Any]], most: int | None) -> list[RemoteHost]:
-        """Return the hosts of the started executors; connections of all others are ended."""
-        hosts: dict[tuple[str, int], _SparkHost] = {}
-        for number, executor in enumerate(executors):
-            label = f"{executor['host']}/{executor['executor']}"
-            handshake = read_handshake(label, iter([executor["line"].encode()]))
-            if most is None or number < most:
-                host = hosts[handshake.identity, executor["jvm"]] = _SparkHost(label, self)
-                host.handshake = handshake
-        with self._changed:
-            self._hosts, self._open = hosts, len(hosts)
-            self._changed.notify_all()
-        return list(hosts.values())
-
-    def release(self) -> None:
-        """Release a host that needs no more connections; the last one closes the listener."""
-        with self._changed:
-            self._open -= 1
-            last = self._open == 0
-        if last:
-            self.close()
-
-    def close(self) -> None:
-        """Close the listener; waiting connections end."""
-        with self._changed:
-            self._hosts = self._hosts or {}
-            self._changed.notify_all()
-        self._server.close()
-
-    def _accept(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        header, _ = channel.receive(_CONNECT_SECONDS)
-        with self._changed:
-            # The connection may arrive before the job that started its process has ended.
-            self._changed.wait_for(lambda: self._hosts is not None, _JOB_SECONDS)
-            hosts = self._hosts or {}
-        host = hosts.get((str(header.get("host")), header.get("executor", 0)))
-        if host is None or not host.offer(channel):
-            channel.send({"close": True})
-
-
-class _SparkHost(RemoteHost):
-    """An executor as a host."""
-
-    can_detach: ClassVar[bool] = False
-
-    def __init__(self, label: str, rendezvous: ExecutorRendezvous) -> None:
-        super().__init__(label)
-        self._rendezvous = rendezvous
-        self._changed = threading.Condition()
-        self._idle: secure_channel.AuthenticatedChannel | None = None
-        self._loss_reason = ""
-        self._closed = False
-
-    def offer(self, channel: secure_channel.AuthenticatedChannel) -> bool:
-        """Offer a connection to the next session, and return when that session has ended.
-
-        Returns
-        -------
-        bool
-            True if the executor's process must connect again.
-        """
-        with self._changed:
-            if self._closed:
-                return False
-            if self._idle is not None:  # the executor's process gave this connection up
-                self._idle.close()
-            self._idle = channel
-            self._changed.notify_all()
-        next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
-        try:
-            while not channel.closed:
-                if time.monotonic() > next_heartbeat:
-                    channel.send({})
-                    next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
-                with self._changed:
-                    if self._idle is channel:  # no session reads it
-                        with contextlib.suppress(TimeoutError):
-                            self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
-                    self._changed.wait(_POLL_SECONDS)
-        except (OSError, EOFError):
-            pass  # the connection broke
-        finally:
-            with self._changed:
-                if self._idle is channel:
-                    self._idle = None
-        return not self._closed
-
-    def connect(self, agent: str, start: bool) -> Channel:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._idle is not None or self._loss_reason or self._closed,
-                _CONNECT_SECONDS,
-            )
-            if self._loss_reason:
-                raise self._lost()
-            channel, self._idle = self._idle, None
-        if channel is None:
-            raise OSError(f"its executor did not connect within {_CONNECT_SECONDS:g} s")
-        try:
-            channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
-            header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
-            if "ended" in header:
-                self._loss_reason = str(header["ended"])
-                raise self._lost()
-            line = stdio.HANDSHAKE + json.dumps(header.get("handshake"))
-            self.handshake = read_handshake(self.label, iter([line.encode()]), reconnect=not start)
-        except EOFError as error:
-            channel.close()
-            raise OSError(str(error)) from None
-        except BaseException:
-            channel.close()
-            raise
-        return _LineChannel(channel)
-
-    def _lost(self) -> AgentLost:
-        return AgentLost(f"{self.label}: {self._loss_reason}", fix="start the cluster again")
-
-    def close(self) -> None:
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify_all()
-            channel, self._idle = self._idle, None
-        if channel is not None:
-            with contextlib.suppress(OSError):
-                channel.send({"close": True})
-            channel.close()
-        self._rendezvous.release()
-
-
-class _LineChannel:
-    """A channel of lines over an authenticated channel."""
-
-    def __init__(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        self._channel = channel
-
-    def send(self, data: bytes) -> None:
-        self._channel.send({}, data)
-
-    def lines(self) -> Iterator[bytes]:
-        rest = b""
-        while True:
-            try:
-                _, body = self._channel.receive(reconnect.SILENT_SECONDS)
-            except (OSError, EOFError):
-                return
-            *lines, rest = (rest + bytes(body)).split(b"\n")
-            validation.check_size(len(rest))
-            for line in lines:
-                yield line + b"\n"
-
-    def close(self) -> None:
-        self._channel.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import importlib.util
 import ipaddress
 import os
 import queue
@@ -16,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tfd_notebook.agent import interpreter
-from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit, Unsupported, UsageError
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit, UsageError
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.multi_host import Tunnels
 from tfd_notebook.launchers.client.session import Channel, SocketChannel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher, RemoteTaskHost, join_agent
 from tfd_notebook.model.events import Notice
+from tfd_notebook.net import optional_packages
 from tfd_notebook.net.bounded_write import write_to_pipe
 
 if TYPE_CHECKING:
@@ -117,10 +117,7 @@ class SSH(RemoteLauncher):
         }
 
     def hosts(self) -> list[RemoteHost]:
-        if importlib.util.find_spec("asyncssh") is None:
-            raise Unsupported(
-                'launcher "ssh" needs the package asyncssh', fix='pip install "tfd-notebook[ssh]"'
-            )
+        optional_packages.load("asyncssh", 'launcher "ssh"', "ssh")
         client = _Client(users=len(self._hosts))
         return [
             _SSHHost(client, label, self._connect_arguments(label), self._command(label))

@@ -28,6 +28,7 @@ HANDLERS = {
     "%tfd_stream": "ui.magics.stream:StreamMagic",
     "%tfd_explain": "ui.magics.stream:ExplainMagic",
     "%tfd_schedule": "ui.magics.schedule:ScheduleMagic",
+    "%tfd_run": "ui.magics.run:RunMagic",
     "%tfd_spark": "ui.magics.spark:SparkMagic",
     "%tfd_kernel": "ui.magics.remote_kernel:KernelMagic",
     "%tfd_resolve": "ui.magics.resolve:ResolveMagic",
@@ -306,6 +307,15 @@ SCHEDULE = (
     TIMES,
     CLUSTER,
 )
+RUN_TIMEOUT = Argument("--timeout S", "end it on all workers after S seconds", "600")
+RUN_FOLD = Argument("--fold", "show the output of each rank in a collapsible section")
+RUN_FUNCTION = (
+    Argument("function", "variable that holds the function, or an expression", "train"),
+    Argument("--args EXPR...", "expression for its arguments: a tuple, or one argument", "x"),
+    RUN_TIMEOUT,
+    RUN_FOLD,
+    CLUSTER,
+)
 VALUES = (
     NAME,
     Argument("--state STATE", "show only closures in this state", "failed", source="states"),
@@ -332,6 +342,13 @@ SCALE = (
     # Without help: it is parsed so that the error can name the alternative.
     Argument("--ps N", on="magic"),
 )
+ADAPT = (
+    NAME,
+    PID,
+    Argument("--minimum N", "least number of data workers", "1", minimum=1, maximum=100_000),
+    Argument("--maximum N", "largest number of data workers", "8", minimum=1, maximum=100_000),
+    Argument("--off", "keep the current number from now on", on="magic tfd"),
+)
 WHAT_IF = Argument(
     "--data-workers N...",
     "numbers of data workers to estimate for (default: 2 4 8)",
@@ -351,6 +368,18 @@ SNAPSHOT = (
     # Seconds for which the client can resume a coordinator, so that `join` waits for it.
     Argument("hold N", default=0, minimum=0, maximum=3600),
 )
+#: Seconds since the Unix epoch. The last ten minutes are kept.
+SINCE = Argument("since N", default=0, minimum=0, maximum=2**53)
+LAB = (
+    Argument(
+        "[directory]",
+        "directory for copies of the tutorials; existing notebooks are kept",
+        "tutorials",
+        "tfd-tutorials",
+    ),
+    Argument("--no-browser", "do not open a browser"),
+    Argument("--port N", "port of the server (default: a free one)", minimum=1, maximum=65535),
+)
 TARGET = "name of a cluster, HOST:PORT, or a dataset or resolver of the notebook (default: all)"
 HOST_TARGET = "name of a cluster, or HOST:PORT (default: this host)"
 DOCTOR = (
@@ -363,6 +392,7 @@ DOCTOR = (
 COMMANDS = (
     # Clusters
     Command("demo", "train on a small cluster in this terminal", "tfd"),
+    Command("lab", "open JupyterLab on the tutorial notebooks", "tfd", *LAB),
     Command("form", "show a form that starts a cluster", "%tfd_cluster", alias=""),
     Command("start", "start a cluster, or reuse the running one", "%tfd_cluster", *START, OUTPUT),
     Command("start", "start a cluster and run it until Ctrl-C", "tfd", *START),
@@ -372,9 +402,11 @@ COMMANDS = (
     Command("snapshot", "return the state of a cluster, and a text of it", "request", *SNAPSHOT),
     Command("watch", "follow a cluster", "tfd", *WATCH),
     Command("scale", "change the number of tasks", "%tfd_cluster request", *SCALE),
+    Command("adapt", "adapt the number of data workers to the demand", ALL, *ADAPT),
     Command("jobs", "show the data jobs of a cluster and their passes", "%tfd_cluster", NAME),
     Command("what-if", "estimate the rate with more data workers", "%tfd_cluster", NAME, WHAT_IF),
     Command("logs", "show the output of tasks", "%tfd_cluster tfd request", *LOG),
+    Command("rates", "return rates of streams and tasks by second", "request", NAME, SINCE),
     Command("restart", "replace the process of a task", "%tfd_cluster request", *TASK),
     Command("kill", "kill a task, to simulate a crash", "%tfd_cluster request", *TASK),
     Command("interrupt", "cancel every read from a cluster", "%tfd_cluster request", NAME),
@@ -382,6 +414,7 @@ COMMANDS = (
         "recover", "restore training after losing a parameter server", "%tfd_cluster", *RECOVER
     ),
     Command("attach", "attach to a detached cluster", "%tfd_cluster", DETACHED, OUTPUT),
+    Command("attach", "show a cluster, or use a detached one in IPython", "tfd", NAME, PID, JSON),
     Command("detach", "keep a cluster running after its process ends", ALL, NAME, PID, HOURS),
     Command("renew", "extend the time of a detached cluster", ALL, NAME, PID, HOURS),
     Command("stop", "stop a cluster and all its tasks", ALL, NAME, PID, EVERY),
@@ -415,6 +448,22 @@ COMMANDS = (
         "last line. Variables that it assigns are local; all others are those of the notebook",
         "%%tfd_schedule",
         TIMES,
+        CLUSTER,
+    ),
+    Command(
+        "run",
+        "call a function in a new process next to each training worker, and return the results; "
+        "%%tfd_run over a cell runs the cell",
+        "%tfd_run",
+        *RUN_FUNCTION,
+    ),
+    Command(
+        "run",
+        "run the cell in a new process next to each training worker, and return the values of its "
+        "last line. Variables that it assigns are local; it gets copies of all others",
+        "%%tfd_run",
+        RUN_TIMEOUT,
+        RUN_FOLD,
         CLUSTER,
     ),
     # Data

@@ -171,6 +171,24 @@ class GpusMeasured(Event):
 
 
 @dataclass(frozen=True)
+class RunChanged(Event):
+    """An attempt of `Cluster.run` to call `function` for these workers."""
+
+    function: str
+    attempt: int
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankChanged(Event):
+    """Change of the process in which `Cluster.run` calls the function for the worker `task`."""
+
+    task: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class StateChanged(Event):
     """A new state of the whole cluster."""
 
@@ -187,10 +205,39 @@ class PlanChanged(Event):
 
 
 @dataclass(frozen=True)
+class AdaptationChanged(Event):
+    """A new range in which the number of data workers adapts. None without one.
+
+    ``reason`` is why it ended. Empty if a user set the range.
+    """
+
+    minimum: int | None
+    maximum: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WorkersAdapted(Event):
+    """A decision to change the number of data workers, with its reason."""
+
+    before: int
+    after: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class ExpiryChanged(Event):
-    """A new time limit: remaining seconds, or None without one."""
+    """A new time limit: remaining seconds, or None without one. The earliest limit applies.
+
+    Parameters
+    ----------
+    seconds_left : float, optional
+    reason : str
+        Why the cluster ends then. Default: its own time limit.
+    """
 
     seconds_left: float | None
+    reason: str = "time limit reached"
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,38 @@ STREAM_COLUMNS = _columns(StreamRow, "history")
 
 
 @dataclass(frozen=True)
+class RankRow:
+    """The process in which `Cluster.run` calls a function for one training worker.
+
+    Parameters
+    ----------
+    task : str
+        The worker.
+    rank : int
+    host : str
+    state : {"starting", "running", "finished", "failed", "lost", "stopped"}
+    function : str
+        Name of the function.
+    attempt : int
+        1, and one more for each restart after a lost process.
+    reason : str
+        The error of the function, or the end of the process. Empty without one.
+    started, ended : float, optional
+        Seconds since the epoch. None before.
+    """
+
+    task: str
+    rank: int
+    host: str
+    state: str
+    function: str = ""
+    attempt: int = 1
+    reason: str = ""
+    started: float | None = None
+    ended: float | None = None
+
+
+@dataclass(frozen=True)
 class CoordinatedRow:
     """State of one worker as its coordinator reports it.
 
@@ -217,6 +249,29 @@ class CoordinatorRow:
     held: tuple[int, ...] = ()
     break_on_failure: bool = False
     reduced: bool = False
+
+
+@dataclass(frozen=True)
+class AdaptationRow:
+    """Range and latest decision of adaptive data workers.
+
+    Parameters
+    ----------
+    minimum, maximum : int
+        Range of the number of data workers.
+    workers : int, optional
+        The number that the latest decision requested. None before the first.
+    reason : str
+        Its reason. Empty before the first decision.
+    since : float, optional
+        Its time, seconds since the epoch.
+    """
+
+    minimum: int
+    maximum: int
+    workers: int | None = None
+    reason: str = ""
+    since: float | None = None
 
 
 #: Phases of a cluster on Spark in their order, each with the value of `Snapshot.state`.
@@ -363,6 +418,8 @@ class Snapshot:
     tasks : tuple of TaskRow
         Dispatcher first, then by role and index.
     streams : tuple of StreamRow
+    ranks : tuple of RankRow
+        The processes of the latest `Cluster.run`.
     gpus : tuple of GpuRow
         GPUs that tasks can use, by host and index, including GPUs without a task.
     planned, requested, observed : mapping of Role to int
@@ -381,6 +438,8 @@ class Snapshot:
         None without a coordinator.
     spark : SparkRow, optional
         State of a cluster on Spark, whose nodes are not in `tasks`. Else None.
+    adaptation : AdaptationRow, optional
+        None unless the number of data workers adapts.
     """
 
     version: int
@@ -390,6 +449,7 @@ class Snapshot:
     state: str
     tasks: tuple[TaskRow, ...] = ()
     streams: tuple[StreamRow, ...] = ()
+    ranks: tuple[RankRow, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
     planned: Mapping[Role, int] = field(default_factory=dict)
     requested: Mapping[Role, int] = field(default_factory=dict)
@@ -400,6 +460,7 @@ class Snapshot:
     lease: float | None = None
     coordinator: CoordinatorRow | None = None
     spark: SparkRow | None = None
+    adaptation: AdaptationRow | None = None
 
     @property
     def notices(self) -> tuple[Notice, ...]:

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -152,7 +152,10 @@ class Policy:
     start_timeout : float
         Seconds from the start of a task to its first successful probe. Default 180.
     time_limit : float, optional
-        Seconds after which the cluster stops. Default: none.
+        Seconds after which the cluster stops. Default: none. The end of a Slurm allocation is
+        a time limit, too. The earlier one applies.
+    time_limit_notice : float
+        Seconds before the time limit at which a notice is published. Default 600.
     minimum : int, optional
         Number of data workers that must be ready for a successful start. Default: all.
     recycle : bool
@@ -166,13 +169,14 @@ class Policy:
     restarts: int = 3
     start_timeout: float = 180.0
     time_limit: float | None = None
+    time_limit_notice: float = 600.0
     minimum: int | None = None
     recycle: bool = True
 
     def __post_init__(self) -> None:
         _one_of("on_hang", self.on_hang, ("warn", "restart"))
         _one_of("on_loss", self.on_loss, ("raise", "warn"))
-        for name in ("hang_seconds", "start_timeout", "time_limit"):
+        for name in ("hang_seconds", "start_timeout", "time_limit", "time_limit_notice"):
             if (value := getattr(self, name)) is not None:
                 check_seconds(name, value)
         check_count("restarts", self.restarts, maximum=1000)
@@ -293,6 +297,12 @@ class ClusterConfig:
             if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
                 raise UsageError(f"invalid env entry {key!r}={value!r}: expected two strings")
 
+    def tasks(self) -> Iterator[tuple[Role, int]]:
+        """Return the role and the index of each task."""
+        for role, count in self.counts.items():
+            for index in range(count):
+                yield role, index
+
 
 def pack(config: ClusterConfig) -> dict[str, Any]:
     """Return `config` as JSON values."""
@@ -380,6 +390,14 @@ def check_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
     return value
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise UsageError unless `value` is one line of printable text without a leading ``-``."""
+    if not isinstance(value, str) or not value.isprintable() or value.startswith("-"):
+        raise UsageError(
+            f"invalid {name} {value!r}: expected one line that does not start with '-'"
+        )
 
 
 def check_hours(hours: object) -> None:

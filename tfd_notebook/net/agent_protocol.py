@@ -22,7 +22,7 @@ from tfd_notebook.net import validation
 
 #: Protocol version. Increment it when message bodies change. The frame format is fixed, so that
 #: mismatched versions can detect each other.
-VERSION = 5
+VERSION = 6
 #: Limit of a frame, in bytes.
 LARGEST = validation.MAX_MESSAGE_BYTES
 _MAGIC = b"TFD1 "

@@ -19,9 +19,11 @@ from tfd_notebook.model.events import (
 )
 from tfd_notebook.model.snapshot import (
     SPARK_PHASES,
+    AdaptationRow,
     CoordinatedRow,
     CoordinatorRow,
     NodeRow,
+    RankRow,
     Snapshot,
     SparkRow,
     StreamRow,
@@ -245,9 +247,16 @@ REPLIES: dict[str, Check] = {
     "listening_addresses": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),
     "logs": pair(output, integer()),
     "open": file_path,
+    "open_ranks": mapping(task_name, address),
     "open_tunnels": either(record({"request": output}), _tunnels),
     "preload": listing(text),
+    "rank_output": pair(output, integer()),
     "reserve_ports": mapping(task_name, address),
+    "run_rank": either(
+        record({"result": json_value}),
+        record({"lost": text}),
+        record({"kind": text, "text": output, "traceback": output}),
+    ),
 }
 
 #: The handshake of a host; see `tfd_notebook.agent.bridges.stdio`.
@@ -388,7 +397,11 @@ def snapshot(tree: Any, version: int) -> Snapshot:
         nodes = _ordered_rows(NodeRow, _members(spark, "spark"), "nodes")
         spark = _row(SparkRow, spark, nodes=nodes)
         one_of(*SPARK_PHASES)(spark.get("phase"), "spark.phase")
+    adaptation = tree.get("adaptation")
+    if adaptation is not None:
+        adaptation = _row(AdaptationRow, _members(adaptation, "adaptation"))
     streams = _rows(tree.get("streams") or {}, "streams").values()
+    ranks = _rows(tree.get("ranks") or {}, "ranks").values()
     notices = listing(_members)(tree.get("notices") or [], "notices")
     values = _row(
         Snapshot,
@@ -397,10 +410,12 @@ def snapshot(tree: Any, version: int) -> Snapshot:
         time=time.time(),
         tasks=_ordered_rows(TaskRow, tree, "tasks"),
         streams=[_row(StreamRow, stream) for stream in streams],
+        ranks=[_row(RankRow, rank) for rank in ranks],
         gpus=[],
         events=[],
         coordinator=coordinator,
         spark=spark,
+        adaptation=adaptation,
     )
     events = tuple(from_json(Notice, _row(Notice, notice), "notice") for notice in notices)
     return replace(from_json(Snapshot, values, "cluster"), events=events)

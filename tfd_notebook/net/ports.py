@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 
 from tfd_notebook.errors import FilterFailed, PortInUse
-from tfd_notebook.net.probe import probe
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -33,6 +32,9 @@ _SO_ATTACH_FILTER = 26  # the socket module has no name for it
 _EVERYTHING = 0xFFFFFFFF
 _SYS_PIDFD_GETFD = 438
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
+#: Seconds without data after which TCP probes a peer, and between its probes.
+_KEEPALIVE_SECONDS = 10
+_KEEPALIVE_PROBES = 3
 _TCP_INFO_UNACKED = 24  # of a listening socket: the number of connections before accept()
 
 # Classic BPF, linux/filter.h
@@ -75,6 +77,9 @@ def reserve_port(port: int = 0) -> socket.socket:
 
 def port_owner(port: int) -> str:
     """Return a description of the owner of `port`: server type, process and command line."""
+    # Import time: it imports gRPC, which clients of agents do not need.
+    from tfd_notebook.net.probe import probe
+
     result = probe(f"localhost:{port}", timeout=0.5)
     what = {"dispatcher": "a tf.data dispatcher", "data_worker": "a tf.data worker"}.get(
         result.kind or "", "a TensorFlow server" if result.alive else ""
@@ -259,6 +264,23 @@ def shutdown_connections_to(addresses: Iterable[str]) -> int:
                 sock.shutdown(socket.SHUT_RDWR)
                 ended += 1
     return ended
+
+
+def detect_lost_peers() -> None:
+    """Enable TCP's keepalive, which ends connections that the peer no longer has.
+
+    If a network fails for long enough, gRPC's servers close their connections. Their clients do not
+    receive that, and would wait for the replies without end. On systems other than Linux, this does
+    nothing.
+    """
+    for _, sock in _own_sockets():
+        with contextlib.suppress(OSError):  # not connected, or no longer
+            sock.getpeername()
+            if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 class SentBytes:

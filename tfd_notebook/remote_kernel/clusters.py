@@ -100,6 +100,10 @@ class RemoteCluster:
         """Change the number of ``data_workers`` or ``workers``."""
         self.perform("scale", 300.0, **roles)
 
+    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
+        """Adapt the number of data workers; see `tfd_notebook.Cluster.adapt`."""
+        self.perform("adapt", minimum=minimum, maximum=maximum)
+
     def restart(self, task: str) -> None:
         """Restart a task in a new process."""
         self.perform("restart", 300.0, task=task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfd_notebook.resolvers.slurm_queue import Partition
+from tfd_notebook.net.slurm_queue import Partition
 from tfd_notebook.resolvers.validation import Tasks
 
 #: Number of tasks and minutes of a suggested Slurm job, if the partition allows them.

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
+from tfd_notebook.net import optional_packages
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob, natural
@@ -117,11 +118,11 @@ def google_api(
     credentials, service : optional
         See `GCEResolver`.
     """
-    client = http_errors.library("googleapiclient.discovery", _USER, "gce")
-    client_errors = http_errors.library("googleapiclient.errors", _USER, "gce")
-    auth = http_errors.library("google.auth", _USER, "gce")
-    http = http_errors.library("httplib2", _USER, "gce")
-    authorized = http_errors.library("google_auth_httplib2", _USER, "gce")
+    client = optional_packages.load("googleapiclient.discovery", _USER, "gce")
+    client_errors = optional_packages.load("googleapiclient.errors", _USER, "gce")
+    auth = optional_packages.load("google.auth", _USER, "gce")
+    http = optional_packages.load("httplib2", _USER, "gce")
+    authorized = optional_packages.load("google_auth_httplib2", _USER, "gce")
     try:
         if service is not None:
             yield service

@@ -1,11 +1,8 @@
-"""Conversion of HTTP statuses and missing libraries to errors of the package."""
+"""Conversion of HTTP statuses to errors of the package."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-from tfd_notebook.errors import AccessDenied, NoAnswer, NotThere, ResolveError, Unsupported
+from tfd_notebook.errors import AccessDenied, NoAnswer, NotThere, ResolveError
 
 
 def of_status(status: int, reason: str, place: str, renew: str, allow: str) -> ResolveError:
@@ -38,19 +35,3 @@ def of_status(status: int, reason: str, place: str, renew: str, allow: str) -> R
         )
     fix = "try again later" if status == 429 or status >= 500 else "correct the request"
     return NoAnswer(f"{place} answers with HTTP {status}: {reason}", fix=fix)
-
-
-def library(name: str, user: str, extra: str) -> Any:
-    """Import an optional library for `user`, which the extra `extra` installs.
-
-    Raises
-    ------
-    Unsupported
-        It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise Unsupported(
-            f"{user} needs the package {error.name}", fix=f'pip install "tfd-notebook[{extra}]"'
-        ) from error

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, ResolveError, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
+from tfd_notebook.net import kubernetes_config, optional_packages
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob, natural
@@ -154,11 +152,13 @@ class KubernetesResolver(Resolver):
     @contextlib.contextmanager
     def _api(self) -> Iterator[tuple[Any, str]]:
         """Yield the API and the namespace; convert the client's exceptions to `ResolveError`."""
-        kubernetes = http_errors.library("kubernetes", "KubernetesResolver", "kubernetes")
-        urllib3 = http_errors.library("urllib3", "KubernetesResolver", "kubernetes")
+        kubernetes = optional_packages.load("kubernetes", "KubernetesResolver", "kubernetes")
+        urllib3 = optional_packages.load("urllib3", "KubernetesResolver", "kubernetes")
         with contextlib.ExitStack() as stack:
             if self._client is None:
-                configuration, default_namespace = self._configure(kubernetes)
+                configuration, default_namespace = kubernetes_config.configure(
+                    self._kubeconfig, self._context
+                )
                 api = stack.enter_context(kubernetes.client.ApiClient(configuration))
                 core = kubernetes.client.CoreV1Api(api)
                 namespace = self._namespace or default_namespace
@@ -171,7 +171,11 @@ class KubernetesResolver(Resolver):
                 raise
             except kubernetes.client.ApiException as error:
                 raise http_errors.of_status(
-                    error.status or 0, _message(error), place, _RENEW, _ALLOW
+                    error.status or 0,
+                    kubernetes_config.message(error.body or error.reason),
+                    place,
+                    _RENEW,
+                    _ALLOW,
                 ) from error
             except urllib3.exceptions.HTTPError as error:
                 raise NoAnswer(
@@ -182,32 +186,6 @@ class KubernetesResolver(Resolver):
                     f"{place} answers what the client cannot read: {error}",
                     fix="see kubectl get pods: something between may change or cut answers",
                 ) from error
-
-    def _configure(self, kubernetes: Any) -> tuple[Any, str]:
-        """Return a configuration with the credentials of now, and the namespace that it names."""
-        configuration = kubernetes.client.Configuration()
-        # Retries of the client would exceed _REQUEST_SECONDS.
-        configuration.retries = False
-        inside = not (self._kubeconfig or self._context) and "KUBERNETES_SERVICE_HOST" in os.environ
-        try:
-            if inside:
-                kubernetes.config.load_incluster_config(client_configuration=configuration)
-                return configuration, _own_namespace(kubernetes)
-            # The client reads the variable only once, at import.
-            path = self._kubeconfig or os.environ.get("KUBECONFIG")
-            kubernetes.config.load_kube_config(
-                path, self._context, client_configuration=configuration
-            )
-            contexts, active = kubernetes.config.list_kube_config_contexts(path)
-        except Exception as error:  # of many libraries: YAML, base64, certificates, files
-            where = "the service account" if inside else self._kubeconfig or "the kubeconfig"
-            raise AccessDenied(
-                f"Kubernetes: reading the credentials from {where} failed: {error}",
-                fix="mount the service account's token" if inside else "see kubectl config view",
-            ) from error
-        if self._context:
-            active = next(item for item in contexts if item["name"] == self._context)
-        return configuration, active["context"].get("namespace") or "default"
 
 
 def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[Any]:
@@ -229,14 +207,6 @@ def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[A
             if error.status != 410 or not remaining:
                 raise
     raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _message(error: Any) -> str:
-    """Return the message of an error: of the API's Status object, or the text of the answer."""
-    try:
-        return str(json.loads(error.body)["message"])
-    except (ValueError, TypeError, KeyError):
-        return str(error.body or error.reason or "")
 
 
 def _options(**options: Any) -> dict[str, Any]:
@@ -292,12 +262,3 @@ def _owner(pod: Any) -> tuple[str, ...]:
 
 def _created(pod: Any) -> Any:
     return pod.metadata.creation_timestamp.timestamp() if pod.metadata.creation_timestamp else 0
-
-
-def _own_namespace(kubernetes: Any) -> str:
-    """Return the namespace of the pod in which this process runs."""
-    token = Path(kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME)
-    try:
-        return token.with_name("namespace").read_text(encoding="utf-8").strip()
-    except OSError:
-        return "default"

@@ -11,8 +11,8 @@ from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
+from tfd_notebook.net.slurm_queue import why_pending
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.slurm_queue import why_pending
 from tfd_notebook.resolvers.validation import AddressesByJob
 
 #: Timeout for one command that queries Slurm's controller, in seconds.

@@ -114,10 +114,9 @@ def _run(
             if not isinstance(error, Exception):
                 raise  # Ctrl-C
             if collector.first is None:
-                lines = str(error).strip().splitlines()
                 raise SparkError(
                     f"Spark could not run all {num_executors} tasks: "
-                    f"{lines[-1] if lines else type(error).__name__}",
+                    f"{compat_pyspark.error_summary(error)}",
                     fix="see the driver's log and the Spark UI",
                 ) from error
         if collector.first is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfd_notebook._compat import pyspark
 from tfd_notebook.errors import DataError, Unsupported, UsageError
+from tfd_notebook.net.hadoop_paths import without_path
 
 #: The ``tf.train.Feature`` list that holds values of a Spark type, by ``simpleString``.
 LISTS = {
@@ -336,12 +337,6 @@ def absolute_path(sc: Any, path: str) -> str:
         return os.path.abspath(path)
     home = "" if path.startswith("/") else f"/user/{sc.sparkUser()}/"
     return f"{without_path(root)}{home}{path}"
-
-
-def without_path(root: str) -> str:
-    """Return the root of a file system without trailing slashes, except those of ``hdfs://``."""
-    scheme, separator, rest = root.partition("://")
-    return scheme + separator + rest.rstrip("/")
 
 
 @contextlib.contextmanager

@@ -279,6 +279,24 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
     )
 
 
+def adaptation_range(options: argparse.Namespace) -> tuple[int | None, int | None]:
+    """Return the range of the command ``adapt``: None and None with ``--off``.
+
+    Raises
+    ------
+    UsageError
+        The range is incomplete, or given together with ``--off``.
+    """
+    minimum, maximum = options.minimum, options.maximum
+    complete = minimum is not None and maximum is not None
+    if complete is options.off or (options.off and (minimum, maximum) != (None, None)):
+        raise UsageError(
+            "adapt needs a minimum and a maximum, or --off",
+            fix="add --minimum 1 --maximum 8, or only --off",
+        )
+    return minimum, maximum
+
+
 def launchers_table() -> views.Table:
     """Return a table of the installed launchers and the profiles, with the place of the tasks."""
     # Import time, as in `make_cluster`.

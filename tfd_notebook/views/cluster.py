@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfd_notebook.model.snapshot import Snapshot, StreamRow, TaskRow
+from tfd_notebook.model.snapshot import AdaptationRow, Snapshot, StreamRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.views import blocks
 from tfd_notebook.views import formatting as figures
@@ -37,6 +37,15 @@ _TASK_COLUMNS = (
     Column("restarts", lambda row: row.restarts or None, right=True, drop=8),
     _OPEN_TO,
     Column("reason", note=True),
+)
+_RANK_COLUMNS = (
+    Column("rank", right=True),
+    STATE,
+    Column("function"),
+    Column("task"),
+    Column("host", drop=2),
+    Column("attempt", right=True, drop=1),
+    Column("reason", lambda row: row.reason.rstrip().rpartition("\n")[2], note=True),
 )
 STREAM_COLUMNS = (
     Column("data", lambda row: row.name),
@@ -77,9 +86,12 @@ def text(snapshot: Snapshot, width: int | None = None) -> str:
 def html(snapshot: Snapshot) -> str:
     """Return `snapshot` as one HTML element with its style sheet.
 
-    All text is escaped. Colors come from the theme of the page.
+    All text is escaped. Colors come from the theme of the page. The HTML includes the
+    time of the snapshot, because notebooks save it.
     """
-    return blocks.html(_sections(snapshot))
+    head, *sections = _sections(snapshot)
+    note = blocks.Sentence(f"Snapshot of {figures.clock(snapshot.time)}, not updated")
+    return blocks.html([[*head, note], *sections])
 
 
 def _sections(snapshot: Snapshot) -> Iterator[Sequence[blocks.Block]]:
@@ -95,8 +107,11 @@ def _sections(snapshot: Snapshot) -> Iterator[Sequence[blocks.Block]]:
     yield [GpuStrip(snapshot.gpus)]
     if snapshot.spark is not None:
         yield from spark_sections(snapshot.spark, snapshot.time)
+    if snapshot.adaptation is not None and snapshot.adaptation.workers is not None:
+        yield [blocks.Sentence(_adapted(snapshot.adaptation, snapshot.time), "quiet")]
     if snapshot.coordinator is not None:
         yield coordinator_blocks(snapshot.coordinator)
+    yield [urgent_table(_RANK_COLUMNS, snapshot.ranks, "ranks")]
     yield [urgent_table(STREAM_COLUMNS, snapshot.streams, "streams and datasets")]
     yield [
         blocks.Sentence(str(notice), figures.tone(notice.severity), figures.signed(notice.severity))
@@ -109,6 +124,8 @@ def _facts(snapshot: Snapshot) -> list[str]:
     facts = [f"launcher {snapshot.launcher}"]
     if (clients := _open_to(snapshot.tasks)) is not None:
         facts.append(f"open to {clients}")
+    if (adaptation := snapshot.adaptation) is not None:
+        facts.append(f"adapts {adaptation.minimum} to {adaptation.maximum} data workers")
     if snapshot.journal_bytes is not None:
         facts.append(f"journal {figures.size(snapshot.journal_bytes)}")
     if snapshot.expires is not None:
@@ -117,6 +134,12 @@ def _facts(snapshot: Snapshot) -> list[str]:
         left = figures.duration(max(0.0, snapshot.lease - snapshot.time))
         facts.append(f"detached, lease ends in {left}")
     return facts
+
+
+def _adapted(row: AdaptationRow, now: float) -> str:
+    """Return the latest decision in words."""
+    age = "" if row.since is None else f" {figures.duration(max(0.0, now - row.since))} ago"
+    return f"adapted to {row.workers} data workers{age}: {row.reason}"
 
 
 def _open_to(tasks: Sequence[TaskRow]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 import unicodedata
 from collections.abc import Sequence
 
@@ -106,11 +108,18 @@ def brief(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
 
 
+def clock(seconds: float) -> str:
+    """Return a time in seconds since the Unix epoch as the local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
 def short_error(error: str) -> str:
     """Return the message of a TensorFlow error without its stack traces."""
-    lines = [line.strip() for line in error[:20_000].splitlines()]
+    error = re.sub(r"\{\{function_node [^{}]*\}\} ?", "", error[:20_000])
+    lines = [line.strip() for line in error.splitlines()]
     messages = [line for line in lines if line and not line.startswith(_STACK)]
-    words = clean(" ".join(messages[:3])) or clean(error[:_MAX_ERROR])
+    text = re.sub(r"([^.])\nNext: ", r"\1. Next: ", "\n".join(messages[:3]))
+    words = clean(text) or clean(error[:_MAX_ERROR])
     return words if len(words) <= _MAX_ERROR else words[: _MAX_ERROR - 1] + "…"
 
 

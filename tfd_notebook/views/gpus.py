@@ -11,9 +11,12 @@ from tfd_notebook.model.snapshot import GPU_COLUMNS, GpuRow
 from tfd_notebook.views import formatting as figures
 from tfd_notebook.views.table import Cell, Column, Table
 
-FREE = "free"
+#: Label of the GPUs that no task uses.
+UNASSIGNED = "not assigned"
 #: Maximum number of GPUs in the strip. The totals include all GPUs.
 MAX_GPUS = 256
+#: Percentages that change the color of a bar. `_FULL` is of the memory, the others of the use.
+_IDLE, _BUSY, _FULL = 10, 50, 90
 #: GPUs of a host in one line of text.
 _GPUS_PER_LINE = 16
 
@@ -38,7 +41,7 @@ _COLUMNS = (
     Column("host"),
     Column("GPU", lambda gpu: gpu.index, right=True),
     Column("name", drop=1),
-    Column("task", lambda gpu: Cell(gpu.task or FREE, "" if gpu.task else "quiet")),
+    Column("task", lambda gpu: Cell(gpu.task or UNASSIGNED, "" if gpu.task else "quiet")),
     Column("use", lambda gpu: figures.percent(gpu.use_percent), right=True),
     Column("memory", lambda gpu: _memory([gpu]), right=True),
 )
@@ -77,7 +80,7 @@ class GpuStrip:
 
 
 def _task_html(task: str, gpus: Sequence[GpuRow]) -> str:
-    free = " tfd-free" if task == FREE else ""
+    free = " tfd-free" if task == UNASSIGNED else ""
     tiles = "".join(_tile(gpu) for gpu in gpus)
     return (
         f'<div class="tfd-gputask{free}"><span class="tfd-quiet">{escape(task)}</span>'
@@ -88,9 +91,12 @@ def _task_html(task: str, gpus: Sequence[GpuRow]) -> str:
 def _tile(gpu: GpuRow) -> str:
     words = escape(_description(gpu))
     use = figures.percent(gpu.use_percent) or "–"
-    bars = "".join(
-        f'<i class="tfd-{kind}" style="width:{0 if share is None else share:.0f}%"></i>'
-        for kind, share in (("use", gpu.use_percent), ("memory", _memory_percent(gpu)))
+    use_percent, memory_percent = gpu.use_percent or 0.0, _memory_percent(gpu) or 0.0
+    load = "idle" if use_percent < _IDLE else "busy" if use_percent >= _BUSY else "use"
+    full = " tfd-full" if memory_percent >= _FULL else ""
+    bars = (
+        f'<i class="tfd-{load}" style="width:{use_percent:.0f}%"></i>'
+        f'<i class="tfd-memory{full}" style="width:{memory_percent:.0f}%"></i>'
     )
     return (
         f'<div class="tfd-gpu" role="img" aria-label="{words}" title="{words}">'
@@ -112,11 +118,11 @@ def _description(gpu: GpuRow) -> str:
 
 
 def summary(gpus: Sequence[GpuRow]) -> str:
-    """Return the number of GPUs, the number of free ones, and their overall usage, as text."""
+    """Return the numbers of all and of unassigned GPUs, and their overall usage, as text."""
     hosts = len({gpu.host for gpu in gpus})
-    free = sum(not gpu.task for gpu in gpus)
+    unassigned = sum(not gpu.task for gpu in gpus)
     facts = [f"{len(gpus)} on {hosts} hosts" if hosts > 1 else str(len(gpus))]
-    facts += [f"{free} free"] if free else []
+    facts += [f"{unassigned} {UNASSIGNED}"] if unassigned else []
     busy = _mean(gpu.use_percent for gpu in gpus)
     facts += [f"{figures.percent(busy)} busy"] if busy is not None else []
     facts += [f"{_memory(gpus)} used"] if _memory(gpus) else []
@@ -141,7 +147,8 @@ def _by_host(gpus: Iterable[GpuRow]) -> list[tuple[str, list[GpuRow]]]:
 
 def _by_task(gpus: Sequence[GpuRow]) -> list[tuple[str, list[GpuRow]]]:
     return [
-        (task or FREE, list(own)) for task, own in itertools.groupby(gpus, key=lambda gpu: gpu.task)
+        (task or UNASSIGNED, list(own))
+        for task, own in itertools.groupby(gpus, key=lambda gpu: gpu.task)
     ]
 
 

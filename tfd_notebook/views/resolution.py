@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 from tfd_notebook.model.resolution import (
@@ -34,7 +33,7 @@ _RULES = (
     Column("why", note=True),
 )
 _CHANGES = (
-    Column("time", lambda change: time.strftime("%H:%M:%S", time.localtime(change.time))),
+    Column("time", lambda change: figures.clock(change.time)),
     Column("task"),
     Column("before", lambda change: _state(change.before, "new")),
     Column("after", lambda change: _state(change.after, "gone")),

@@ -19,12 +19,15 @@ max-width:18em;overflow:hidden;text-overflow:ellipsis;border:0;line-height:1.45;
 font-variant-numeric:tabular-nums;vertical-align:top}
 .tfd-view th{font-weight:400;color:var(--jp-ui-font-color2,inherit);
 border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
-.tfd-view td.tfd-note{white-space:normal;min-width:14em;max-width:36em;overflow-wrap:anywhere}
+.tfd-view td.tfd-note{white-space:normal;min-width:9em;max-width:24em;overflow-wrap:anywhere}
 .tfd-view .tfd-r{text-align:right!important}
 .tfd-view svg{display:block;color:var(--jp-brand-color1,currentColor)}
-.tfd-view .tfd-good{color:var(--jp-success-color1,var(--vscode-charts-green,inherit))}
-.tfd-view .tfd-warn{color:var(--jp-warn-color1,var(--vscode-charts-orange,inherit))}
-.tfd-view .tfd-bad{color:var(--jp-error-color1,var(--vscode-charts-red,inherit));font-weight:600}
+.tfd-view .tfd-good{color:color-mix(in srgb,
+var(--jp-success-color1,var(--vscode-charts-green,currentColor)) 60%,currentColor)}
+.tfd-view .tfd-warn{color:color-mix(in srgb,
+var(--jp-warn-color1,var(--vscode-charts-orange,currentColor)) 60%,currentColor)}
+.tfd-view .tfd-bad{font-weight:600;color:color-mix(in srgb,
+var(--jp-error-color1,var(--vscode-charts-red,currentColor)) 60%,currentColor)}
 .tfd-view .tfd-quiet{color:var(--jp-ui-font-color2,inherit)}
 .tfd-view .tfd-gpus{margin:.45em 0}
 .tfd-view .tfd-gpuhost{display:flex;flex-wrap:wrap;gap:.15em .8em;margin:.2em 0;
@@ -40,7 +43,10 @@ border-radius:2px;line-height:1.35}
 .tfd-view .tfd-gpu>span:first-child{color:var(--jp-ui-font-color2,inherit)}
 .tfd-view .tfd-gpu i{flex:0 0 auto;height:0;max-width:100%;margin-right:100%;
 border-top:4px solid var(--jp-brand-color1,currentColor)}
+.tfd-view .tfd-gpu i.tfd-idle{border-top-color:var(--jp-ui-font-color2,currentColor)}
+.tfd-view .tfd-gpu i.tfd-busy{border-top-color:var(--jp-success-color1,currentColor)}
 .tfd-view .tfd-gpu i.tfd-memory{border-top:3px double currentColor}
+.tfd-view .tfd-gpu i.tfd-full{border-top-color:var(--jp-warn-color1,currentColor)}
 .tfd-view .tfd-log{margin:.2em 0;padding:.3em .6em;max-height:18em;overflow:auto;
 white-space:pre-wrap;overflow-wrap:anywhere;
 border:1px solid var(--jp-border-color2,rgba(128,128,128,.4));

@@ -69,8 +69,9 @@ bridge.communicate(timeout=60)
 EXECUTOR_BRIDGE = (
     "from tfd_notebook.agent.bridges import stdio",
     """
-given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
-command = [sys.executable, "-u", "-c", stdio.bootstrap("spark_executor")]
+given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "process": os.getpid()}
+given["end_reason"] = "ended"
+command = [sys.executable, "-u", "-c", stdio.bootstrap("rendezvous")]
 completed = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
 print(completed.stdout.partition(" ")[0], completed.stderr)
 """,

@@ -634,6 +634,7 @@ def test_ctrl_c_ends_a_start_and_leaves_nothing_behind():
     code = (
         "import os, signal, threading\n"
         "import tfd_notebook as tfd\n"
+        "tfd.Cluster  # imports of other packages do not survive an interrupt\n"
         "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "try: tfd.Cluster(data_workers=1, preload='slow_to_import')\n"
         "except KeyboardInterrupt: print('interrupted', dict(tfd.clusters()))\n"

@@ -19,6 +19,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client.detached import remote_detached_clusters
+from tfd_notebook.testing import check_launcher
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -98,6 +99,11 @@ def test_stop_leaves_nothing_behind(cluster: tfd.Cluster) -> None:
         assert numbers(brief) == list(range(100))
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid))
     assert cluster.state == "ready"
+
+
+@pytest.mark.timeout(340)  # all checks, each with clusters
+def test_launcher_conforms() -> None:
+    check_launcher("command")
 
 
 def test_error_of_the_launcher_is_raised() -> None:

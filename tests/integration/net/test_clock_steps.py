@@ -160,9 +160,15 @@ def test_clock_step_does_not_end_the_bridge_of_an_executor(clock: WallClock) -> 
 
     java = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(150)"])
     with secure_channel.Server(secret, receive_hello) as server:
-        given = {"address": server.address, "secret": secret.hex(), "grace": 60, "jvm": java.pid}
+        given = {
+            "address": server.address,
+            "secret": secret.hex(),
+            "grace": 60,
+            "process": java.pid,
+            "end_reason": "ended",
+        }
         bridge = subprocess.Popen(
-            [sys.executable, "-u", "-c", stdio.bootstrap("spark_executor")],
+            [sys.executable, "-u", "-c", stdio.bootstrap("rendezvous")],
             env=clock.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -173,7 +179,7 @@ def test_clock_step_does_not_end_the_bridge_of_an_executor(clock: WallClock) -> 
             bridge.stdin.write(json.dumps(given).encode() + b"\n")
             bridge.stdin.flush()
             assert bridge.stdout.readline().startswith(stdio.HANDSHAKE.encode())
-            assert hellos.get(timeout=60)["executor"] == java.pid
+            assert hellos.get(timeout=60)["process"] == java.pid
             clock.step(HOUR)
             before = switches(bridge.pid)
             until(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from tests._ports import free_port
+from tests._waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
 
@@ -108,6 +114,65 @@ def test_busy_process_is_listed_watched_and_stopped(
     read_until(watcher, "cluster 'cell' has ended")
     assert (watcher.wait(30), following.wait(30)) == (0, 0)
     assert tfd("list") == "no running cluster\n"
+
+
+def test_attach_uses_a_detached_cluster_and_leaves_it_running(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Without this variable, IPython queries the terminal, which this one does not answer.
+    monkeypatch.setenv("IPY_TEST_SIMPLE_PROMPT", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    tfd("start", "--data-workers", "1", "--name", "kept", "--detach", "1")
+    try:
+        assert json.loads(tfd("attach", "kept", "--json"))["observed"]["data_worker"] == 1
+        assert "data_worker:0" in tfd("attach", "kept")
+        primary, secondary = os.openpty()
+        with open(primary, "r+b", buffering=0) as terminal:
+            session = subprocess.Popen(
+                [*TFD, "attach", "kept"], stdin=secondary, stdout=secondary, stderr=secondary
+            )
+            os.close(secondary)
+            terminal.write(b"print(cluster.name * 2, len(cluster.tasks) + 40)\nexit\n")
+            shown = b""
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while chunk := terminal.read(4096):
+                    shown += chunk
+        assert session.wait(60) == 0
+        assert b"it is in the variable 'cluster'" in shown
+        assert b"keptkept 42" in shown
+        (listed,) = json.loads(tfd("list", "--json"))
+        assert (listed["name"], listed["observed"]) == ("kept", 2)
+    finally:
+        tfd("stop", "kept")
+
+
+def test_lab_serves_the_tutorials(
+    spawn: Callable[..., subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("CONFIG", "DATA", "RUNTIME"):
+        monkeypatch.setenv(f"JUPYTER_{name}_DIR", str(tmp_path / name.lower()))
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "jupyter_server_config.json").write_text(
+        json.dumps({"ServerApp": {"allow_root": True}, "IdentityProvider": {"token": "secret"}})
+    )
+    port = free_port()
+    server = spawn(*TFD, "lab", str(tmp_path / "tutorials"), "--no-browser", "--port", str(port))
+
+    def contents() -> Any:
+        url = f"http://127.0.0.1:{port}/api/contents?token=secret"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30) as reply:
+            return json.load(reply)["content"]
+        assert server.poll() is None
+        return None
+
+    names = [entry["name"] for entry in until(contents, 80.0)]
+    assert "01_quickstart.ipynb" in names
+    assert server.stdout
+    assert re.match(rf"{len(names)} tutorials copied to .*tutorials\n", server.stdout.readline())
+    server.terminate()
+    server.wait(30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

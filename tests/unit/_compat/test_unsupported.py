@@ -94,6 +94,8 @@ def test_server_with_an_unknown_layout_is_not_read(monkeypatch: pytest.MonkeyPat
 def test_operations_use_the_entry_points() -> None:
     for name in thread_parking._ENTRY_POINTS:
         assert callable(getattr(pywrap_tfe, name)), (VERSION, name)
+    copy = thread_parking.copy_to_device(tf.constant(1), "CPU:0")
+    assert copy.numpy() == 1, VERSION
     assert "TFE_Py_FastPathExecute" in gen_dataset_ops.iterator_get_next.__code__.co_names, VERSION
     assert iterator_ops.OwnedIterator._next_internal.__name__ == thread_parking._READ
     assert script_ops.EagerFunc.__call__.__code__.co_filename == thread_parking._CALLBACKS, VERSION

@@ -42,6 +42,7 @@ from tfd_notebook.model.snapshot import (
     CoordinatedRow,
     CoordinatorRow,
     GpuRow,
+    RankRow,
     Snapshot,
     StreamRow,
     TaskRow,
@@ -138,6 +139,51 @@ def test_idle_cluster_sends_no_patches() -> None:
     assert patch["streams"]["train"]["elements"] == 5
 
 
+def test_measurements_of_an_idle_cluster_fall() -> None:
+    feed = SnapshotFeed()
+    stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
+
+    def patch_of(second: float, cpu: float, sent: int, rate: float, *streams: StreamRow) -> Any:
+        row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, state=TaskState.READY, rss_mb=sent)
+        row = replace(row, cpu_percent=cpu, bytes_sent=sent, bytes_per_s=rate)
+        current = snapshot(tasks=(row,), streams=streams, time=1000.0 + second)
+        clusters = feed.patch([current]).get("clusters", {"c": {}})
+        return clusters["c"].get("tasks", {}).get("data_worker:0")
+
+    patch_of(0.0, 32.0, 700, 44e6, stream)
+    ended = replace(stream, state="finished", elements_per_s=0.0)
+    # The rate is a mean of the last seconds, and the last bytes are measured after the end.
+    assert patch_of(1.0, 36.0, 900, 30e6, ended) == {
+        "cpu_percent": 36.0,
+        "rss_mb": 900,
+        "bytes_sent": 900,
+        "bytes_per_s": 30e6,
+    }
+    patch_of(2.0, 4.0, 950, 20e6, ended)
+    assert patch_of(60.0, 1.0, 990, 76.0, ended) == {"cpu_percent": 1.0, "bytes_per_s": 76.0}
+    assert patch_of(61.0, 3.0, 999, 120.0, ended) is None
+
+
+def test_measurements_are_sent_while_ranks_or_long_closures_run() -> None:
+    rank = RankRow("worker:0", 0, "localhost", "running")
+    long_closure = CoordinatorRow("running", counts={"running": 1})
+    cases: tuple[dict[str, Any], ...] = ({"ranks": (rank,)}, {"coordinator": long_closure})
+    for busy in cases:
+        feed = SnapshotFeed()
+        for second, cpu in ((0, 10.0), (60, 90.0)):
+            row = TaskRow("worker:0", Role.WORKER, 0, state=TaskState.READY, cpu_percent=cpu)
+            tree = feed.full([snapshot(tasks=(row,), time=1000.0 + second, **busy)])
+            assert tree["clusters"]["c"]["tasks"]["worker:0"]["cpu_percent"] == cpu
+
+
+def test_measurements_of_a_restarting_task_are_sent() -> None:
+    feed = SnapshotFeed()
+    for second, state, memory in ((0, "ready", 300.0), (60, "restarting", 5.0), (62, "ready", 9.0)):
+        row = TaskRow("ps:0", Role.PS, 0, state=TaskState(state), rss_mb=memory)
+        tree = feed.full([snapshot(tasks=(row,), time=1000.0 + second)])
+        assert tree["clusters"]["c"]["tasks"]["ps:0"]["rss_mb"] == memory
+
+
 def test_tree_has_the_coordinator_and_the_latest_notices() -> None:
     row = CoordinatorRow(
         "paused",
@@ -205,6 +251,17 @@ def test_page_with_changes_equals_page_with_all_rows() -> None:
     assert repr(page.rows) == repr(new_page.rows)
     assert page.errors.keys() >= new_page.errors.keys()
     assert len(page.rows) == len(store)
+
+
+def test_errors_are_sent_without_stack_traces() -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    frames = "".join(f'  File "kernelapp.py", line {line}, in main\n\n' for line in range(60))
+    error = f"Graph execution error:\n\nDetected at node 'x'\n{frames}\nno batch [[x]] [Op:f]"
+    store.end(key, FAILED, 0, error)
+    page = Page()
+    page.take(*ColumnFeed(store).full())
+    assert page.errors == {key: "no batch [[x]] [Op:f]"}
 
 
 def test_times_are_epoch_seconds_and_missing_times_are_nan() -> None:

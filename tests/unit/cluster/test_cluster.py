@@ -1,6 +1,7 @@
 """`Cluster` with a fake launcher: names, counts, states and refused arguments."""
 
 import logging
+import re
 import threading
 import time
 
@@ -9,9 +10,13 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed
 from tfd_notebook.cluster import data_service, registry
+from tfd_notebook.cluster.adaptation import Bounds
+from tfd_notebook.cluster.adaptation_loop import Adaptation
+from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.launchers import Fake
-from tfd_notebook.model.events import HostDisconnected, HostReconnected, TasksLost
+from tfd_notebook.model.events import ExpiryChanged, HostDisconnected, HostReconnected, TasksLost
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
 
@@ -351,7 +356,104 @@ def test_cluster_stops_at_its_time_limit(fake):
     assert any("time limit" in notice.what for notice in cluster.snapshot().notices)
 
 
+def test_end_of_an_allocation_is_announced(fake):
+    with tfd.Cluster(launcher=fake) as cluster:
+        reason = "the allocation reached its time limit"
+        cluster._context.monitor.apply(ExpiryChanged(590.0, reason))
+        until(lambda: "ends in 10 min" in str(cluster.snapshot().notices))
+        cluster._context.monitor.apply(ExpiryChanged(3600.0, "a later limit"))
+        cluster._context.monitor.apply(ExpiryChanged(0.1, reason))
+        until(lambda: cluster.ended)
+    assert cluster.state == "stopped"
+    assert reason in str(cluster.snapshot().notices)
+
+
+def test_only_schedulers_have_a_job_script(fake):
+    cluster = tfd.Cluster(launcher=fake, start=False)
+    with pytest.raises(errors.Unsupported, match="does not submit jobs"):
+        cluster.job_script()
+    cluster.stop()
+
+
 def test_windows_is_refused_with_an_error(monkeypatch):
     monkeypatch.setattr("sys.platform", "win32")
     with pytest.raises(errors.Unsupported, match="WSL2"):
         tfd.Cluster(launcher="fake")
+
+
+def test_range_of_data_workers_is_kept_and_ended(cluster, fake):
+    cluster.adapt(3, 4)
+    until(lambda: len(fake.task_hosts[0].tasks) == 4)  # with the dispatcher
+    shown = cluster.snapshot()
+    assert shown.adaptation.minimum == 3
+    (tree,) = SnapshotFeed().full([shown])["clusters"].values()
+    assert (tree["adaptation"]["minimum"], tree["adaptation"]["workers"]) == (3, 3)
+    cluster.adapt(1, 2)
+    until(lambda: len(fake.task_hosts[0].tasks) == 3)
+    cluster.adapt(None)
+    assert cluster.snapshot().adaptation is None
+    cluster.adapt(1, 2)
+    cluster.scale(data_workers=1)
+    assert cluster.snapshot().adaptation is None
+    cluster.adapt(None)  # a no-op
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1,), "needs a minimum and a maximum"),
+        ((0, 4), "invalid minimum=0"),
+        ((1, True), "invalid maximum=True"),
+        ((None, 4), "invalid minimum=None"),
+        ((4, 2), r"minimum 4 is larger.*Next: cluster.adapt\(2, 4\)"),
+        ((1, 10**6), "invalid maximum=1000000"),
+    ],
+)
+def test_invalid_range_is_refused(cluster, arguments, message):
+    with pytest.raises(errors.UsageError, match=f"(?s){message}"):
+        cluster.adapt(*arguments)
+    assert cluster.snapshot().adaptation is None
+
+
+def test_adapt_needs_a_running_cluster(cluster):
+    cluster.stop()
+    with pytest.raises(errors.StateError, match="is stopped"):
+        cluster.adapt(1, 2)
+
+
+def test_failed_change_is_reported_and_not_repeated_at_once(cluster, fake, monkeypatch):
+    calls = []
+
+    def refuse(tasks, *, timeout=30.0):
+        calls.append(tasks)
+        raise errors.LaunchError("no host is free", fix="ask for more")
+
+    monkeypatch.setattr(fake.task_hosts[0], "reserve_ports", refuse)
+    cluster.adapt(3, 4)
+    notice = until(lambda: next((n for n in cluster.snapshot().notices if n.fix), None))
+    assert re.match(
+        r"changing to 3 data workers failed: no host is free\. No data worker is added for \d+ s",
+        notice.what,
+    )
+    checks = cluster.version
+    cluster._monitor.wait(lambda _: cluster.version != checks, 1.5)
+    assert len(calls) == 1
+    assert cluster.snapshot().planned[Role.DATA_WORKER] == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "cardinality", "on_loss", "keeps"),
+    [
+        ("DYNAMIC", 100, "raise", "fewer"),
+        ("DYNAMIC", -2, "raise", "fewer"),
+        ("DYNAMIC", 100, "warn", ""),
+        ("DYNAMIC", -1, "raise", ""),
+        ("OFF", 100, "warn", "all"),
+        ("OFF", -1, "raise", ""),
+    ],
+)
+def test_changes_that_would_damage_an_epoch(fake, mode, cardinality, on_loss, keeps):
+    cluster = tfd.Cluster(data_workers=1, launcher=fake, policy=tfd.Policy(on_loss=on_loss))
+    adaptation = Adaptation(cluster._context, Bounds(1, 2), lambda count: None)
+    delivery = Delivery(lambda: None, cardinality, mode, None)
+    assert adaptation._keeps(delivery) == keeps

@@ -241,6 +241,29 @@ def test_socket_remains_while_a_remote_kernel_is_open(
     assert not listening.exists()
 
 
+def test_cluster_that_never_starts_does_not_keep_the_socket(listening: Path) -> None:
+    planned = Cluster(launcher="fake", name="planned", start=False)
+    clusters()["here"].stop()
+    assert not listening.exists()
+    planned.stop()
+
+
+def test_cluster_can_start_after_its_socket_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(launcher="fake", name="again", start=False)
+
+    def fail() -> Path:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_control_socket, "ensure_started", fail)
+        with pytest.raises(OSError, match="No space"):
+            cluster.start()
+    assert cluster.state == "new"
+    cluster.start()
+    assert cluster.state == "ready"
+    cluster.stop()
+
+
 def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
     listening: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import (
+    AdaptationChanged,
     ClusterEnded,
     ConsumerMeasured,
     ExpiryChanged,
@@ -22,7 +24,9 @@ from tfd_notebook.model.events import (
     TaskChanged,
     TaskMeasured,
     TaskRemoved,
+    WorkersAdapted,
 )
+from tfd_notebook.model.snapshot import AdaptationRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net import clock
 
@@ -45,6 +49,20 @@ def test_tasks_are_sorted_and_counted(monitor: Monitor) -> None:
     assert [row.task for row in snapshot.tasks] == ["worker:0", "worker:1"]
     assert snapshot.observed == {Role.WORKER: 2}
     assert {row.host for row in snapshot.tasks} == {"host-a"}
+
+
+def test_rates_of_tasks_have_times(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = [1_000_000.5]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    steady = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(steady)))
+    for total in (0, 100, 300):
+        monitor.apply(TaskMeasured("worker:0", bytes_sent=total))
+        wall[0] += 1
+    rates = monitor.rates(1_000_000)
+    assert rates["until"] == 1_000_003
+    assert rates["tasks"] == {"worker:0": [None, 100, 150]}
+    assert monitor.rates(1_000_002)["tasks"] == {"worker:0": [150]}
 
 
 def test_state_is_degraded_while_planned_tasks_are_missing(monitor: Monitor) -> None:
@@ -99,13 +117,15 @@ def test_gpus_belong_to_a_host_and_its_tasks(monitor: Monitor) -> None:
 
 
 def test_measurements_of_an_exited_task_are_removed(monitor: Monitor) -> None:
-    monitor.apply(TaskMeasured("worker:0", cpu_percent=50.0, rss_mb=10.0))
+    monitor.apply(TaskMeasured("worker:0", cpu_percent=50.0, rss_mb=10.0, bytes_sent=0))
+    monitor.apply(TaskMeasured("worker:0", bytes_sent=10))
     monitor.apply(TaskMeasured("worker:7", cpu_percent=50.0))  # a removed task
     assert monitor.snapshot().task("worker:0").cpu_percent == 50.0  # type: ignore[union-attr]
     monitor.apply(TaskChanged("worker:0", TaskState.STOPPED))
     row = monitor.snapshot().task("worker:0")
     assert row is not None
-    assert (row.pid, row.cpu_percent, row.rss_mb) == (None, None, None)
+    assert (row.pid, row.cpu_percent, row.rss_mb, row.bytes_per_s) == (None,) * 4
+    assert row.bytes_sent == 10
 
 
 def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
@@ -120,6 +140,31 @@ def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
     monitor.apply(StateChanged("ready"))  # changes nothing
     assert monitor.snapshot().events[len(before.events) :] == (StateChanged("ready"),)
     assert monitor.version == after.version + 1
+
+
+def test_adaptation_is_shown_and_its_decisions_are_notices(monitor: Monitor) -> None:
+    monitor.apply(WorkersAdapted(1, 2, "no range was set"))
+    assert monitor.snapshot().adaptation is None
+    monitor.apply(AdaptationChanged(1, 8))
+    assert monitor.snapshot().adaptation == AdaptationRow(1, 8)
+    monitor.apply(WorkersAdapted(2, 5, "'train' waits"))
+    row = monitor.snapshot().adaptation
+    assert row is not None
+    assert (row.workers, row.reason) == (5, "'train' waits")
+    assert monitor.snapshot().notices[-1].what == "2 → 5 data workers: 'train' waits"
+    monitor.apply(AdaptationChanged(None, None, "scale has set it"))
+    assert monitor.snapshot().adaptation is None
+    assert "is fixed: scale has set it" in monitor.snapshot().notices[-1].what
+
+
+def test_start_time_is_measured_for_new_data_workers(monitor: Monitor) -> None:
+    monitor.apply(ready("data_worker:0"))  # of a cluster that this process attached to
+    assert monitor.start_seconds is None
+    monitor.apply(TaskChanged("data_worker:1", TaskState.PLANNED, address="host-a:6"))
+    assert monitor.requested_at().keys() == {"data_worker:1"}
+    monitor.apply(ready("data_worker:1"))
+    assert monitor.start_seconds is not None
+    assert not monitor.requested_at()
 
 
 def test_end_and_reconnects_are_reported(monitor: Monitor) -> None:

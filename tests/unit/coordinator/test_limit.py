@@ -169,8 +169,8 @@ def test_more_workers_are_advised_only_if_they_help(clock: Clock) -> None:
     assert advised(queued, there) == "add workers: cluster.scale(workers=3)"
     assert advised(queued, tasks(0.0)) == "add workers: cluster.scale(workers=3)"
     assert advised(queued, here).endswith("add workers on other hosts")
-    assert advised(queued, there, paused=True) == "it is paused now: coordinator.resume()"
-    assert advised(idle, there) == "it is idle now: no closure waits or runs"
+    assert advised(queued, there, paused=True) == "resume it: coordinator.resume()"
+    assert advised(idle, there) == "schedule more closures: none waits or runs now"
 
 
 def test_advice_names_the_users_variables(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +185,11 @@ def test_advice_names_the_users_variables(clock: Clock, monkeypatch: pytest.Monk
         return judge(queued, 2, 0, 0.0, tasks(0.0), **known).advice
 
     assert advised() == "add workers: cluster.scale(workers=3)"
-    assert advised(paused=True) == "it is paused now: coordinator.resume()"
+    assert advised(paused=True) == "resume it: coordinator.resume()"
     monkeypatch.setattr(main, "training", cluster, raising=False)
     monkeypatch.setattr(main, "steps", coordinator, raising=False)
     assert advised() == "add workers: training.scale(workers=3)"
-    assert advised(paused=True) == "it is paused now: steps.resume()"
+    assert advised(paused=True) == "resume it: steps.resume()"
 
 
 def test_every_kind_has_a_case() -> None:

@@ -102,6 +102,8 @@ def test_why_works_from_a_wheel(tmp_path: Path) -> None:
     )
     assert completed.stdout.startswith("TFD811 dispatcher without workers (error)")
     assert (tmp_path / "installed/tfd_notebook/diagnosis/pages/errors.md").is_file()
+    # The notebooks of `tfd lab`.
+    assert (tmp_path / "installed/tfd_notebook/tutorials/01_quickstart.ipynb").is_file()
 
 
 def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

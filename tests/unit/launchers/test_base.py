@@ -18,6 +18,10 @@ OPTIONAL = {
     "journal": ({},),
     "free_disk_space": (),
     "lease": (5.0,),
+    "open_ranks": (["worker:0"],),
+    "run_rank": ("worker:0", b"", {}),
+    "rank_output": ("worker:0", 100, 0),
+    "close_ranks": (["worker:0"],),
     "describe": ({},),
 }
 

@@ -99,6 +99,8 @@ class TestPolicy:
         with tfd.Cluster(data_workers=1, launcher="fake", name="small") as cluster:
             with pytest.raises(errors.Refused, match="4 tasks"):
                 cluster.scale(data_workers=3)
+            with pytest.raises(errors.Refused, match=r"9 tasks.*line 2: tasks = 3"):
+                cluster.adapt(1, 8)
             with pytest.raises(errors.Refused, match="3 hours is too long"):
                 cluster.detach(3)
             assert len(cluster.tasks) == 2

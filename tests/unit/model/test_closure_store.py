@@ -243,6 +243,17 @@ class TestValues:
         assert tuple(values.to_frame().columns) == VALUE_COLUMNS
         assert values.records(10) == []
 
+    def test_failed_closure_without_a_result_has_run(self) -> None:
+        store = Store()
+        key = store.add("f", "f", None)
+        store.dispatched(key, 0)
+        store.running(key)
+        store.end(key, FAILED, 0, "boom")
+        values = Values(store, lambda: False)
+        assert values.record(key)["run_ms"] >= 0
+        assert values.record(key)["fetch_ms"] is None
+        assert values.to_frame().run_ms.notna().all()
+
     def test_rows_describe_the_closures(self) -> None:
         store = Store()
         through(store)

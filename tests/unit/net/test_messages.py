@@ -43,7 +43,7 @@ from tfd_notebook.launchers.fake import Fake
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model import spec
 from tfd_notebook.model.events import TaskChanged, TasksLost, from_json
-from tfd_notebook.model.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
+from tfd_notebook.model.snapshot import AdaptationRow, GpuRow, NodeRow, Snapshot, SparkRow
 from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
 from tfd_notebook.net.host import identity, tensorflow_version
@@ -705,6 +705,7 @@ TREE = {
                     "workers": {"0": {"index": 0, "state": "idle"}}},
     "spark": {"phase": "running", "since": 1.0, "order": ["worker:0"],
               "nodes": {"worker:0": {"role": "worker", "index": 0, "log": ["x"]}}},
+    "adaptation": {"minimum": 1, "maximum": 8, "workers": 3, "reason": "r", "since": 1.0},
 }  # fmt: skip
 
 
@@ -723,6 +724,7 @@ def test_valid_tree_of_another_kernel_is_read() -> None:
     assert snapshot.coordinator.queue_ms == (1.0, 2.0, 3.0)
     assert snapshot.spark is not None
     assert snapshot.spark.nodes[0].log == ("x",)
+    assert snapshot.adaptation == AdaptationRow(1, 8, 3, "r", 1.0)
 
 
 @pytest.mark.parametrize("seed", range(8))

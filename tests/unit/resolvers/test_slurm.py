@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook import errors
+from tfd_notebook.net.slurm_queue import Partition
 from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import SlurmResolver
-from tfd_notebook.resolvers.slurm_queue import Partition
 
 tf_resolvers = tf.distribute.cluster_resolver
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -183,7 +185,7 @@ def test_html_uses_the_colors_of_the_theme() -> None:
     page = views.html(BUSY)
     assert "background" not in page.replace("{background:none}", "")
     for rule in re.findall(r"[^-]color:([^;}]+)", page):
-        assert rule.startswith("var(--jp-") or rule == "inherit"
+        assert rule.startswith(("var(--jp-", "color-mix(in srgb,var(--jp-")) or rule == "inherit"
 
 
 def test_figures_are_formatted() -> None:
@@ -230,7 +232,7 @@ class Comm(BaseComm):
 
 @pytest.fixture
 def front_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widgets, "_front_end", lambda: True)
+    monkeypatch.setattr(widgets, "has_front_end", lambda: True)
     monkeypatch.setattr("comm.create_comm", Comm)
 
 
@@ -280,7 +282,7 @@ def test_static_fallback_replaces_missing_widgets(cluster: Cluster) -> None:
 
 
 def gpus(count: int, *, hosts: int = 1, name: str = "ada@host") -> tuple[GpuRow, ...]:
-    """Return GPUs of which each worker sees two. The last two of each host are free."""
+    """Return GPUs of which each worker sees two. The last two of each host are not assigned."""
     each = count // hosts
     return tuple(
         GpuRow(
@@ -303,10 +305,10 @@ def test_gpus_are_shown_by_host_with_their_tasks() -> None:
     line = next(line for line in text.splitlines() if "ada@host0" in line)
     assert line.split() == [
         *("ada@host0", "0-3", "▁▃▅▆", "38", "%", "▁▂▃▄", "60.0", "of", "320", "GB"),
-        *("worker:0", "0-1,", "free", "2-3"),
+        *("worker:0", "0-1,", "not", "assigned", "2-3"),
     ]
     assert next(line for line in text.splitlines() if "ada@two" in line).split() == [
-        *("ada@two", "0", "·", "·", "free", "0")
+        *("ada@two", "0", "·", "·", "not", "assigned", "0")
     ]
     page = views.html(shown)
     for words in (
@@ -315,7 +317,15 @@ def test_gpus_are_shown_by_host_with_their_tasks() -> None:
         "GPU 0 of ada@two, seen by no task: utilization unknown",
     ):
         assert f'role="img" aria-label="{words}"' in page
-    assert "5 on 2 hosts, 3 free, 38 % busy, 60.0 of 320 GB used" in Balance(page).text
+    assert "5 on 2 hosts, 3 not assigned, 38 % busy, 60.0 of 320 GB used" in Balance(page).text
+
+
+def test_color_of_a_gpu_depends_on_its_load() -> None:
+    loads = [(5.0, 1e3), (35.0, 1e3), (99.0, 76e3)]
+    rows = tuple(GpuRow("one", i, "", "", *load, 80e3) for i, load in enumerate(loads))
+    bars = re.findall(r'<i class="([^"]*)"', views.html(snapshot(gpus=rows)))
+    assert bars[::2] == ["tfd-idle", "tfd-use", "tfd-busy"]
+    assert bars[1::2] == ["tfd-memory", "tfd-memory", "tfd-memory tfd-full"]
 
 
 @pytest.mark.parametrize(("count", "hosts"), [(1, 1), (8, 2), (64, 8), (64, 1), (1000, 125)])
@@ -345,3 +355,20 @@ def test_names_of_gpus_and_hosts_are_escaped() -> None:
     page = views.html(shown)
     assert "script" not in Balance(page).names
     assert "\x1b" not in views.text(shown)
+
+
+def test_html_has_the_time_of_the_snapshot() -> None:
+    at = time.mktime((2026, 3, 4, 1, 15, 39, 0, 0, -1))
+    shown = replace(snapshot(), time=at)
+    assert "Snapshot of 01:15:39, not updated" in views.html(shown)
+    assert "not updated" not in views.text(shown)
+
+
+def test_next_step_of_an_error_is_a_sentence() -> None:
+    error = str(UsageError("the job ended", fix="iterate again"))
+    assert figures.short_error(error) == "[TFD100] the job ended. Next: iterate again"
+
+
+def test_names_of_graph_functions_are_not_part_of_an_error() -> None:
+    error = "{{function_node __inference_<lambda>_111}} not a number : Tensor had NaN values"
+    assert figures.short_error(error) == "not a number : Tensor had NaN values"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 from tensorflow.python.util import nest
 
-from tfd_notebook._compat.tf_coordinator import cancellation
+from tfd_notebook._compat.tf_coordinator import cancellation, thread_parking
 from tfd_notebook.model.closure_store import CANCELLED, Store
 
 #: Private names that this TensorFlow lacks. If any is missing, this module cannot be used.
@@ -32,6 +33,8 @@ def _private_class(module: Any, name: str) -> Any:
 Queue: Any = _private_class(tf_coordinator, "_CoordinatedClosureQueue")
 _Closure: Any = _private_class(tf_coordinator, "Closure")
 _Value: Any = _private_class(tf_values, "RemoteValueImpl")
+#: Types of the parts that `WatchedValue` copies itself.
+_TENSORS: Any = (ops.EagerTensor, type(None))
 _PerWorkerValues: Any = _private_class(tf_values, "PerWorkerValues")
 
 
@@ -113,6 +116,24 @@ class WatchedValue(_Value):
         except Exception as error:
             self._tfd_queue.explain(error)
             raise
+
+    def _copy_to_local(self) -> Any:
+        """Return the result on this host, copied without ``tf.identity``.
+
+        TensorFlow runs that operation as a function with a part on the worker. Its table of these
+        parts is not safe for threads. The first results of two workers could end in an
+        InternalError.
+        """
+        parts = nest.flatten(self._values, expand_composites=True)
+        if all(isinstance(part, _TENSORS) for part in parts):
+            # RuntimeError: a lost worker. TensorFlow's copy raises the error of its retries.
+            with contextlib.suppress(RuntimeError):
+                return nest.map_structure(_to_cpu, self._values, expand_composites=True)
+        return super()._copy_to_local()
+
+
+def _to_cpu(part: Any) -> Any:
+    return None if part is None else thread_parking.copy_to_device(part, "CPU:0")
 
 
 def per_worker(closure: Any) -> Iterator[Any]:

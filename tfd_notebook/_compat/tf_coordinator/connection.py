@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -150,24 +149,6 @@ def watch_variables(strategy: Any, on_created: Callable[[Any], None]) -> None:
         return variable
 
     extended._create_variable = create_and_notify
-
-
-def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
-    """Raise `error` if Keras 3 trains under `strategy`, which it does not support.
-
-    Keras 3 would iterate over a dataset of all workers in this process.
-    """
-    distribute = strategy.experimental_distribute_dataset
-
-    def checked_distribute(dataset: Any, options: Any = None) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        # Modules of Keras 2.15 have the same names, and support the strategy.
-        is_keras_2 = getattr(sys.modules.get("keras"), "__version__", "").startswith("2.")
-        if caller.startswith("keras.src.") and not is_keras_2:
-            raise error()
-        return distribute(dataset, options)
-
-    strategy.experimental_distribute_dataset = checked_distribute
 
 
 def stop(cluster: Any) -> bool:

@@ -54,6 +54,8 @@ _others_open = threading.Event()
 _reads_open.set()
 _others_open.set()
 _owner: int | None = None
+#: Threads that wait at a gate. A thread that has passed one runs its operation in the same frame.
+_waiting: set[int] = set()
 
 
 @contextlib.contextmanager
@@ -133,13 +135,18 @@ def _release() -> None:
 
 def _gate(original: Any) -> Any:
     def gated(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != _owner:
+        thread = threading.get_ident()
+        if thread != _owner:
             codes = [frame.f_code for frame in _frames(sys._getframe())]
             if not any(code.co_filename == _CALLBACKS for code in codes):
                 reads = any(code.co_name == _READ for code in codes)
                 is_open = _reads_open if reads else _others_open
-                while not is_open.wait(1.0):
-                    pass
+                _waiting.add(thread)
+                try:
+                    while not is_open.wait(1.0):
+                        pass
+                finally:
+                    _waiting.discard(thread)
         return original(*args, **kwargs)
 
     return gated
@@ -147,6 +154,9 @@ def _gate(original: Any) -> Any:
 
 _gates = {name: _gate(original) for name, original in _originals.items()}
 _GATED = next(iter(_gates.values())).__code__
+#: Copies a tensor between devices, which uses no entry point. `_busy` finds its caller by the name.
+copy_to_device = _gate(lambda tensor, device: tensor._copy_to_device(device))
+_OPERATIONS = (*_ENTRY_POINTS, "copy_to_device")
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -166,10 +176,10 @@ def _busy() -> dict[int, FrameType]:
             code = frame.f_code
             if code.co_filename == _CALLBACKS:
                 runs = False  # inner frames run on behalf of a pipeline
-            elif not waits and any(name in code.co_names for name in _ENTRY_POINTS):
+            elif not waits and any(name in code.co_names for name in _OPERATIONS):
                 runs = True
             # The caller of a gate has not entered the operation.
-            waits = code is _GATED
+            waits = code is _GATED and thread in _waiting
         if runs and thread != own:
             busy[thread] = top
     return busy

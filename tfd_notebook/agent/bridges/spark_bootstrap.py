@@ -23,6 +23,9 @@ SECRETS = (
     "SPARK_AUTH_SOCKET",
 )
 
+#: An engine may end the children of its workers, so the process that replies is not one of them.
+_DETACH = "import os\nif os.fork():\n    os._exit(0)\n"
+
 
 def executor() -> dict[str, Any]:
     """Return id and pid of this Python worker's executor, a Java process among its ancestors."""
@@ -36,7 +39,7 @@ def executor() -> dict[str, Any]:
             name = "driver"  # Spark runs in one process
             if "--executor-id" in arguments:
                 name = arguments[arguments.index("--executor-id") + 1]
-            return {"host": os.uname().nodename, "executor": name, "jvm": pid}
+            return {"host": os.uname().nodename, "executor": name, "process": pid}
         with open(f"/proc/{pid}/stat") as file:
             pid = int(file.read().rpartition(")")[2].split()[1])
     raise RuntimeError(f"process {os.getpid()} was not started by a Spark executor")
@@ -64,33 +67,53 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
         if local in executors[: context.partitionId()]:
             return  # an earlier task of the same executor starts the process
         host = context.getTaskInfos()[context.partitionId()].address.partition(":")[0]
-        yield {**local, "host": host or local["host"], "line": started(local["jvm"])}
-
-    def started(jvm: int) -> str:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(SECRETS)}
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdin, process.stdout:
-            process.stdin.write(json.dumps({**given, "jvm": jvm}).encode() + b"\n")
-            process.stdin.flush()
-            line = b""
-            deadline = time.monotonic() + seconds
-            # select() fails with descriptors above 1023.
-            with selectors.DefaultSelector() as selector:
-                selector.register(process.stdout, selectors.EVENT_READ)
-                while not line.endswith(b"\n") and (left := deadline - time.monotonic()) > 0:
-                    if selector.select(left):
-                        if not (data := os.read(process.stdout.fileno(), 1 << 16)):
-                            break
-                        line += data
-        process.returncode = 0  # it outlives this task, which never waits for it
-        return line.decode(errors="replace")
+        line = start_process(code, {**given, "process": local["process"]}, seconds)
+        yield {**local, "host": host or local["host"], "line": line}
 
     return start
+
+
+def start_process(code: str, given: dict[str, Any], seconds: float) -> str:
+    """Start Python on this host, detached from this process, and return its reply.
+
+    Parameters
+    ----------
+    code : str
+        Code for Python, which prints one line as its reply.
+    given : dict
+        JSON values for its standard input.
+    seconds : float
+        Timeout for the reply.
+
+    Returns
+    -------
+    str
+        Empty or incomplete if the process ended or did not reply in time.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", _DETACH + code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if not k.startswith(SECRETS)},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = b""
+    with process.stdin, process.stdout:
+        process.stdin.write(json.dumps(given).encode() + b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + seconds
+        # select() fails with descriptors above 1023.
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n") and (left := deadline - time.monotonic()) > 0:
+                if selector.select(left):
+                    if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+                        break
+                    line += data
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()) + 1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    return line.decode(errors="replace")

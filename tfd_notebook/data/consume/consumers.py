@@ -79,6 +79,11 @@ class Series:
         seconds = self._windows[0].by_second(61)
         self.recent = tuple(new - old for (_, old), (_, new) in itertools.pairwise(seconds))
 
+    @property
+    def sampled(self) -> float:
+        """The time of the latest sample (`time.perf_counter`)."""
+        return self._sampled
+
     def moved(self, reading: MetricTotals, now: float) -> float:
         """Return the time of the latest element or start: of a sample, or `now` if it is newer."""
         return now if reading.elements > self.latest.elements else self._moved
@@ -248,7 +253,7 @@ class Consumers:
             with self._lock:
                 unique = self._name_of(consumer)
                 if not unique:
-                    running = {known for known, _ in self._running()}
+                    running = {known for known, _ in self.running()}
                     unique, number = name, 1
                     while unique in running:
                         number += 1
@@ -287,7 +292,7 @@ class Consumers:
     @property
     def active(self) -> bool:
         """True if a consumer has started and has not ended."""
-        return any(consumer.state != "new" for _, consumer in self._running())
+        return any(consumer.state != "new" for _, consumer in self.running())
 
     def sample(self, process: ProcessSampler | None) -> None:
         """Measure every active consumer and its bottleneck.
@@ -315,13 +320,15 @@ class Consumers:
                 else:
                     log.error("%s", what)
 
-    def apply(self, event: ConsumerMeasured) -> None:
-        """Record a sample. Only this changes the rows."""
+    def apply(self, event: ConsumerMeasured) -> StreamRow | None:
+        """Record a sample, and return the new row. Only this changes the rows."""
         with self._lock:
             consumer = self._consumers.get(event.consumer)
-            if consumer is not None:
-                consumer.series.add(event)
-                self._rows[event.consumer] = _row(event, consumer)
+            if consumer is None:
+                return None
+            consumer.series.add(event)
+            row = self._rows[event.consumer] = _row(event, consumer)
+            return row
 
     def rows(self) -> tuple[StreamRow, ...]:
         """Return the row of each consumer as of its latest sample, in the order of their start."""
@@ -332,7 +339,7 @@ class Consumers:
         """Return the consumer that received an element last, of those that have not ended."""
         now = time.perf_counter()
         return max(
-            (consumer for _, consumer in self._running()),
+            (consumer for _, consumer in self.running()),
             key=lambda consumer: consumer.series.moved(consumer.reading(), now),
             default=None,
         )
@@ -353,7 +360,7 @@ class Consumers:
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration. Blocked consumers, and later calls, raise `error`."""
-        running = self._running()
+        running = self.running()
         for _, consumer in running:
             consumer.cancel(error)
         for _, consumer in running:
@@ -364,7 +371,7 @@ class Consumers:
         now = time.perf_counter()
         return tuple(
             name
-            for name, consumer in self._running()
+            for name, consumer in self.running()
             if (since := consumer.waiting_since()) is not None and now - since >= seconds
         )
 
@@ -374,27 +381,28 @@ class Consumers:
             consumer.kind == "stream"
             or not consumer.series.is_idle(consumer.reading())
             or consumer.waiting_since() is not None
-            for _, consumer in self._running()
+            for _, consumer in self.running()
             if consumer.state == "running"
         )
 
     def reading(self) -> bool:
         """Return True if a consumer has not finished its data, even if it reads slowly."""
-        return any(consumer.state == "running" for _, consumer in self._running())
+        return any(consumer.state == "running" for _, consumer in self.running())
 
     def wait_idle(self, timeout: float | None = None) -> None:
         """Wait until `idle`, or raise TimeLimit after `timeout` seconds. Ctrl-C interrupts it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.idle():
             if deadline is not None and time.monotonic() >= deadline:
-                names = ", ".join(name for name, _ in self._running())
+                names = ", ".join(name for name, _ in self.running())
                 raise TimeLimit(
                     f"consumers still read after {timeout:g} s: {names}",
                     fix="wait longer, or stop them",
                 )
             time.sleep(0.05)
 
-    def _running(self) -> list[tuple[str, Consumer]]:
+    def running(self) -> list[tuple[str, Consumer]]:
+        """Return the consumers that have not ended, with their names."""
         with self._lock:
             return [item for item in self._consumers.items() if not _has_ended(item[1].state)]
 

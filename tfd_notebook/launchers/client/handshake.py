@@ -37,7 +37,9 @@ class HostHandshake:
         return self.identity == identity()
 
 
-def read_handshake(label: str, lines: Iterator[bytes], reconnect: bool = False) -> HostHandshake:
+def read_handshake(
+    label: str, lines: Iterator[bytes], reconnect: bool = False, fix: str = ""
+) -> HostHandshake:
     """Return the handshake of a host; lines before it, such as a banner, are skipped.
 
     Parameters
@@ -46,6 +48,8 @@ def read_handshake(label: str, lines: Iterator[bytes], reconnect: bool = False) 
     lines : iterator of bytes
     reconnect : bool
         True if the host sent a handshake before. Default false.
+    fix : str, optional
+        The next step if Python on the host lacks a package. Default: for ``python=``.
 
     Raises
     ------
@@ -60,14 +64,14 @@ def read_handshake(label: str, lines: Iterator[bytes], reconnect: bool = False) 
     for line in lines:
         text = line.decode(errors="replace").rstrip()
         if text.startswith(stdio.HANDSHAKE):
-            return _checked(label, _parsed(label, text.removeprefix(stdio.HANDSHAKE)))
+            return _checked(label, _parsed(label, text.removeprefix(stdio.HANDSHAKE)), fix)
         output.append(validation.text(text, "line")[:_MAX_SHOWN])
     shown = "; ".join(text for text in output if text)
     if reconnect:
         raise OSError(f"the connection broke at once{shown and ': '}{shown}")
     raise LaunchError(
         f"starting an agent on {label} failed" + (f": its output is {shown!r}" if shown else ""),
-        fix="set python= to a Python on the host that has tfd-notebook and TensorFlow",
+        fix=fix or "set python= to a Python on the host that has tfd-notebook and TensorFlow",
     )
 
 
@@ -82,15 +86,18 @@ def _parsed(label: str, text: str) -> dict[str, Any]:
         raise
 
 
-def _checked(label: str, handshake: Mapping[str, Any]) -> HostHandshake:
+def _checked(label: str, handshake: Mapping[str, Any], fix: str) -> HostHandshake:
     python = f"its Python {handshake['python']} ({handshake['executable']})"
     if "import_error" in handshake:
         installed = handshake["package"]
+        if installed in (None, VERSION):
+            lacks = "cannot import" if installed else "has no"
+            what = f"{lacks} tfd-notebook: {handshake['import_error']}"
+        else:
+            what = f"has tfd-notebook {installed} and this kernel {VERSION}"
         raise LaunchError(
-            f"{label}: {python} has tfd-notebook {installed} and this kernel {VERSION}"
-            if installed
-            else f"{label}: {python} has no tfd-notebook: {handshake['import_error']}",
-            fix=f'pip install "tfd-notebook[tensorflow]=={VERSION}" on it, or set python=',
+            f"{label}: {python} {what}",
+            fix=fix or f'pip install "tfd-notebook[tensorflow]=={VERSION}" on it, or set python=',
         )
     if "error" in handshake:
         error = agent_protocol.unpack_error(handshake["error"])
@@ -104,7 +111,7 @@ def _checked(label: str, handshake: Mapping[str, Any]) -> HostHandshake:
     if handshake["tensorflow"] is None:
         raise TensorFlowMissing(
             f"{label}: {python} has no TensorFlow",
-            fix='pip install "tfd-notebook[tensorflow]" on it, or set python=',
+            fix=fix or 'pip install "tfd-notebook[tensorflow]" on it, or set python=',
         )
     local = tensorflow_version()
     if local is not None and series(local) != series(handshake["tensorflow"]):

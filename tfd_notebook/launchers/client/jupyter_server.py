@@ -309,6 +309,7 @@ class Connection:
         self._closed.set()
         with contextlib.suppress(Exception):
             self._socket.close(timeout=1)
+        self._socket.shutdown()  # `close` does nothing if the server has closed it
 
 
 def split(url: str) -> tuple[str, str]:

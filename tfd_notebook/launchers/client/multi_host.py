@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ipaddress
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -77,6 +78,8 @@ class TaskHostGroup(ForwardingTaskHost):
         self._tunnels = tunnels
         self._positions: dict[str, int] = {}
         self._ports: dict[str, int] = {}
+        #: Ports of ranks that have tunnels.
+        self._rank_ports: list[int] = []
         self._record = record
 
     def close(self, timeout: float = 10.0) -> None:
@@ -210,6 +213,21 @@ class TaskHostGroup(ForwardingTaskHost):
                 return address
         raise AssertionError("unreachable")
 
+    def open_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, str]:
+        replies: list[dict[str, str]] = self.request("open_ranks", timeout, tasks=tasks)
+        addresses = {name: address for reply in replies for name, address in reply.items()}
+        if self._tunnels is not None:
+            for name, address in addresses.items():
+                port = Endpoint.parse(address).port
+                self._tunnels.open(port, self._positions[name])
+                self._rank_ports.append(port)
+        return addresses
+
+    def close_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        super().close_ranks(tasks, timeout=timeout)
+        while self._tunnels is not None and self._rank_ports:
+            self._tunnels.close(self._rank_ports.pop())
+
     def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
         reports = self._call_all(lambda host: host.gpus(timeout=timeout))
         return [report for of_host in reports for report in of_host]
@@ -259,7 +277,7 @@ class TaskHostGroup(ForwardingTaskHost):
             return []
         with concurrent.futures.ThreadPoolExecutor(len(arguments), "tfd-hosts") as pool:
             calls = {
-                position: pool.submit(method, self.hosts[position], argument)
+                position: _submit(pool, method, self.hosts[position], argument)
                 for position, argument in arguments.items()
             }
         for position, call in calls.items():
@@ -270,3 +288,20 @@ class TaskHostGroup(ForwardingTaskHost):
                 label = self.hosts[position].label
                 raise LaunchError(f"{label}: {type(error).__name__}: {error}")
         return [call.result() for call in calls.values()]
+
+
+def _submit(
+    pool: concurrent.futures.Executor,
+    method: Callable[[AgentTaskHost, A], T],
+    host: AgentTaskHost,
+    argument: A,
+) -> concurrent.futures.Future[T]:
+    """Call the method in the pool; in this thread at the exit of Python, which ends all pools."""
+    if threading.main_thread().is_alive():
+        return pool.submit(method, host, argument)
+    call: concurrent.futures.Future[T] = concurrent.futures.Future()
+    try:
+        call.set_result(method(host, argument))
+    except Exception as error:
+        call.set_exception(error)
+    return call

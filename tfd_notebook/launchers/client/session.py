@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.model.events import HostDisconnected, HostReconnected
-from tfd_notebook.net import agent_protocol, reconnect, unix_socket, validation
+from tfd_notebook.net import agent_protocol, ports, reconnect, unix_socket, validation
 from tfd_notebook.net.bounded_write import write_all
 
 _CONNECT_SECONDS = 10.0
@@ -234,6 +234,7 @@ class AgentSession:
             )
         else:
             if channel is not None and not self._closed.is_set():
+                ports.detect_lost_peers()
                 self.client.notify_all(HostReconnected(self._host, time.monotonic() - since))
                 return channel
             if channel is not None:

@@ -117,8 +117,11 @@ class SparkClusterAdapter:
             self.cluster.shutdown(timeout=_STOP_SECONDS)
 
     def scale(self, *, data_workers: int = 0, workers: int = 0) -> None:
-        """Raise Unsupported, as `restart`, `kill` and `interrupt` do."""
+        """Raise Unsupported, as `adapt`, `restart`, `kill` and `interrupt` do."""
         self.perform("scale")
+
+    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
+        self.perform("adapt")
 
     def restart(self, task: str) -> None:
         self.perform("restart")

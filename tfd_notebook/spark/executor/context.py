@@ -8,11 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tfd_notebook.agent.rank_context import RankContext
+
 #: Timeout in seconds for the node's supervisor and the Spark task to close the socket.
 _RELEASE_SECONDS = 10.0
 
 
-class TFNodeContext:
+class TFNodeContext(RankContext):
     """The context of one node, the second argument of ``map_fun(args, ctx)``.
 
     Attributes
@@ -54,25 +56,10 @@ class TFNodeContext:
         mgr: Any = None,
         tmp_socket: socket.socket | None = None,
     ) -> None:
-        self.executor_id = self.worker_num = executor_id
-        self.job_name = job_name
-        self.task_index = task_index
-        self.cluster_spec = dict(cluster_spec or {})
-        self.num_workers = sum(
-            len(nodes) for job, nodes in self.cluster_spec.items() if job not in ("ps", "evaluator")
-        )
-        self.defaultFS = default_fs
-        self.working_dir = working_dir
+        super().__init__(executor_id, job_name, task_index, cluster_spec, default_fs, working_dir)
         self.mgr = mgr
         self.tmp_socket = tmp_socket
         self.port: int = tmp_socket.getsockname()[1] if tmp_socket is not None else 0
-
-    def absolute_path(self, path: str) -> str:
-        """Return `path` with scheme and directory. It is relative to `working_dir`."""
-        # Import time: it imports NumPy, which this module must not need in the fork server.
-        from tfd_notebook.spark.TFNode import hdfs_path
-
-        return hdfs_path(self, path)
 
     def get_data_feed(
         self,
@@ -92,7 +79,7 @@ class TFNodeContext:
         input_mapping : mapping of str to str, optional
             From column names, in the order of the rows, to names of tensors.
         """
-        # Import time, as in `absolute_path`.
+        # Import time: it imports NumPy, which this module must not need in the fork server.
         from tfd_notebook.spark.TFNode import DataFeed
 
         return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)

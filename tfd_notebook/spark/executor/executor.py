@@ -34,7 +34,7 @@ class Executor:
 def current() -> Executor:
     """Return the executor of this Python worker; raise RuntimeError outside of a Spark task."""
     executor = spark_bootstrap.executor()
-    return _executor(executor["executor"], executor["jvm"])
+    return _executor(executor["executor"], executor["process"])
 
 
 def on_driver() -> Executor:

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from tfd_notebook import views
@@ -18,8 +19,8 @@ from tfd_notebook.model.resolution import as_json
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.resolution import resolve
 from tfd_notebook.resolution.service import read_options
-from tfd_notebook.ui.argparsing import launchers_table, make_cluster
-from tfd_notebook.ui.cli import demo, targets
+from tfd_notebook.ui.argparsing import adaptation_range, launchers_table, make_cluster
+from tfd_notebook.ui.cli import demo, lab, targets
 from tfd_notebook.ui.cli.doctor import DoctorCommands
 from tfd_notebook.ui.cli.screen import Screen
 
@@ -34,6 +35,15 @@ class Tfd(DoctorCommands):
 
     def demo(self, options: argparse.Namespace) -> int:
         return int(demo.main() or 0)
+
+    def lab(self, options: argparse.Namespace) -> None:
+        lab.require_lab()
+        directory = Path(options.directory).expanduser().absolute()
+        copied, kept = lab.copy_tutorials(directory)
+        print(f"{copied} tutorials copied to {directory}")
+        if kept:
+            print(f"kept, because they differ from the tutorials: {', '.join(kept)}")
+        lab.run_lab(directory, not options.no_browser, options.port)
 
     # A cluster of this process
 
@@ -67,6 +77,18 @@ class Tfd(DoctorCommands):
     def stop(self, options: argparse.Namespace) -> None:
         target = targets.find(options)
         print(f"cluster {target.name!r} is {target.call('stop', _STOP_SECONDS)}")
+
+    def adapt(self, options: argparse.Namespace) -> None:
+        minimum, maximum = adaptation_range(options)
+        target = targets.find(options)
+        if target.pid is None:
+            raise StateError(
+                f"cluster {target.name!r} is detached, and no process reads from it",
+                fix=f"attach to it where the data is read: tfd.attach({target.name!r})",
+            )
+        target.call("adapt", minimum=minimum, maximum=maximum)
+        to = "stays" if minimum is None else f"adapts from {minimum} to {maximum}"
+        print(f"cluster {target.name!r}: the number of data workers {to}")
 
     def detach(self, options: argparse.Namespace, command: str = "detach") -> None:
         target = targets.find(options)
@@ -119,6 +141,18 @@ class Tfd(DoctorCommands):
                 if options.once:
                     return
                 screen.wait(options.interval)
+
+    def attach(self, options: argparse.Namespace) -> None:
+        target = targets.find(options)
+        if options.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            answer = target.call("snapshot", width=Screen().width)
+            print(json.dumps(answer["snapshot"]) if options.json else answer["text"])
+        elif target.pid is None:
+            lab.interact(target.name, target.agent)
+        else:
+            # Only the process that holds a cluster can run code with it.
+            watched = {"name": target.name, "pid": target.pid, "json": False}
+            self.watch(argparse.Namespace(**watched, once=False, interval=1.0))
 
     # Coordinators of these clusters
 

@@ -25,8 +25,8 @@ class ClusterTarget:
 
     def __init__(self, name: str, pid: int | None, agent: int | None = None) -> None:
         self.name = name
-        self._pid = pid
-        self._agent = agent
+        self.pid = pid
+        self.agent = agent
         self._attached = False
 
     def call(self, command: str, timeout: float = 10.0, **arguments: Any) -> Any:
@@ -40,11 +40,11 @@ class ClusterTarget:
         TfdError
         """
         request = {"command": command, "name": self.name, **arguments}
-        if self._pid is not None:
-            return control_socket.call(self._pid, request, timeout)
+        if self.pid is not None:
+            return control_socket.call(self.pid, request, timeout)
         # This process stays attached from the first call until it ends.
         if not self._attached:
-            attach.attach(self.name, connect=False, agent=self._agent)
+            attach.attach(self.name, connect=False, agent=self.agent)
             self._attached = True
         return commands.perform(request)
 

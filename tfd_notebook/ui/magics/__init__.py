@@ -17,10 +17,19 @@ __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 #: The magics of the command table, which would take milliseconds to import with the extension.
 NAMES = (
     *("tfd_cluster", "tfd_stream", "tfd_explain", "tfd_schedule", "tfd_spark", "tfd_kernel"),
-    *("tfd_resolve", "tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd_values"),
+    *(
+        "tfd_resolve",
+        "tfd_run",
+        "tfd_pause",
+        "tfd_resume",
+        "tfd_step",
+        "tfd_join",
+        "tfd_cancel",
+        "tfd_values",
+    ),
 )
 #: Magics that are also cell magics.
-CELL_MAGICS = ("tfd_kernel", "tfd_schedule")
+CELL_MAGICS = ("tfd_kernel", "tfd_run", "tfd_schedule")
 #: Matches "%tfd_cluster start", "c = %tfd_cluster start" and, with automagic, "tfd_cluster start".
 _LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(NAMES)})\s+(.*)$")
 

@@ -14,7 +14,7 @@ from tfd_notebook.diagnosis import doctor
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import Role
-from tfd_notebook.ui.argparsing import launchers_table
+from tfd_notebook.ui.argparsing import adaptation_range, launchers_table
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.magics.lookup import report
 from tfd_notebook.ui.widgets import Form, live
@@ -62,6 +62,12 @@ class ClusterMagic(lookup.ShellCommands):
             raise UsageError("no number of tasks given", fix="add --data-workers N or --workers N")
         cluster = lookup.pick(options.name)
         cluster.scale(**counts)
+        return views.View(cluster.snapshot())
+
+    def adapt(self, options: argparse.Namespace) -> views.View:
+        minimum, maximum = adaptation_range(options)
+        cluster = lookup.pick(options.name)
+        cluster.adapt(minimum, maximum)
         return views.View(cluster.snapshot())
 
     def jobs(self, options: argparse.Namespace) -> views.Table:

@@ -97,7 +97,7 @@ class _WidgetView:
         self._fallback = fallback
         self.closed = False
         self.widget: Any = None
-        if _front_end() and _ESM.exists():
+        if has_front_end() and _ESM.exists():
             name = cluster.name if cluster is not None else ""
             self.widget = widget = _widget_class()(view=view, cluster=name)
             self._session = Session(self._send, cluster, extra=extra)
@@ -193,7 +193,7 @@ def _widget_class() -> Any:
     return TfdWidget
 
 
-def _front_end() -> bool:
+def has_front_end() -> bool:
     """Return True if this process is a kernel, to which a front end may connect."""
     try:
         from IPython.core.getipython import get_ipython

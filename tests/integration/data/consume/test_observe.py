@@ -268,7 +268,7 @@ for scenario in (loop, fit, captured, passed, stream, wait):
     except KeyboardInterrupt:
         print(scenario.__name__, flush=True)
 gc.collect()
-until = time.monotonic() + 2
+until = time.monotonic() + 40
 while time.monotonic() < until and "tfd" in str(threading.enumerate()): time.sleep(0.02)
 print([t.name for t in threading.enumerate() if t.name.startswith("tfd")], flush=True)
 """

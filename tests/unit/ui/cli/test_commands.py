@@ -16,7 +16,9 @@ from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.model import command_table
-from tfd_notebook.ui.cli import main
+from tfd_notebook.ui.cli import lab, main
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +74,50 @@ def test_watch(cluster: Cluster, capsys: Any) -> None:
     assert json.loads(shown)["observed"] == {"dispatcher": 1, "data_worker": 2}
 
 
+def test_adapt(cluster: Cluster, capsys: Any) -> None:
+    status, shown = tfd(capsys, "adapt", "images", "--minimum", "2", "--maximum", "4")
+    assert (status, shown) == (
+        0,
+        "cluster 'images': the number of data workers adapts from 2 to 4\n",
+    )
+    assert cluster.snapshot().adaptation is not None
+    assert tfd(capsys, "adapt", "--off")[0] == 0
+    assert cluster.snapshot().adaptation is None
+
+
+def test_attach_without_a_terminal_shows_the_state(cluster: Cluster, capsys: Any) -> None:
+    status, shown = tfd(capsys, "attach", "images")
+    assert status == 0
+    assert "data_worker:1" in shown
+    assert json.loads(tfd(capsys, "attach", "--json")[1])["name"] == "images"
+
+
+def test_tutorials_are_copied_and_changed_ones_are_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "tutorials"
+    count, kept = lab.copy_tutorials(directory)
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert (count, kept) == (len(names), [])
+    (directory / names[0]).write_text("mine")
+    (directory / names[1]).unlink()
+    assert lab.copy_tutorials(directory) == (1, [names[0]])
+    assert (directory / names[0]).read_text() == "mine"
+    assert (directory / names[1]).read_bytes() == (ROOT / "notebooks" / names[1]).read_bytes()
+
+
+def test_lab_needs_jupyterlab(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "_LAB", "jupyterlab_that_is_missing")
+    assert main(["lab", str(tmp_path / "tutorials")]) == 1
+    assert 'Next: pip install "tfd-notebook[lab]"' in capsys.readouterr().err
+    assert not (tmp_path / "tutorials").exists()
+
+
+def test_lab_needs_a_directory(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").touch()
+    assert main(["lab", str(tmp_path / "file")]) == 2
+    assert "tfd lab DIRECTORY" in capsys.readouterr().err
+
+
 def test_sweep(capsys: Any) -> None:
     assert tfd(capsys, "sweep") == (0, "no orphans\n")
     assert tfd(capsys, "sweep", "--dry-run", "--json") == (0, "[]\n")
@@ -104,6 +150,10 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
         (["logs", "images", "-f"], 2, "needs a task"),
         (["logs", "images", "-n", "0"], 2, "invalid lines=0"),
         (["watch", "images", "--interval", "0"], 2, "invalid interval=0"),
+        (["adapt", "images"], 2, "a minimum and a maximum, or --off"),
+        (["adapt", "images", "--minimum", "4", "--maximum", "2"], 2, "cluster.adapt(2, 4)"),
+        (["attach", "image"], 2, "did you mean 'images'"),
+        (["lab", "--port", "70000"], 2, "invalid port=70000"),
         (["renew", "images"], 2, "has no lease to renew"),
         (["detach", "images", "--hours", "-1"], 2, "invalid hours=-1"),
         (["pause", "images"], 2, "'images' has no coordinator"),

@@ -90,6 +90,9 @@ def test_commands_call_the_methods(shell: Any, capsys: Any) -> None:
     assert list(tfd(shell, "status --frame")["task"]) == [t.name for t in cluster.tasks]
     tfd(shell, "scale --data-workers 3")
     assert len(cluster.tasks) == 4
+    assert "adapts 3 to 8 data workers" in repr(tfd(shell, "adapt --minimum 3 --maximum 8"))
+    tfd(shell, "adapt --off")
+    assert cluster.snapshot().adaptation is None
     before = cluster.tasks[1].pid
     tfd(shell, "kill data_worker:0")
     assert f"data_worker:0 (process {before}) was killed" in capsys.readouterr().out
@@ -135,6 +138,9 @@ def test_command_for_several_clusters_needs_a_name(shell: Any) -> None:
         ("start --launcher fake --allow 10.0.0.0/99", errors.UsageError, "invalid network"),
         ("start --launcher fake --time-limit 0", errors.UsageError, "more than 0"),
         ("start --name 'no name' --launcher fake", errors.UsageError, "invalid cluster name"),
+        ("adapt --minimum 1", errors.UsageError, "minimum and a maximum, or --off"),
+        ("adapt --off --maximum 3", errors.UsageError, "only --off"),
+        ("adapt --minimum 0 --maximum 3", errors.UsageError, "invalid minimum=0"),
         ("start -o 2x", errors.UsageError, "invalid name of a variable"),
         ("start -o class", errors.UsageError, "invalid name of a variable"),
         ("start 'x", errors.UsageError, "quotation mark"),
@@ -191,6 +197,7 @@ def test_an_error_is_shown_without_a_traceback(shell: Any, capsys: Any) -> None:
         "%tfd_resolve",
         "%tfd_explain",
         "%tfd_schedule",
+        "%tfd_run",
         "%tfd_join",
         "%tfd_kernel",
     ],

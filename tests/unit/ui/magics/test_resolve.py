@@ -105,7 +105,7 @@ def test_help_and_completion(shell: Any, capsys: pytest.CaptureFixture[str]) -> 
 def test_form_resolves_and_uses_a_cluster(
     shell: Any, config: None, worker: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(widgets, "_front_end", lambda: True)
+    monkeypatch.setattr(widgets, "has_front_end", lambda: True)
     monkeypatch.setattr("comm.create_comm", Comm)
     form = run(shell, "--live")
     assert form.widget.view == "resolve"

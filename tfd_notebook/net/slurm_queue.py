@@ -84,11 +84,17 @@ class Partition:
     @property
     def minutes(self) -> int | None:
         """The time limit of a Slurm job in whole minutes; None without a limit."""
-        match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", self.time)
-        if match is None:
-            return None
-        days, hours, minutes, _ = (int(part or 0) for part in match.groups())
-        return (days * 24 + hours) * 60 + minutes
+        left = seconds(self.time)
+        return None if left is None else int(left // 60)
+
+
+def seconds(time: str) -> float | None:
+    """Return a duration in Slurm's format in seconds; None without a limit."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
+    if match is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60.0 + rest
 
 
 def partitions() -> list[Partition]:

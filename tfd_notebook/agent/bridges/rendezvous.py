@@ -1,8 +1,8 @@
-"""Bridge between the agent on a Spark executor's host and the driver.
+"""Bridge between the agent next to a worker of an engine and the kernel, to which it connects.
 
-The ``spark`` launcher starts it with a Spark task. It connects to the driver, and keeps one idle
-connection ready for the next session. It ends with its executor, or after the grace time without a
-connection. It then ends the agents that it has started.
+Launchers for Spark, Dask, Ray and ipyparallel start it on a worker. It keeps one idle connection
+ready for the next session. It ends with its worker, or after the grace time without a connection.
+It then ends the agents that it has started.
 """
 
 from __future__ import annotations
@@ -35,32 +35,67 @@ _IDLE_SECONDS = 5.0
 def main() -> None:
     """Read the arguments, print the handshake, and serve connections until the bridge ends."""
     arguments = json.loads(sys.stdin.buffer.readline())
-    host = arguments["address"].rpartition(":")[0].strip("[]")
+    handshake = describe(arguments["address"])
+    sys.stdout.write(stdio.HANDSHAKE + json.dumps(handshake) + "\n")
+    sys.stdout.flush()
+    process = arguments["process"]
+    key = {"host": handshake["identity"], "process": process}
+    close_pipes()
+    RendezvousBridge(arguments, handshake, key, process, arguments["end_reason"]).run()
+    os._exit(0)
+
+
+def describe(address: str) -> dict[str, Any]:
+    """Return the handshake of this host for a client at `address`."""
+    host = address.rpartition(":")[0].strip("[]")
     connection = ""
     with contextlib.suppress(OSError):
         connection = f"{address_towards(host)} 0"
         connection = f"{host} 0 {connection}"
-    handshake = stdio.describe(connection)
-    sys.stdout.write(stdio.HANDSHAKE + json.dumps(handshake) + "\n")
-    sys.stdout.flush()
+    return stdio.describe(connection)
+
+
+def close_pipes() -> None:
+    """Replace standard input and output, and ignore the signals of a terminal."""
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    ExecutorBridge(arguments, handshake).run()
-    os._exit(0)
 
 
-class ExecutorBridge:
-    """The executor's end of all connections to the driver."""
+class RendezvousBridge:
+    """The worker's end of all connections to the kernel.
 
-    def __init__(self, arguments: dict[str, Any], handshake: dict[str, Any]) -> None:
+    Parameters
+    ----------
+    arguments : dict
+        ``address``, ``secret`` and ``grace``.
+    handshake : dict
+        See `describe`.
+    key : dict
+        The first message of each connection. It identifies this process.
+    process : int
+        Pid of the process with which the bridge ends.
+    end_reason : str
+        The reason that the kernel shows when that process has ended.
+    """
+
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        handshake: dict[str, Any],
+        key: dict[str, Any],
+        process: int,
+        end_reason: str,
+    ) -> None:
         self._address: str = arguments["address"]
         self._secret = secure_channel.Secret(bytes.fromhex(arguments["secret"]))
         self._grace = float(arguments["grace"])
-        self._jvm = int(arguments["jvm"])
-        self._jvm_start = runtime_dir.process_start(self._jvm)
+        self._key = key
+        self._process = process
+        self._process_start = runtime_dir.process_start(process)
+        self._end_reason = end_reason
         self._handshake = handshake
         self._last_received = time.monotonic()
         self._stopped = threading.Event()
@@ -68,14 +103,14 @@ class ExecutorBridge:
         self._idle: secure_channel.AuthenticatedChannel | None = None
 
     def run(self) -> None:
-        """Serve until the executor has ended, or the grace time has passed."""
+        """Serve until the worker has ended, or the grace time has passed."""
         threading.Thread(
-            target=self._keep_connected, name="tfd-executor-bridge", daemon=True
+            target=self._keep_connected, name="tfd-rendezvous-bridge", daemon=True
         ).start()
-        with runtime_dir.watched(self._jvm) as ended:
+        with runtime_dir.watched(self._process) as ended:
             while not self._stopped.is_set():
-                if ended(1.0) or not runtime_dir.runs(self._jvm, self._jvm_start):
-                    self._report_end()
+                if ended(1.0) or not runtime_dir.runs(self._process, self._process_start):
+                    self.report_end()
                     break
         self._end_agents()
 
@@ -100,7 +135,7 @@ class ExecutorBridge:
 
     def _connect(self) -> secure_channel.AuthenticatedChannel:
         channel = secure_channel.connect(self._address, self._secret, _CONNECT_SECONDS)
-        channel.send({"executor": self._jvm, "host": self._handshake["identity"]})
+        channel.send(self._key)
         return channel
 
     def _may_retry(self) -> bool:
@@ -165,12 +200,12 @@ class ExecutorBridge:
             (runtime_dir.runtime_dir() / f"agent-{agent}").exists() for agent in self._agents
         )
 
-    def _report_end(self) -> None:
-        """Report that the executor has ended, so that the driver does not reconnect."""
+    def report_end(self) -> None:
+        """Report the end of the process, so that the kernel does not reconnect, and stop."""
         self._stopped.set()
         if self._idle is not None:
             with contextlib.suppress(OSError):
-                self._idle.send({"ended": "its executor has ended"})
+                self._idle.send({"ended": self._end_reason})
 
     def _end_agents(self) -> None:
         """End the agents that this process has started and that still run."""

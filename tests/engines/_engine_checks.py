@@ -1,0 +1,100 @@
+"""Tests of launchers next to workers of an engine. Each launcher's module has a subclass."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tests._bridges import bridges
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.testing.pytest_checks import LauncherConformance
+
+
+def worker_pids(cluster: tfd.Cluster) -> list[int]:
+    """Return the pids of the engine's workers that a cluster uses."""
+    hosts = cluster._task_manager.task_host.hosts
+    return [pid for _, pid in hosts[0].remote._rendezvous._hosts]
+
+
+class EngineChecks(LauncherConformance):
+    """Tests of one launcher. Its module defines the fixture `launcher` with two workers."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pair(cls, launcher: Any) -> Iterator[tfd.Cluster]:
+        with tfd.Cluster(workers=2, data_workers=2, name="pair", launcher=launcher) as cluster:
+            yield cluster
+
+    def test_tasks_run_next_to_both_workers(self, pair: tfd.Cluster) -> None:
+        frame = pair.to_frame()
+        assert set(frame["state"]) == {"ready"}
+        assert frame["host"].nunique() == 2
+        assert len(set(worker_pids(pair))) == 2
+        assert len(bridges()) >= 2
+
+    def test_agents_are_not_children_of_the_workers(self, pair: tfd.Cluster) -> None:
+        """An engine may end the children of its workers with them."""
+        children = {
+            child.pid
+            for pid in worker_pids(pair)
+            for child in psutil.Process(pid).children(recursive=True)
+        }
+        assert not children & {bridge.pid for bridge in bridges()}
+        assert not children & set(pair.to_frame()["pid"])
+
+    def test_function_runs_next_to_both_workers(self, pair: tfd.Cluster) -> None:
+        def rank(ctx: Any) -> int:
+            return ctx.worker_num * 10  # type: ignore[no-any-return]
+
+        assert pair.run(rank, timeout=120) == [0, 10]
+
+    def test_cluster_cannot_be_detached(self, pair: tfd.Cluster) -> None:
+        with pytest.raises(errors.Unsupported, match="the cluster ends with its kernel or its"):
+            pair.detach()
+
+    def test_secret_is_not_on_a_command_line(self, pair: tfd.Cluster) -> None:
+        secret = pair._task_manager.task_host.hosts[0].remote._rendezvous.secret.hex()[200:400]
+        assert secret
+        for process in psutil.process_iter(["cmdline"]):
+            assert secret not in " ".join(process.info["cmdline"] or ())
+
+    def test_start_can_be_stopped(self, launcher: Any) -> None:
+        cluster = tfd.Cluster(data_workers=1, name="stopped", launcher=launcher, start=False)
+        caught: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                cluster.start()
+            except errors.TfdError as error:
+                caught.append(error)
+
+        before = cluster.state
+        starting = threading.Thread(target=start)
+        starting.start()
+        until(lambda: cluster.state != before)
+        cluster.stop()
+        starting.join(60)
+        assert not starting.is_alive()
+        assert cluster.ended
+        assert "stopped" not in tfd.clusters()
+
+
+def check_end_of_a_worker(launcher: Any, reason: str) -> None:
+    """Kill a worker of a cluster, and check that the cluster is lost for this reason."""
+    before = {bridge.pid for bridge in bridges()}
+    cluster = tfd.Cluster(data_workers=2, name="doomed", launcher=launcher)
+    pids = list(cluster.to_frame()["pid"])
+    os.kill(worker_pids(cluster)[-1], signal.SIGKILL)
+    until(lambda: cluster.ended, 90)
+    assert cluster.state == "lost"
+    assert reason in " ".join(notice.what for notice in cluster.snapshot().notices)
+    until(lambda: not any(map(psutil.pid_exists, pids)), 60)
+    until(lambda: {bridge.pid for bridge in bridges()} <= before, 60)

@@ -1,0 +1,206 @@
+"""Rendezvous with agents on hosts that connect to this process, as workers of engines do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.errors import AgentLost
+from tfd_notebook.launchers.client.handshake import read_handshake
+from tfd_notebook.launchers.client.session import Channel
+from tfd_notebook.launchers.remote import RemoteHost
+from tfd_notebook.net import reconnect, secure_channel, validation
+
+_ANSWER_SECONDS = 30.0
+_START_SECONDS = 45.0
+_CONNECT_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+
+
+class Rendezvous:
+    """Listener for the processes on other hosts, which assigns their connections to hosts.
+
+    Parameters
+    ----------
+    address : str
+        Address to listen on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.secret = secure_channel.Secret.new()
+        self._changed = threading.Condition()
+        self._hosts: dict[tuple[str, int], RendezvousHost] | None = None
+        self._open = 0
+        self.closed = False
+        #: Called when the rendezvous is closed.
+        self.on_close: Callable[[], None] = lambda: None
+        self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
+        self.port = int(self._server.address.rpartition(":")[2])
+
+    def expect(self, hosts: Mapping[tuple[str, int], RendezvousHost]) -> None:
+        """Accept connections for these hosts, by the key of the process; end all others."""
+        with self._changed:
+            self._hosts, self._open = dict(hosts), len(hosts)
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Release a host that needs no more connections; the last one closes the listener."""
+        with self._changed:
+            self._open -= 1
+            last = self._open == 0
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Close the listener; waiting connections end."""
+        with self._changed:
+            closed, self.closed = self.closed, True
+            self._hosts = self._hosts or {}
+            self._changed.notify_all()
+        if not closed:
+            self._server.close()
+            self.on_close()
+
+    def _accept(self, channel: secure_channel.AuthenticatedChannel) -> None:
+        header, _ = channel.receive(_CONNECT_SECONDS)
+        with self._changed:
+            # The connection may arrive before the start of its process has ended.
+            self._changed.wait_for(lambda: self._hosts is not None, _START_SECONDS)
+            hosts = self._hosts or {}
+        host = hosts.get((str(header.get("host")), header.get("process", 0)))
+        if host is None or not host.offer(channel, header):
+            channel.send({"close": True})
+
+
+class RendezvousHost(RemoteHost):
+    """A host whose process connects to this one.
+
+    Parameters
+    ----------
+    label : str
+    rendezvous : Rendezvous
+    """
+
+    def __init__(self, label: str, rendezvous: Rendezvous) -> None:
+        super().__init__(label)
+        self._rendezvous = rendezvous
+        self._changed = threading.Condition()
+        self._idle: secure_channel.AuthenticatedChannel | None = None
+        self._loss_reason = ""
+        self._closed = False
+
+    def offer(
+        self, channel: secure_channel.AuthenticatedChannel, header: Mapping[str, Any]
+    ) -> bool:
+        """Offer a connection to the next session, and return when that session has ended.
+
+        Parameters
+        ----------
+        channel : AuthenticatedChannel
+        header : mapping
+            The first message of the process, unchecked.
+
+        Returns
+        -------
+        bool
+            True if the process must connect again.
+        """
+        with self._changed:
+            if self._closed:
+                return False
+            if self._idle is not None:  # the process gave this connection up
+                self._idle.close()
+            self._idle = channel
+            self._changed.notify_all()
+        next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
+        try:
+            while not channel.closed:
+                if time.monotonic() > next_heartbeat:
+                    channel.send({})
+                    next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
+                with self._changed:
+                    if self._idle is channel:  # no session reads it
+                        with contextlib.suppress(TimeoutError):
+                            self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
+                    self._changed.wait(_POLL_SECONDS)
+        except (OSError, EOFError):
+            pass  # the connection broke
+        finally:
+            with self._changed:
+                if self._idle is channel:
+                    self._idle = None
+        return not self._closed
+
+    def connect(self, agent: str, start: bool) -> Channel:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._idle is not None or self._loss_reason or self._closed,
+                _CONNECT_SECONDS,
+            )
+            if self._loss_reason:
+                raise self.loss(self._loss_reason)
+            channel, self._idle = self._idle, None
+        if channel is None:
+            raise OSError(f"its process did not connect within {_CONNECT_SECONDS:g} s")
+        try:
+            channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
+            header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
+            if "ended" in header:
+                self._loss_reason = str(header["ended"])
+                raise self.loss(self._loss_reason)
+            line = stdio.HANDSHAKE + json.dumps(header.get("handshake"))
+            self.handshake = read_handshake(self.label, iter([line.encode()]), reconnect=not start)
+        except EOFError as error:
+            channel.close()
+            raise OSError(str(error)) from None
+        except BaseException:
+            channel.close()
+            raise
+        return LineChannel(channel)
+
+    def loss(self, reason: str) -> AgentLost:
+        """Return the error after the process has reported why it ends."""
+        return AgentLost(f"{self.label}: {reason}", fix="start the cluster again")
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            channel, self._idle = self._idle, None
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send({"close": True})
+            channel.close()
+        self._rendezvous.release()
+
+
+class LineChannel:
+    """A channel of lines over an authenticated channel."""
+
+    def __init__(self, channel: secure_channel.AuthenticatedChannel) -> None:
+        self._channel = channel
+
+    def send(self, data: bytes) -> None:
+        self._channel.send({}, data)
+
+    def lines(self) -> Iterator[bytes]:
+        rest = b""
+        while True:
+            try:
+                _, body = self._channel.receive(reconnect.SILENT_SECONDS)
+            except (OSError, EOFError):
+                return
+            *lines, rest = (rest + bytes(body)).split(b"\n")
+            validation.check_size(len(rest))
+            for line in lines:
+                yield line + b"\n"
+
+    def close(self) -> None:
+        self._channel.close()
