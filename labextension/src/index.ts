@@ -26,7 +26,7 @@ import { VERSION } from './sidebar/version';
 
 const DOMAIN = 'tfd_notebook';
 const PLUGIN = 'tfd-notebook-lab:plugin';
-const FOLDED = 'tfd-notebook-lab:folded';
+const FOLDS = 'tfd-notebook-lab:folds';
 const PANEL = 'tfd-notebook-panel';
 const RANK = 550;
 
@@ -58,7 +58,7 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
       kernels,
       detached: new Detached(detachedApi(app.serviceManager.serverSettings)),
       notebooks,
-      confirm: question => confirm(question, trans.__('Yes'), trans),
+      confirm,
       open: (kernel, cluster) => dashboards.open({ kernel: kernel.id, path: kernel.path, cluster }),
       show: id => app.shell.activateById(id),
       showPanel: () => app.shell.activateById(PANEL),
@@ -82,7 +82,13 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
       panel,
       trans,
       showPanel: () => app.shell.activateById(panel.id),
-      currentKernel: () => notebooks?.currentWidget?.sessionContext.session?.kernel?.id
+      currentDashboard: () => {
+        const dashboard = dashboards.tracker.currentWidget;
+        return dashboard && dashboard === app.shell.currentWidget
+          ? dashboard.content.target
+          : undefined;
+      },
+      currentChanged: app.shell.currentChanged
     });
     for (const command of Object.values(CommandIDs)) {
       palette?.addItem({ command, category: trans.__('TFD Clusters') });
@@ -154,11 +160,18 @@ async function watchSettings(
 }
 
 async function persistFolds(states: IStateDB, panel: ClustersPanel): Promise<void> {
-  const folded = await states.fetch(FOLDED);
-  if (Array.isArray(folded)) {
-    panel.restore(folded.filter(key => typeof key === 'string'));
-  }
-  panel.foldsChanged.connect(() => void states.save(FOLDED, panel.folded));
+  const folds = Object.entries((await states.fetch(FOLDS)) ?? {});
+  panel.folds = Object.fromEntries(
+    folds.filter((fold): fold is [string, boolean] => typeof fold[1] === 'boolean')
+  );
+  panel.foldsChanged.connect(() => void states.save(FOLDS, panel.folds));
 }
+
+export { IClusters };
+export type { IQuestion } from './shared/confirm';
+export type { IActions } from './shared/view';
+export type { IDetached } from './sidebar/detached';
+export type { IKernel } from './sidebar/kernels';
+export type { ISettings } from './sidebar/tokens';
 
 export default [plugin, running, savedViews];

@@ -19,9 +19,9 @@ def kernel_of(lab: Lab, notebook: str) -> Locator:
     return lab.panel().locator(f".tfd-lab-kernel[aria-label='kernel of {notebook}.ipynb']")
 
 
-def confirm(lab: Lab) -> None:
+def confirm(lab: Lab, verb: str) -> None:
     """Confirm the dialog of the panel."""
-    button(lab.page.locator(".jp-Dialog"), "Yes").click()
+    button(lab.page.locator(".jp-Dialog"), verb).click()
 
 
 def test_a_cluster_of_a_cell_appears_and_is_controlled(lab: Lab) -> None:
@@ -34,13 +34,13 @@ def test_a_cluster_of_a_cell_appears_and_is_controlled(lab: Lab) -> None:
     notebook.run(1)
     view = part.locator(".tfd-cluster")
     expect(view).to_contain_text("2 of 2 tasks ready")
-    view.get_by_label("data workers").fill("2")
+    view.get_by_label("data workers", exact=True).fill("2")
     button(view, "Scale").click()
     expect(view).to_contain_text("3 of 3 tasks ready")
     pid = notebook.execute("print(cluster.tasks[1].pid)")
     view.locator(".tfd-toggle", has_text="data_worker:0").click()
     button(view, "Kill").click()
-    confirm(lab)
+    confirm(lab, "Kill")
     until(lambda: notebook.execute("print(cluster.tasks[1].pid)") not in (pid, "None"), 60)
     expect(view).to_contain_text("3 of 3 tasks ready")
     button(view, "Insert code").click()
@@ -68,7 +68,7 @@ def test_panel_starts_a_cluster_in_the_kernel_of_a_notebook(lab: Lab) -> None:
     expect(part).to_contain_text("Cluster started was started. Variable: mine.")
     assert notebook.execute("print(mine.name)") == "started"
     button(part.locator(".tfd-cluster"), "Stop").click()
-    confirm(lab)
+    confirm(lab, "Stop")
     until(lambda: notebook.execute("print(mine.state)") == "stopped")
     expect(part).to_contain_text("stopped")
 
@@ -85,7 +85,7 @@ def test_tabs_show_the_same_state_and_restore_a_dashboard(open_lab: Any) -> None
     second_tab = kernel_of(second_lab, "tabs")
     expect(second_tab).to_contain_text("idle")
     button(steps, "Pause").click()
-    expect(steps).to_contain_text("paused (from the panel)")
+    expect(steps).to_contain_text("paused (from the dashboard)")
     expect(second_tab).to_contain_text("paused")
     notebook.execute("values = [coordinator.schedule(step) for _ in range(5)]")
     expect(steps).to_contain_text("5 paused")
@@ -114,7 +114,7 @@ def test_clicks_are_queued_without_subshells(lab: Lab) -> None:
     expect(view).to_contain_text("2 of 2 tasks ready")
     notebook.start(2)
     until(lambda: "now" in notebook.output_text(2))
-    view.get_by_label("data workers").fill("2")
+    view.get_by_label("data workers", exact=True).fill("2")
     button(view, "Scale").click()
     expect(view).to_contain_text(re.compile("queued until the (running )?cell ends"))
     lab.picture("panel-queued", lab.panel())
@@ -147,7 +147,7 @@ def test_detached_cluster_is_attached_or_stopped_later(lab: Lab) -> None:
     notebook.restart()
     expect(section).to_contain_text("2 of 2 tasks ready", timeout=60_000)
     button(section, "Stop").click()
-    confirm(lab)
+    confirm(lab, "Stop")
     expect(section).to_be_hidden(timeout=60_000)
     output = notebook.execute("!tfd list --json")
     assert output == "[]"
@@ -175,7 +175,7 @@ def test_gpus_of_several_hosts_are_in_one_strip(lab: Lab) -> None:
     part = kernel_of(lab, "gpus")
     for strip in (part.locator(".tfd-gpus"), *map(notebook.output, (1, 2))):
         strip.scroll_into_view_if_needed()  # a live view is drawn only while it is visible
-        expect(strip).to_contain_text("6 on 2 hosts, 2 free, 48 % busy, 158.0 of 400 GB used")
+        expect(strip).to_contain_text("6 on 2 hosts, 2 not assigned, 48 % busy, 158.0 of 400 GB")
         for label in (
             "GPU 1 of ada@one (Imaginary 80GB), seen by worker:0: 35 % busy, 3.0 of 80 GB used",
             "department.example.org (Imaginary 80GB), seen by no task: utilization unknown",

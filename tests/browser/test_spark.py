@@ -70,7 +70,7 @@ def test_phases_and_nodes_are_shown_live(lab: Lab) -> None:
     expect(panel.locator(".tfd-onspark")).to_contain_text("worker:1")
     lab.picture("spark-panel", panel)
     panel.get_by_role("button", name="Stop", exact=True).click()
-    lab.page.locator(".jp-Dialog").get_by_role("button", name="Yes", exact=True).click()
+    lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop", exact=True).click()
     expect(spark).to_contain_text(re.compile("draining|stopped"), timeout=LONG * 1000)
     expect(phase).to_contain_text("stopped", timeout=LONG * 1000)
     notebook.execute(END)

@@ -79,14 +79,14 @@ def test_a_cluster_is_scaled_and_a_killed_worker_restarts(lab: Lab) -> None:
     notebook.run(1)
     output = notebook.output(1)
     view = output.locator(".tfd-cluster")
-    view.get_by_label("data workers").fill("2")
+    view.get_by_label("data workers", exact=True).fill("2")
     button(view, "Scale").click()
     expect(view).to_contain_text("3 of 3 tasks ready")
     assert notebook.execute("print(len(cluster.tasks))") == "3"
     pid = notebook.execute("print(cluster.tasks[1].pid)")
     view.locator(".tfd-toggle", has_text="data_worker:0").click()
     button(view, "Kill").click()
-    button(view, "Yes").click()
+    button(view.get_by_role("alertdialog"), "Kill").click()
     expect(view).to_contain_text("data_worker:0 killed")
     row = view.locator("tbody", has_text="data_worker:0").locator("tr").first
     until(lambda: notebook.execute("print(cluster.tasks[1].pid)") not in (pid, "None"))
@@ -96,7 +96,7 @@ def test_a_cluster_is_scaled_and_a_killed_worker_restarts(lab: Lab) -> None:
     expect(view.locator(".tfd-log")).to_be_visible()
     lab.picture("cluster-scaled", output)
     button(view, "Stop").click()
-    button(view, "Yes").click()
+    button(view.get_by_role("alertdialog"), "Stop").click()
     until(lambda: notebook.execute("print(cluster.state)") == "stopped")
     expect(view).to_contain_text("stopped")
 
@@ -175,6 +175,31 @@ def test_many_values_are_sorted_filtered_and_inspected(lab: Lab) -> None:
     tab(output, "Timeline").click()
     expect(output.locator(".tfd-timeline")).to_contain_text("2 workers")
     lab.picture("timeline-100000", output)
+
+
+def test_ranks_are_shown_in_the_timeline(lab: Lab) -> None:
+    notebook = lab.notebook(
+        "ranks",
+        SETUP + "cluster = tfd.Cluster(workers=2, name='ranks')",
+        SHOW,
+        "def train(ctx):\n    time.sleep(1 + ctx.worker_num)\n"
+        "    if ctx.worker_num: raise ValueError('<b>bad</b> batch')\n"
+        "cluster.run(train)",
+    )
+    notebook.run(0)
+    notebook.run(1)
+    output = notebook.output(1)
+    expect(tab(output, "Throughput")).to_be_visible()
+    expect(tab(output, "Timeline")).to_have_count(0)
+    notebook.start(2)
+    tab(output, "Timeline").click()
+    view = output.locator(".tfd-timeline")
+    expect(view).to_contain_text("train on 2 ranks")
+    until(lambda: "ValueError" in notebook.output_text(2))
+    view.locator("canvas").press("ArrowDown")
+    expect(view.locator(".tfd-tip")).to_contain_text("rank 1 train: failed, worker:1")
+    expect(view.locator(".tfd-tip")).to_contain_text("<b>bad</b> batch")
+    lab.picture("timeline-ranks", output)
 
 
 def test_a_reopened_notebook_shows_the_saved_html(lab: Lab) -> None:

@@ -6,9 +6,13 @@ let region: HTMLElement | null = null;
 let next = '';
 let timer: ReturnType<typeof setTimeout> | null = null;
 
-/** Announce `text` to screen readers. */
-export function announce(text: string): void {
+/** Announce `text` to screen readers. `immediate` skips the pause after the previous one. */
+export function announce(text: string, immediate = false): void {
   next = text;
+  if (immediate && timer !== null) {
+    clearTimeout(timer);
+    timer = null;
+  }
   if (timer === null) {
     flush();
   }

@@ -210,7 +210,7 @@ export class ClosureIndex {
       case 'waited':
         return table.dispatched[row] - table.queued[row];
       case 'ran':
-        return table.fetching[row] - table.started[row];
+        return table.ranOf(row);
       case 'fetched':
         return table.finished[row] - table.fetching[row];
       case 'error':

@@ -130,6 +130,12 @@ export class ClosureTable {
     return this.errors.get(this.first + row) ?? '';
   }
 
+  /** Return how long a closure ran, in seconds; a failed one has no result to fetch. */
+  ranOf(row: number): number {
+    const end = Number.isNaN(this.fetching[row]) ? this.finished[row] : this.fetching[row];
+    return end - this.started[row];
+  }
+
   private _logChange(ids: Float64Array): void {
     this._log.push({ version: this.version, ids });
     let sum = 0;

@@ -1,19 +1,26 @@
 // The buttons that act on a whole cluster.
 
+import { type IQuestion, stopQuestion } from './confirm';
 import { CommandStatus } from './statusLine';
-import { button, enable, h, labeled, show } from './dom';
+import { button, enable, h, show, uniqueId } from './dom';
 import { findingCount, Findings, type IFinding } from './findings';
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 import type { IActions } from './view';
 
-export type Confirm = (question: string, near: HTMLElement) => Promise<boolean>;
+export type Confirm = (question: IQuestion, near: HTMLElement) => Promise<boolean>;
+
+/** Return code that binds a running cluster to a variable. */
+export function codeOf(cluster: string): string {
+  return `import tfd_notebook as tfd\n\ncluster = tfd.clusters()[${JSON.stringify(cluster)}]`;
+}
 
 interface ICount {
   role: string;
   field: string;
   input: HTMLInputElement;
-  label: HTMLElement;
+  buttons: HTMLButtonElement[];
+  node: HTMLElement;
   /** The planned number as last shown; the input follows it unless the user has changed it. */
   shown: number;
 }
@@ -29,6 +36,8 @@ export class ClusterTools {
   private readonly _insert: HTMLButtonElement | null = null;
   private readonly _findings = new Findings();
   private readonly _scaling: HTMLElement;
+  /** State and plan of the cluster when it was last shown. */
+  private _key = '';
 
   constructor(
     link: Link,
@@ -41,12 +50,17 @@ export class ClusterTools {
       this._count('data_worker', 'data_workers', 'data workers'),
       this._count('worker', 'workers', 'workers')
     ];
-    this._scale = button(
-      'Scale',
-      'Scale the cluster to these numbers of tasks',
-      () => void this._doScale()
+    this._scale = h(
+      'button',
+      {
+        type: 'submit',
+        class: 'tfd-button',
+        title: 'Scale the cluster to these numbers of tasks'
+      },
+      'Scale'
     );
     this._stop = button('Stop', 'Stop all tasks of this cluster', () => void this._doStop());
+    this._stop.classList.add('tfd-danger');
     this._interrupt = button(
       'Interrupt',
       'Interrupt running reads and computations; the tasks keep running',
@@ -61,19 +75,19 @@ export class ClusterTools {
       'form',
       {
         class: 'tfd-row',
+        novalidate: true,
         onsubmit: (event: Event) => {
           event.preventDefault();
           void this._doScale();
         }
       },
-      ...this._counts.map(count => count.label),
+      ...this._counts.map(count => count.node),
       this._scale
     );
     const row = h(
       'div',
       { class: 'tfd-row tfd-tools' },
       this._scaling,
-      this._stop,
       this._interrupt,
       this._doctor
     );
@@ -82,10 +96,7 @@ export class ClusterTools {
       this._insert = button(
         'Insert code',
         'Insert code that uses this cluster into the notebook',
-        () =>
-          insert(
-            `import tfd_notebook as tfd\n\ncluster = tfd.clusters()[${JSON.stringify(_cluster)}]`
-          )
+        () => insert(codeOf(_cluster))
       );
       row.append(this._insert);
     }
@@ -94,10 +105,17 @@ export class ClusterTools {
         button('Open', 'Open the dashboard of this cluster in a tab', () => open(_cluster))
       );
     }
+    row.append(this._stop);
     this.node.append(row, this._status.node, this._findings.node);
   }
 
   show(snapshot: ICluster, connected: boolean): void {
+    const key = JSON.stringify([snapshot.state, snapshot.planned]);
+    if (key !== this._key) {
+      // The findings may no longer apply.
+      this._key = key;
+      this._findings.show([]);
+    }
     const usable = !this._actions.readOnly && !hasEnded(snapshot);
     for (const element of [this._stop, this._interrupt, this._doctor, this._scaling]) {
       show(element, usable);
@@ -110,19 +128,25 @@ export class ClusterTools {
         show(this._insert, false);
       }
     }
+    if (this._insert) {
+      enable(this._insert, connected);
+    }
     let scalable = false;
     for (const count of this._counts) {
       const planned = snapshot.planned[count.role] ?? 0;
       const fits =
         planned > 0 || (count.role === 'data_worker' && (snapshot.planned.dispatcher ?? 0) > 0);
-      show(count.label, fits);
+      show(count.node, fits);
       scalable ||= fits;
-      if (planned !== count.shown) {
-        count.shown = planned;
+      if (count.input.value === String(count.shown)) {
         count.input.value = String(planned);
       }
-      enable(count.input, connected);
+      count.shown = planned;
+      for (const control of [count.input, ...count.buttons]) {
+        enable(control, connected);
+      }
     }
+    this._markChanges();
     show(this._scaling, usable && scalable);
     for (const control of [this._stop, this._interrupt, this._doctor, this._scale]) {
       enable(control, connected && snapshot.state !== 'stopping');
@@ -134,14 +158,43 @@ export class ClusterTools {
   }
 
   private _count(role: string, field: string, label: string): ICount {
-    const input = h('input', { type: 'number', min: 0, max: 1024, step: 1, required: true });
-    return { role, field, input, label: labeled(label, input), shown: -1 };
+    const input = h('input', {
+      type: 'number',
+      min: 0,
+      max: 1024,
+      step: 1,
+      required: true,
+      value: 0,
+      id: uniqueId(),
+      oninput: () => this._markChanges()
+    });
+    const stepper = (text: string, title: string, step: () => void) => {
+      const element = button(text, title, () => {
+        step();
+        this._markChanges();
+      });
+      element.setAttribute('aria-label', title);
+      return element;
+    };
+    const fewer = stepper('−', `Fewer ${label}`, () => input.stepDown());
+    const more = stepper('+', `More ${label}`, () => input.stepUp());
+    const text = h('label', { for: input.id }, label);
+    const node = h('span', { class: 'tfd-labeled tfd-count' }, text, fewer, input, more);
+    return { role, field, input, buttons: [fewer, more], node, shown: 0 };
+  }
+
+  /** Highlight the button that applies changed numbers. */
+  private _markChanges(): void {
+    const isChanged = this._counts.some(
+      ({ input, node, shown }) => !node.hidden && input.value !== String(shown)
+    );
+    this._scale.classList.toggle('tfd-main', isChanged);
   }
 
   private async _doScale(): Promise<void> {
     const changes: Record<string, number> = {};
-    for (const { label, input, field, shown } of this._counts) {
-      if (!label.hidden) {
+    for (const { node, input, field, shown } of this._counts) {
+      if (!node.hidden) {
         if (!input.reportValidity()) {
           return;
         }
@@ -183,7 +236,7 @@ export class ClusterTools {
   }
 
   private async _doStop(): Promise<void> {
-    if (await this._confirm(`Stop the cluster ${this._cluster} and all its tasks?`, this._stop)) {
+    if (await this._confirm(stopQuestion(this._cluster), this._stop)) {
       await this._status.run('Stop', 'stop', {}, [this._stop], () => 'Stopped');
     }
   }

@@ -1,15 +1,18 @@
 // One cluster: state, bottlenecks, tasks, streams, coordinator and notices.
 
+import { AlertStrip } from './alertStrip';
 import { announce } from './announce';
-import { ClusterTools } from './clusterTools';
+import { BottleneckList } from './bottleneck';
+import { ClusterTools, type Confirm } from './clusterTools';
 import { CoordinatorPart } from './coordinatorPart';
-import { h, KeyedList, setTruncatedText, setText, show } from './dom';
-import { duration, plural, signed, tone, formatInteger } from './figures';
+import { h, setTruncatedText, setText, show } from './dom';
+import { duration, plural, signed, tone, formatInteger, total } from './figures';
 import { GpuStrip } from './gpuStrip';
 import { useHistory } from './history';
 import type { Link } from './link';
 import { NoticeList } from './noticeList';
 import { hasEnded, type ICluster } from './protocol';
+import { RankList } from './rankList';
 import { SparkPart, sparkSummary } from './sparkPart';
 import { StreamList } from './streamList';
 import { TaskTable } from './taskTable';
@@ -25,14 +28,15 @@ export class ClusterView extends View {
   private readonly _state = h('span');
   private readonly _ready = h('span');
   private readonly _launcher = h('span', { class: 'tfd-quiet' });
-  private readonly _expires = h('span', { class: 'tfd-quiet' });
+  private readonly _facts = h('span', { class: 'tfd-quiet' });
+  private readonly _alerts: AlertStrip;
   private readonly _roles = h('div', { class: 'tfd-warn tfd-wrap' });
-  private readonly _limits = h('div');
-  private readonly _limitRows: KeyedList<HTMLElement>;
+  private readonly _bottlenecks = new BottleneckList();
   private readonly _tools: ClusterTools;
   private readonly _tasks: TaskTable;
   private readonly _gpus = new GpuStrip();
   private readonly _spark = new SparkPart();
+  private readonly _ranks = new RankList();
   private readonly _streams: StreamList;
   private readonly _coordinator: CoordinatorPart;
   private readonly _notices = new NoticeList();
@@ -43,15 +47,15 @@ export class ClusterView extends View {
     this.node.setAttribute('aria-label', `cluster ${cluster}`);
     const { history, end } = useHistory(link, cluster);
     this.onDispose(end);
-    const confirm = (question: string, near: HTMLElement) => this.confirm(question, near);
-    this._limitRows = new KeyedList<HTMLElement>(this._limits, () =>
-      h('div', { class: 'tfd-limit' })
-    );
+    const confirm: Confirm = (question, near) => this.confirm(question, near);
+    this._alerts = new AlertStrip(link, cluster, actions);
     this._tools = new ClusterTools(link, cluster, actions, confirm);
     this._tasks = new TaskTable(link, cluster, actions, history, confirm);
     this._streams = new StreamList();
     this._coordinator = new CoordinatorPart();
     this.onDispose(() => {
+      this._alerts.dispose();
+      this._bottlenecks.dispose();
       this._tools.dispose();
       this._tasks.dispose();
     });
@@ -63,14 +67,16 @@ export class ClusterView extends View {
         this._state,
         this._ready,
         this._launcher,
-        this._expires
+        this._facts
       ),
+      this._alerts.node,
       this._roles,
-      this._limits,
+      this._bottlenecks.node,
       this._tools.node,
       this._spark.node,
       this._tasks.node,
       this._gpus.node,
+      this._ranks.node,
       this._streams.node,
       this._coordinator.node,
       this._notices.node
@@ -81,10 +87,12 @@ export class ClusterView extends View {
   protected draw(snapshot: ICluster | undefined): void {
     setTruncatedText(this._name, this.cluster);
     for (const part of [
+      this._alerts,
       this._tools,
       this._spark,
       this._tasks,
       this._gpus,
+      this._ranks,
       this._streams,
       this._coordinator,
       this._notices
@@ -109,25 +117,27 @@ export class ClusterView extends View {
     const left = (snapshot.expires ?? 0) - Date.now() / 1000;
     const kept = Math.max(0, (snapshot.lease ?? 0) - Date.now() / 1000);
     setText(
-      this._expires,
+      this._facts,
       [
+        adaptationText(snapshot),
         snapshot.expires && left > 0 ? `stops in ${duration(left)}` : '',
         snapshot.lease ? `detached, lease ends in ${duration(kept)}` : ''
       ]
         .filter(Boolean)
         .join('; ')
     );
+    this._alerts.show(snapshot, this.connected);
     const differs = hasEnded(snapshot) ? [] : differences(snapshot);
     setText(this._roles, differs.join('\n'));
     this._roles.style.whiteSpace = 'pre-line';
     show(this._roles, differs.length > 0);
-    const limits = limitsOf(snapshot);
-    this._limitRows.update(Object.keys(limits), (row, key) => setText(row, limits[key]));
+    this._bottlenecks.show(snapshot);
     this._tools.show(snapshot, this.connected);
     this._spark.show(snapshot.spark);
     this._tasks.show(snapshot, this.connected);
     show(this._tasks.node, !snapshot.spark);
     this._gpus.show(Object.values(snapshot.gpus ?? {}));
+    this._ranks.show(snapshot);
     this._streams.show(snapshot);
     this._coordinator.show(snapshot.coordinator);
     this._notices.show(snapshot.notices);
@@ -144,22 +154,10 @@ export class ClusterView extends View {
   }
 }
 
-function total(counts: Record<string, number>): number {
-  return Object.values(counts).reduce((sum, number) => sum + number, 0);
-}
-
-/** Return the current bottlenecks by coordinator or stream. */
-function limitsOf(snapshot: ICluster): Record<string, string> {
-  const limits: Record<string, string> = {};
-  if (snapshot.coordinator?.limit && !hasEnded(snapshot)) {
-    limits.coordinator = snapshot.coordinator.limit;
-  }
-  for (const stream of Object.values(snapshot.streams)) {
-    if (stream.limit && stream.state === 'running') {
-      limits[`stream ${stream.name}`] = `${stream.name}: ${stream.limit}`;
-    }
-  }
-  return limits;
+function adaptationText({ adaptation }: ICluster): string {
+  return adaptation
+    ? `adapts ${adaptation.minimum} to ${plural(adaptation.maximum, 'data worker')}`
+    : '';
 }
 
 /** Describe the roles whose planned, requested and observed numbers differ. */

@@ -1,7 +1,19 @@
 // Figures of a coordinator, and a table of its workers.
 
+import type { SortColumn } from './closureIndex';
 import { h, KeyedList, setAttribute, setTruncatedText, setText, show } from './dom';
-import { brief, count, counted, sign, signed, size, tone, formatInteger } from './figures';
+import { Facts } from './facts';
+import {
+  brief,
+  count,
+  counted,
+  duration,
+  sign,
+  signed,
+  size,
+  tone,
+  formatInteger
+} from './figures';
 import type { ICoordinatedWorker, ICoordinator } from './protocol';
 
 const MAX_WORKERS = 50;
@@ -18,10 +30,17 @@ const COLUMNS: readonly [string, string][] = [
   ['datasets', 'tfd-number tfd-w3']
 ];
 
+const PERCENTILES = ['p50', 'p90', 'p99'];
+
 export class CoordinatorPart {
   readonly node = h('div');
   private readonly _state = h('span', { class: 'tfd-wrap' });
-  private readonly _facts = h('dl', { class: 'tfd-facts' });
+  private readonly _facts = new Facts();
+  private readonly _latency = h('table', {
+    class: 'tfd-latency',
+    'aria-label': 'Latency of the latest closures'
+  });
+  private readonly _latencyRows: KeyedList<HTMLElement>;
   private readonly _scroll = h('div', { class: 'tfd-scroll' });
   private readonly _more = h('div', { class: 'tfd-quiet' });
   private readonly _reduced = h(
@@ -46,10 +65,27 @@ export class CoordinatorPart {
     this._rows = new KeyedList<HTMLElement>(body, () =>
       h('tr', {}, ...COLUMNS.map(([, name]) => h('td', { class: name })))
     );
+    const percentiles = PERCENTILES.map(name =>
+      h('th', { class: 'tfd-number', scope: 'col' }, name)
+    );
+    const spans = h('tbody');
+    this._latency.append(
+      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'latency'), ...percentiles)),
+      spans
+    );
+    this._latencyRows = new KeyedList<HTMLElement>(spans, name =>
+      h(
+        'tr',
+        {},
+        h('th', { scope: 'row' }, name),
+        ...PERCENTILES.map(() => h('td', { class: 'tfd-number' }))
+      )
+    );
     this.node.append(
       h('h4', {}, 'Coordinator'),
       this._state,
-      this._facts,
+      this._facts.node,
+      h('div', { class: 'tfd-scroll' }, this._latency),
       this._scroll,
       this._more,
       this._reduced
@@ -63,17 +99,12 @@ export class CoordinatorPart {
     }
     setText(this._state, signed(row.state) + (row.reason ? ` (${row.reason})` : ''));
     this._state.className = `tfd-wrap tfd-${tone(row.state)}`;
-    const facts = factsOf(row);
-    while (this._facts.children.length > 2 * facts.length) {
-      this._facts.lastChild!.remove();
-    }
-    while (this._facts.children.length < 2 * facts.length) {
-      this._facts.append(h('dt'), h('dd'));
-    }
-    facts.forEach(([name, text], i) => {
-      setText(this._facts.children[2 * i], name);
-      setText(this._facts.children[2 * i + 1], text);
-    });
+    this._facts.show(factsOf(row));
+    const spans = spansOf(row);
+    this._latencyRows.update([...spans.keys()], (element, name) =>
+      spans.get(name)!.forEach((ms, i) => setText(element.children[i + 1], brief(ms / 1e3)))
+    );
+    show(this._latency, spans.size > 0);
     const workers = Object.keys(row.workers).sort((a, b) => Number(a) - Number(b));
     this._rows.update(workers.slice(0, MAX_WORKERS), (element, index) =>
       fill(element, row.workers[index])
@@ -114,23 +145,22 @@ function fill(element: HTMLElement, row: ICoordinatedWorker): void {
   setAttribute(element.children[6], 'class', `${COLUMNS[6][1]} tfd-bad`);
 }
 
+/** Return the percentiles of the closures' times, named like the columns of the grid. */
+function spansOf({ queue_ms, run_ms }: ICoordinator): Map<string, number[]> {
+  const spans: Partial<Record<SortColumn, number[]>> = { waited: queue_ms, ran: run_ms };
+  return new Map(Object.entries(spans).filter(([, ms]) => ms?.length === PERCENTILES.length));
+}
+
 function factsOf(row: ICoordinator): [string, string][] {
   const facts: [string, string][] = [['closures', counted(row.counts) || 'none']];
   if (row.closures_per_s) {
     facts.push(['rate', `${count(row.closures_per_s)} closures/s`]);
   }
   if (row.left_s?.length === 3) {
-    const [middle, low, high] = row.left_s.map(brief);
-    facts.push(['ETA', `${middle}${low === high ? '' : ` (${low} to ${high})`}`]);
-  }
-  for (const [label, spans] of [
-    ['queue', row.queue_ms],
-    ['run', row.run_ms]
-  ] as const) {
-    if (spans?.length === 3) {
-      const [p50, p90, p99] = spans.map(ms => brief(ms / 1e3));
-      facts.push([label, `p50 ${p50}, p90 ${p90}, p99 ${p99}`]);
-    }
+    const [middle, low, high] = row.left_s;
+    const half = (high - low) / 2;
+    const margin = half < 1 ? brief(half) : duration(half);
+    facts.push(['ETA', brief(middle) + (brief(low) === brief(high) ? '' : ` ± ${margin}`)]);
   }
   const some = (named: Record<string, string>) => {
     const items = Object.entries(named).map(([name, text]) => `${name} ${text}`);
@@ -143,7 +173,7 @@ function factsOf(row: ICoordinator): [string, string][] {
     facts.push(['variables', each(row.ps_bytes, size)]);
   }
   if (Object.keys(row.traces).length) {
-    facts.push(['traces', each(row.traces, String)]);
+    facts.push(['retracing', each(row.traces, String)]);
   }
   if (row.break_on_failure) {
     facts.push(['break', 'on failure']);

@@ -38,10 +38,10 @@ const BASE = `
   margin: 0 0 6px; padding: 4px 8px; border: 1px solid var(--tfd-line);
   border-left: 3px solid var(--tfd-warn); overflow-wrap: anywhere;
 }
-.tfd-good { color: var(--tfd-good); }
-.tfd-warn { color: var(--tfd-warn); }
-.tfd-bad { color: var(--tfd-bad); }
-.tfd-live .tfd-quiet { color: var(--tfd-quiet); }
+.tfd-good { color: color-mix(in srgb, var(--tfd-good) 75%, var(--tfd-text)); }
+.tfd-warn { color: color-mix(in srgb, var(--tfd-warn) 75%, var(--tfd-text)); }
+.tfd-bad { color: color-mix(in srgb, var(--tfd-bad) 75%, var(--tfd-text)); }
+.tfd-live .tfd-quiet, .tfd-dimmed .tfd-good, .tfd-dimmed .tfd-warn { color: var(--tfd-quiet); }
 .tfd-cut { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; min-width: 0; }
 .tfd-wrap { overflow-wrap: anywhere; white-space: normal; }
 .tfd-row { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; min-width: 0; }
@@ -71,6 +71,9 @@ body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
 .tfd-live .tfd-button[aria-pressed='true'] {
   border-color: var(--tfd-accent); box-shadow: inset 0 0 0 1px var(--tfd-accent);
 }
+.tfd-live .tfd-button.tfd-danger {
+  border-color: var(--tfd-bad); color: color-mix(in srgb, var(--tfd-bad) 75%, var(--tfd-text));
+}
 .tfd-live .tfd-button:disabled { opacity: .5; cursor: default; }
 .tfd-live .tfd-link {
   border: 0; padding: 0; background: none; text-align: left;
@@ -91,11 +94,14 @@ body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
   display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; margin: 4px 0; padding: 4px 8px;
   border: 1px solid var(--tfd-line); border-left: 3px solid var(--tfd-warn);
 }
-.tfd-confirm span { overflow-wrap: anywhere; }
+.tfd-confirm > :not(button) { overflow-wrap: anywhere; }
 .tfd-live h4 {
   margin: 8px 0 2px; font-size: inherit; font-weight: 600; color: var(--tfd-quiet);
   border-bottom: 1px solid var(--tfd-faint);
 }
+.tfd-live h4::first-letter, .tfd-tile dt::first-letter, .tfd-live th::first-letter, .tfd-sort::first-letter,
+.tfd-form > label::first-letter { text-transform: uppercase; }
+.tfd-live .tfd-latency thead .tfd-number::first-letter { text-transform: none; }
 .tfd-live.tfd-live table {
   border-collapse: collapse; width: 100%; margin: 0; font-size: inherit; color: inherit;
   table-layout: auto; border: 0;

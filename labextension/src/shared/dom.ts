@@ -103,6 +103,17 @@ export function button(
   return element;
 }
 
+/** Return a table row in which a click presses a button, except for clicks on other controls. */
+export function rowWithToggle(toggle: HTMLButtonElement, ...cells: HTMLElement[]): HTMLElement {
+  const onclick = ({ target }: MouseEvent) => {
+    // Selecting text with the mouse also ends with a click event.
+    if (!(target as Element).closest('button') && getSelection()?.type !== 'Range') {
+      toggle.click();
+    }
+  };
+  return h('tr', { class: 'tfd-openable', onclick }, ...cells);
+}
+
 /** Create a label for an input. */
 export function labeled(label: string, input: HTMLElement, title = ''): HTMLLabelElement {
   return h('label', { class: 'tfd-labeled', title: title || null }, h('span', {}, label), input);

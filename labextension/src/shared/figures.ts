@@ -137,10 +137,13 @@ export function clean(text: string): string {
 export function errorSummary(error: string): string {
   const lines = error
     .slice(0, 20_000)
+    .replace(/\{\{function_node [^{}]*\}\} ?/g, '')
     .split('\n')
     .map(line => line.trim())
     .filter(line => line && !STACK.some(start => line.startsWith(start)));
-  const text = clean(lines.slice(0, 3).join(' ')) || clean(error.slice(0, MAX_ERROR));
+  const joined = clean(lines.slice(0, 3).join(' ')) || clean(error.slice(0, MAX_ERROR));
+  // The previous line may not end with punctuation.
+  const text = joined.replace(/([^\s.!?:;,]) Next: /g, '$1. Next: ');
   return text.length <= MAX_ERROR ? text : `${text.slice(0, MAX_ERROR - 1)}…`;
 }
 
@@ -150,6 +153,16 @@ export function counted(counts: Record<string, number>): string {
     .filter(([, number]) => number)
     .map(([state, number]) => `${grouped(number)} ${state}`)
     .join(', ');
+}
+
+/** Return the sum of numbers; 0 without any. */
+export function sum(numbers: readonly number[]): number {
+  return numbers.reduce((all, number) => all + number, 0);
+}
+
+/** Return the sum of all counts. */
+export function total(counts: Record<string, number>): number {
+  return sum(Object.values(counts));
 }
 
 /** Return a count with its noun: `1 task`, `2 tasks`. */

@@ -25,13 +25,17 @@ export class Findings {
 
   show(findings: readonly IFinding[]): void {
     setText(this._count, findingCount(findings));
-    this._list.replaceChildren(...findings.map(itemOf));
+    this._list.replaceChildren(...findingItems(findings));
     show(this.node, findings.length > 0);
   }
 }
 
 export function findingCount(findings: readonly IFinding[]): string {
   return findings.length ? plural(findings.length, 'finding') : 'No problems found';
+}
+
+export function findingItems(findings: readonly IFinding[]): HTMLElement[] {
+  return findings.map(itemOf);
 }
 
 function itemOf({ code, severity, where, what, why, fix }: IFinding): HTMLElement {

@@ -7,7 +7,10 @@ import type { IGpu } from './protocol';
 
 /** Maximum number of tiles. */
 const MAX_TILES = 256;
-const FREE = 'free';
+const UNASSIGNED = 'not assigned';
+/** Percentages that change the color of a bar: of the use, and of the memory. */
+const [IDLE, BUSY, FULL] = [10, 50, 90];
+const SCALE = `use: gray below ${IDLE} %, green from ${BUSY} %; memory: orange from ${FULL} %`;
 
 export class GpuStrip {
   readonly node = h('div', { class: 'tfd-gpus', role: 'group', 'aria-label': 'GPUs' });
@@ -17,13 +20,16 @@ export class GpuStrip {
   private readonly _hosts = new KeyedParts(this._list, () => new Host());
 
   constructor() {
+    this._summary.title = SCALE;
     this.node.append(h('h4', {}, 'GPUs'), this._summary, this._list, this._more);
   }
 
   show(gpus: readonly IGpu[]): void {
     setText(this._summary, gpus.length ? `${summary(gpus)}; bars: use, memory` : '');
-    const drawn = runsOf(gpus.slice(0, MAX_TILES), gpu => gpu.host);
-    const hosts = new Map(drawn.map(group => [group[0].host, group]));
+    const hosts = new Map<string, IGpu[]>();
+    for (const gpu of gpus.slice(0, MAX_TILES)) {
+      hosts.set(gpu.host, [...(hosts.get(gpu.host) ?? []), gpu]);
+    }
     this._hosts.update([...hosts.keys()], (part, host) => part.show(host, hosts.get(host)!));
     setText(this._more, gpus.length > MAX_TILES ? `… and ${gpus.length - MAX_TILES} more` : '');
     show(this.node, gpus.length > 0);
@@ -43,10 +49,7 @@ class Host {
   show(host: string, gpus: readonly IGpu[]): void {
     setTruncatedText(this._name, host);
     const groups = new Map(
-      runsOf(gpus, gpu => gpu.task ?? '').map(group => [
-        `${group[0].task ?? ''} ${group[0].index}`,
-        group
-      ])
+      runsOf(gpus).map(group => [`${group[0].task ?? ''} ${group[0].index}`, group])
     );
     this._groups.update([...groups.keys()], (part, key) => part.show(groups.get(key)!));
   }
@@ -65,7 +68,7 @@ class Group {
 
   show(gpus: readonly IGpu[]): void {
     const { task } = gpus[0];
-    setTruncatedText(this._task, task ?? FREE);
+    setTruncatedText(this._task, task ?? UNASSIGNED);
     this.node.classList.toggle('tfd-free', !task);
     const known = new Map(gpus.map(gpu => [String(gpu.index), gpu]));
     this._tiles.update([...known.keys()], (part, key) => part.show(known.get(key)!));
@@ -85,9 +88,13 @@ class Tile {
   show(gpu: IGpu): void {
     setText(this._index, String(gpu.index));
     setText(this._use, percent(gpu.use_percent) || '–');
-    [gpu.use_percent, filled(gpu)].forEach((share, i) => {
-      this._bars[i].style.width = `${Math.min(100, share ?? 0).toFixed(0)}%`;
+    const [use, memory] = [gpu.use_percent ?? 0, filled(gpu) ?? 0];
+    [use, memory].forEach((share, i) => {
+      this._bars[i].style.width = `${Math.min(100, share).toFixed(0)}%`;
     });
+    this._bars[0].classList.toggle('tfd-idle', use < IDLE);
+    this._bars[0].classList.toggle('tfd-busy', use >= BUSY);
+    this._bars[1].classList.toggle('tfd-full', memory >= FULL);
     const label = labelOf(gpu);
     setAttribute(this.node, 'aria-label', label);
     setAttribute(this.node, 'title', label);
@@ -109,12 +116,12 @@ function labelOf(gpu: IGpu): string {
 /** Return number, unassigned GPUs, mean utilization and memory. */
 function summary(gpus: readonly IGpu[]): string {
   const hosts = new Set(gpus.map(gpu => gpu.host)).size;
-  const free = gpus.filter(gpu => !gpu.task).length;
+  const unassigned = gpus.filter(gpu => !gpu.task).length;
   const known = gpus.flatMap(gpu => gpu.use_percent ?? []);
   const memory = memoryOf(gpus);
   return [
     hosts > 1 ? `${gpus.length} on ${hosts} hosts` : String(gpus.length),
-    free ? `${free} free` : '',
+    unassigned ? `${unassigned} ${UNASSIGNED}` : '',
     known.length
       ? `${percent(known.reduce((sum, share) => sum + share, 0) / known.length)} busy`
       : '',
@@ -139,12 +146,12 @@ function filled(gpu: IGpu): number | undefined {
     : (100 * gpu.used_mb) / gpu.memory_mb;
 }
 
-/** Split a list into runs of equal `key`. */
-function runsOf(gpus: readonly IGpu[], key: (gpu: IGpu) => string): IGpu[][] {
+/** Split GPUs into runs of the same task. */
+function runsOf(gpus: readonly IGpu[]): IGpu[][] {
   const parts: IGpu[][] = [];
   for (const gpu of gpus) {
     const last = parts.at(-1);
-    if (last && key(last[0]) === key(gpu)) {
+    if (last && (last[0].task ?? '') === (gpu.task ?? '')) {
       last.push(gpu);
     } else {
       parts.push([gpu]);

@@ -1,16 +1,23 @@
-// Rates of a cluster, one value per second. The page keeps them after the cluster has stopped.
+// Rates of a cluster, one value per second. The kernel supplies rates from before the view opened,
+// and those that the page missed. The page keeps them after the cluster has stopped.
 
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 
 export const MAX_SECONDS = 600;
-/** Timer delay in seconds that is filled with the next value. */
-const MAX_DELAY = 4;
 
 export type Series = (number | null)[];
 
+/** The reply to the command `rates`: one value for each second before the same time. */
+interface IRates {
+  /** Seconds since the Unix epoch, by the kernel's clock. */
+  until: number;
+  streams: Record<string, Series>;
+  tasks: Record<string, Series>;
+}
+
 export class History {
-  /** Incremented every second. */
+  /** Incremented with every change. */
   version = 0;
   /** Time of the first value of every series, in seconds since the Unix epoch. */
   start = 0;
@@ -18,43 +25,59 @@ export class History {
   readonly streams = new Map<string, Series>();
   readonly tasks = new Map<string, Series>();
 
-  /** Record the rates at `second`; null for a cluster that does not exist. */
-  sample(cluster: ICluster | undefined, second: number): void {
-    if (this.length === 0) {
-      // The kernel sends the last minute of each stream.
-      this.start = second - 60;
+  /** The second after the last sample. */
+  get end(): number {
+    return this.start + this.length;
+  }
+
+  /** Record the rates at `second`. Seconds without a sample remain empty until `fill`. */
+  sample(cluster: ICluster, second: number): void {
+    if (second < this.start || second > this.end + MAX_SECONDS) {
+      this.start = second;
+      this.length = 0;
+      this.streams.clear();
+      this.tasks.clear();
     }
     const index = second - this.start;
-    if (index < 0 || index > this.length + MAX_SECONDS) {
-      this._clear(second);
-      return this.sample(cluster, second);
-    }
     this.length = Math.max(this.length, index + 1);
-    if (cluster && !hasEnded(cluster)) {
-      for (const stream of Object.values(cluster.streams)) {
-        const series = this._series(this.streams, stream.name);
-        const known = stream.history;
-        for (let back = 1; back < known.length; back++) {
-          const at = index - back;
-          if (at >= 0 && (series[at] ?? null) === null) {
-            series[at] = known[known.length - 1 - back];
-          }
-        }
-        setValue(series, index, stream.state === 'running' ? stream.elements_per_s : null);
-      }
-      for (const task of Object.values(cluster.tasks)) {
-        if (task.bytes_per_s !== undefined && task.role !== 'dispatcher') {
-          setValue(this._series(this.tasks, task.task), index, task.bytes_per_s);
-        }
+    for (const { name, state, elements_per_s } of Object.values(cluster.streams)) {
+      if (state === 'running') {
+        this._series(this.streams, name)[index] = elements_per_s;
       }
     }
+    for (const { task, role, bytes_per_s } of Object.values(cluster.tasks)) {
+      if (bytes_per_s !== undefined && role !== 'dispatcher') {
+        this._series(this.tasks, task)[index] = bytes_per_s;
+      }
+    }
+    this._complete();
+  }
+
+  /** Set the rates that the kernel has recorded for the seconds before `until`. */
+  fill(rates: IRates, until: number): void {
+    const lists = [...Object.values(rates.streams), ...Object.values(rates.tasks)];
+    const first = until - Math.max(0, ...lists.map(values => values.length));
+    const early = Math.max(0, this.start - first);
     for (const series of [...this.streams.values(), ...this.tasks.values()]) {
-      while (series.length < this.length) {
-        series.push(null);
+      series.unshift(...new Array<null>(early).fill(null));
+    }
+    this.start -= early;
+    this.length += early;
+    for (const [all, recorded] of [
+      [this.streams, rates.streams],
+      [this.tasks, rates.tasks]
+    ] as const) {
+      for (const [name, values] of Object.entries(recorded)) {
+        const series = this._series(all, name);
+        values.forEach((value, i) => {
+          const index = until - values.length + i - this.start;
+          if (value !== null && index >= 0 && index < this.length) {
+            series[index] = value;
+          }
+        });
       }
     }
-    this._drop();
-    this.version += 1;
+    this._complete();
   }
 
   private _series(all: Map<string, Series>, name: string): Series {
@@ -69,89 +92,97 @@ export class History {
     return series;
   }
 
-  private _drop(): void {
-    const count = this.length - MAX_SECONDS;
-    if (count <= 0) {
-      return;
-    }
-    this.start += count;
-    this.length -= count;
+  /** Make all series equally long, and drop the oldest seconds and series without values. */
+  private _complete(): void {
+    const count = Math.max(0, this.length - MAX_SECONDS);
     for (const all of [this.streams, this.tasks]) {
-      for (const [name, series] of all) {
+      for (const name of [...all.keys()]) {
+        const series = this._series(all, name);
         series.splice(0, count);
         if (series.every(value => value === null)) {
           all.delete(name);
         }
       }
     }
-  }
-
-  private _clear(second: number): void {
-    this.start = second - 60;
-    this.length = 60;
-    this.streams.clear();
-    this.tasks.clear();
+    this.start += count;
+    this.length -= count;
+    this.version += 1;
   }
 }
 
-/** Set a value, including preceding seconds that a delayed timer skipped. */
-function setValue(series: Series, index: number, value: number | null): void {
-  series[index] = value;
-  let known = index - 1;
-  while (known >= 0 && known > index - MAX_DELAY && series[known] === null) {
-    known -= 1;
+/** Records the history of a cluster while a view uses it. */
+class Recorder {
+  readonly history = new History();
+  private _users = 0;
+  private _timer: ReturnType<typeof setInterval> | undefined;
+  private _last: ICluster | undefined;
+  private _filling = false;
+  /** Seconds by which the clock of the kernel is ahead of this page. */
+  private _ahead = 0;
+
+  constructor(
+    private readonly _link: Link,
+    private readonly _cluster: string
+  ) {}
+
+  use(): () => void {
+    if (this._users++ === 0) {
+      this._sample();
+      this._timer = setInterval(() => this._sample(), 1000);
+    }
+    let used = true;
+    return () => {
+      if (used && --this._users === 0) {
+        clearInterval(this._timer);
+      }
+      used = false;
+    };
   }
-  if (known >= 0 && series[known] !== null) {
-    series.fill(value, known + 1, index);
+
+  private _sample(): void {
+    const { _link: link, history } = this;
+    const snapshot = link.usable ? link.cluster(this._cluster) : undefined;
+    // The history of a stopped cluster does not change. A hidden page fills its gap later.
+    if (!snapshot || hasEnded(snapshot) || document.hidden) {
+      return;
+    }
+    const [now, { end }] = [nowInSeconds(), history];
+    history.sample(snapshot, now);
+    // An idle kernel gets no requests, so that it can be culled.
+    if (end < now && snapshot !== this._last && !this._filling) {
+      void this._fill(end && end + this._ahead);
+    }
+    this._last = snapshot;
+  }
+
+  private async _fill(since: number): Promise<void> {
+    this._filling = true;
+    try {
+      const rates = (await this._link.command('rates', {
+        name: this._cluster,
+        since
+      })) as IRates;
+      this._ahead = rates.until - nowInSeconds();
+      this.history.fill(rates, nowInSeconds());
+    } catch {
+      // Clusters on Spark have no recorded rates: the samples remain.
+    } finally {
+      this._filling = false;
+    }
   }
 }
 
-interface IEntry {
-  history: History;
-  users: number;
-  timer: ReturnType<typeof setInterval> | null;
+function nowInSeconds(): number {
+  return Math.floor(Date.now() / 1000);
 }
 
-const entries = new WeakMap<Link, Map<string, IEntry>>();
+const recorders = new WeakMap<Link, Map<string, Recorder>>();
 
 /** Return the history of a cluster; it is recorded until `end` is called. */
 export function useHistory(link: Link, cluster: string): { history: History; end: () => void } {
-  let all = entries.get(link);
-  if (!all) {
-    all = new Map();
-    entries.set(link, all);
-  }
-  let entry = all.get(cluster);
-  if (!entry) {
-    entry = { history: new History(), users: 0, timer: null };
-    all.set(cluster, entry);
-  }
-  const { history } = entry;
-  entry.users += 1;
-  const sample = () => {
-    const snapshot = link.state === 'ready' ? link.cluster(cluster) : undefined;
-    // The history of a stopped cluster does not change.
-    if (snapshot && !hasEnded(snapshot)) {
-      history.sample(snapshot, Math.floor(Date.now() / 1000));
-    }
-  };
-  if (entry.timer === null) {
-    sample();
-    entry.timer = setInterval(sample, 1000);
-  }
-  let used = true;
-  return {
-    history,
-    end: () => {
-      if (!used) {
-        return;
-      }
-      used = false;
-      entry.users -= 1;
-      if (entry.users === 0 && entry.timer !== null) {
-        clearInterval(entry.timer);
-        entry.timer = null;
-      }
-    }
-  };
+  const all = recorders.get(link) ?? new Map<string, Recorder>();
+  recorders.set(link, all);
+  const recorder = all.get(cluster) ?? new Recorder(link, cluster);
+  all.set(cluster, recorder);
+  return { history: recorder.history, end: recorder.use() };
 }

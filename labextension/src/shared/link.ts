@@ -43,7 +43,7 @@ const PING_MS = 60_000;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
 /** Commands that the kernel answers at once; others wait in the queue of their cluster. */
-const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'launchers', 'resolvers'];
+const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'launchers', 'resolvers', 'value'];
 
 function newId(): string {
   // crypto.randomUUID is not available in pages without TLS.
@@ -58,6 +58,10 @@ export class Link {
   kernelVersion = '';
   kernelProtocol = PROTOCOL;
   pid = 0;
+  /** True if messages can be sent to the kernel. False while the connection is interrupted. */
+  connected = true;
+  /** Time of the last message of the kernel in seconds since the Unix epoch; 0 before the first. */
+  lastMessage = 0;
   tree: ITree = EMPTY;
 
   private _seq = -1;
@@ -71,6 +75,7 @@ export class Link {
   private _scheduled = false;
   private _pending = new Map<string, IPending>();
   private _closures = new Map<string, ClosureTable>();
+  private _selected = new Map<string, number>();
   private _subscribed = new Map<string, number>();
 
   constructor(
@@ -94,6 +99,11 @@ export class Link {
   stopPings(): void {
     clearInterval(this._pinging);
     this._pinging = undefined;
+  }
+
+  /** True if the kernel can receive commands now. */
+  get usable(): boolean {
+    return this.state === 'ready' && this.connected;
   }
 
   /** Whether the tree is up to date. */
@@ -123,6 +133,20 @@ export class Link {
       this._closures.set(name, table);
     }
     return table;
+  }
+
+  /** Return the id of the selected closure of a cluster, which all views share. */
+  selectedClosure(name: string): number | null {
+    return this._selected.get(name) ?? null;
+  }
+
+  selectClosure(name: string, id: number | null): void {
+    if (id !== null) {
+      this._selected.set(name, id);
+    } else {
+      this._selected.delete(name);
+    }
+    this._scheduleNotify();
   }
 
   /** Subscribe to the closures of a cluster; return an unsubscribe function. */
@@ -169,6 +193,7 @@ export class Link {
 
   /** Process a message from the kernel. */
   receive(message: Incoming, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
+    this.lastMessage = Date.now() / 1000;
     switch (message.kind) {
       case 'hello':
         this._onHello(message);
@@ -193,6 +218,13 @@ export class Link {
           this._scheduleNotify();
         }
         break;
+    }
+  }
+
+  setConnected(connected: boolean): void {
+    if (connected !== this.connected) {
+      this.connected = connected;
+      this._scheduleNotify();
     }
   }
 
@@ -235,6 +267,7 @@ export class Link {
       this.tree = EMPTY;
       this._synced = false;
       this._closures.clear();
+      this._selected.clear();
       this._fail('the kernel was restarted');
     }
     if (known === this.client) {

@@ -27,6 +27,8 @@ export class LogsView extends View {
   private _timer: ReturnType<typeof setTimeout> | null = null;
   private _loading = false;
   private _visible = false;
+  /** Whether the last line stays in view; false after the user has scrolled up. */
+  private _following = true;
 
   constructor(
     link: Link,
@@ -47,6 +49,11 @@ export class LogsView extends View {
       ),
       this._log
     );
+    this._log.addEventListener('scroll', () => {
+      const { scrollHeight, scrollTop, clientHeight } = this._log;
+      this._following = scrollHeight - scrollTop - clientHeight < 30;
+    });
+    this.onResize(this._log, () => this._scrollToEnd()); // lines wrap differently
     this.onDispose(() => this._cancelTimer());
     this.begin();
   }
@@ -134,7 +141,6 @@ export class LogsView extends View {
 
   /** Draw the lines from `first` on and remove the `dropped` oldest ones. */
   private _redraw(first: number, dropped: number, before = Infinity): void {
-    const atEnd = this._log.scrollHeight - this._log.scrollTop - this._log.clientHeight < 30;
     const query = this._search.value.toLowerCase();
     if (query || before === Infinity || this._log.childElementCount !== before) {
       first = 0;
@@ -153,7 +159,11 @@ export class LogsView extends View {
     const fragment = document.createDocumentFragment();
     fragment.append(...shown.map(line => lineElement(line, query)));
     this._log.append(fragment);
-    if (atEnd) {
+    this._scrollToEnd();
+  }
+
+  private _scrollToEnd(): void {
+    if (this._following) {
       this._log.scrollTop = this._log.scrollHeight;
     }
   }

@@ -1,6 +1,5 @@
 // The notices of a cluster, newest first.
 
-import { announce } from './announce';
 import { button, h, setText, show } from './dom';
 import { clock, signed, tone } from './figures';
 import type { INotice } from './protocol';
@@ -13,7 +12,6 @@ export class NoticeList {
   private readonly _more: HTMLButtonElement;
   private _all = false;
   private _notices: readonly INotice[] = [];
-  private _latest = -1;
 
   constructor() {
     this._more = button('', 'Show all notices, or only the latest', () => {
@@ -31,11 +29,6 @@ export class NoticeList {
     }
     this._notices = notices;
     this._draw();
-    const last = notices[notices.length - 1];
-    if (this._latest >= 0 && last.time > this._latest && last.severity !== 'info') {
-      announce(`${last.severity}: ${noticeText(last)}`);
-    }
-    this._latest = last.time;
   }
 
   private _draw(): void {

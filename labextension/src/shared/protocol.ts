@@ -49,6 +49,20 @@ export interface IStream {
   job?: string;
 }
 
+/** The process in which `cluster.run` calls a function for a training worker. */
+export interface IRank {
+  task: string;
+  rank: number;
+  host?: string;
+  state: string;
+  function?: string;
+  attempt: number;
+  reason?: string;
+  /** Seconds since the Unix epoch. */
+  started?: number;
+  ended?: number;
+}
+
 /** A GPU of the cluster. Utilization and memory include processes of other users. */
 export interface IGpu {
   host: string;
@@ -135,6 +149,15 @@ export interface INotice {
   fix?: string;
 }
 
+/** Range and latest decision of adaptive data workers. */
+export interface IAdaptation {
+  minimum: number;
+  maximum: number;
+  workers?: number;
+  reason?: string;
+  since?: number;
+}
+
 export interface ICluster {
   name: string;
   launcher: string;
@@ -144,11 +167,13 @@ export interface ICluster {
   observed: Record<string, number>;
   tasks: Record<string, ITask>;
   order: string[];
+  ranks?: Record<string, IRank>;
   streams: Record<string, IStream>;
   gpus?: Record<string, IGpu>;
   notices: INotice[];
   coordinator?: ICoordinator;
   spark?: ISpark;
+  adaptation?: IAdaptation;
   expires?: number;
   /** End of the lease in seconds since the Unix epoch. */
   lease?: number;
@@ -234,7 +259,12 @@ export function mergePatch<T>(target: T, patch: unknown): T {
   return result as T;
 }
 
-/** Return true if a cluster is stopped, failed or lost. */
+/** Return true if a cluster is stopped, failed, lost, or left to its agents. */
 export function hasEnded(cluster: ICluster): boolean {
-  return ['stopped', 'failed', 'lost'].includes(cluster.state);
+  return ['stopped', 'failed', 'lost', 'left'].includes(cluster.state);
+}
+
+/** Return true if a coordinator can be paused and resumed. */
+export function canPause(coordinator: ICoordinator | undefined): boolean {
+  return coordinator !== undefined && !coordinator.reduced && coordinator.state !== 'stopped';
 }

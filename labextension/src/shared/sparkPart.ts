@@ -5,11 +5,13 @@ import {
   KeyedList,
   KeyedParts,
   MoreButton,
+  rowWithToggle,
   setAttribute,
   setTruncatedText,
   setText,
   show
 } from './dom';
+import { type Fact, Facts } from './facts';
 import {
   brief,
   clean,
@@ -177,7 +179,7 @@ class NodePart {
       'button',
       {
         type: 'button',
-        class: 'tfd-link tfd-toggle',
+        class: 'tfd-toggle',
         'aria-expanded': 'false',
         onclick: () => {
           show(this._below, this._below.hidden);
@@ -190,7 +192,7 @@ class NodePart {
       this._name
     );
     this.node.append(
-      h('tr', {}, h('td', {}, this._toggle), this._state, ...this._cells),
+      rowWithToggle(this._toggle, h('td', {}, this._toggle), this._state, ...this._cells),
       this._below
     );
   }
@@ -255,31 +257,7 @@ class NodePart {
   }
 }
 
-/** A description list; empty values are omitted. */
-class Facts {
-  readonly node = h('dl', { class: 'tfd-facts' });
-
-  show(facts: readonly [string, string | HTMLElement][]): void {
-    const known = facts.filter(([, value]) => value);
-    while (this.node.children.length > 2 * known.length) {
-      this.node.lastChild!.remove();
-    }
-    while (this.node.children.length < 2 * known.length) {
-      this.node.append(h('dt'), h('dd'));
-    }
-    known.forEach(([name, value], i) => {
-      setText(this.node.children[2 * i], name);
-      const element = this.node.children[2 * i + 1];
-      if (typeof value === 'string') {
-        setText(element, value);
-      } else if (element.textContent !== value.textContent || !element.firstElementChild) {
-        element.replaceChildren(value);
-      }
-    });
-  }
-}
-
-function factsOf(row: ISpark): [string, string | HTMLElement][] {
+function factsOf(row: ISpark): Fact[] {
   const nodes = Object.values(row.nodes);
   const rate = nodes.reduce((sum, node) => sum + node.rows_per_s, 0);
   const rows = nodes.reduce((sum, node) => sum + node.rows, 0);

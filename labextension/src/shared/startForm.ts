@@ -31,17 +31,28 @@ interface IStarted {
 
 type Input = HTMLInputElement | HTMLSelectElement;
 
+/** Fields that are shown with the counts; the others are under Advanced. */
+const BASIC = ['name', 'output'];
+
 export class StartForm implements IView {
   readonly node = h('section', { class: 'tfd-live tfd-start', 'aria-label': 'Start a cluster' });
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _form = h('form', { novalidate: true });
   private readonly _grid = h('div', { class: 'tfd-form' });
+  private readonly _advancedGrid = h('div', { class: 'tfd-form' });
+  private readonly _advanced = h(
+    'details',
+    { hidden: true },
+    h('summary', {}, 'Advanced'),
+    this._advancedGrid
+  );
   private readonly _line = h('code', { class: 'tfd-line' });
   private readonly _status = h('div', { class: 'tfd-status-line', hidden: true });
   private readonly _start: HTMLButtonElement;
   private readonly _retry: HTMLButtonElement;
   private readonly _inputs = new Map<string, { field: IField; input: Input }>();
   private readonly _end: () => void;
+  private readonly _opener = document.activeElement;
   private _content: IFormContent | null = null;
   private _loading = false;
   private _failed = false;
@@ -50,7 +61,9 @@ export class StartForm implements IView {
   constructor(
     private readonly _link: Link,
     private readonly _actions: IActions,
-    private readonly _onStarted: (name: string, message: string) => void
+    private readonly _onStarted: (name: string, message: string) => void,
+    /** Closes a form that a button has opened. */
+    private readonly _onClose?: () => void
   ) {
     ensureStyle();
     this._start = h('button', { type: 'submit', class: 'tfd-button tfd-main' }, 'Start');
@@ -65,11 +78,18 @@ export class StartForm implements IView {
       void this._submit();
     });
     this._form.addEventListener('input', () => this._preview());
+    this._form.addEventListener('keydown', event => {
+      if (event.key === 'Escape' && this._onClose) {
+        event.stopPropagation();
+        this._onClose();
+      }
+    });
     this._form.append(
       this._grid,
+      this._advanced,
       h('div', { class: 'tfd-quiet' }, 'Equivalent code:'),
       this._line,
-      h('div', { class: 'tfd-row' }, this._start)
+      h('div', { class: 'tfd-row tfd-footer' }, this._start)
     );
     this.node.append(this._banner, this._form, this._status, this._retry);
     this._end = _link.onChange(() => this._update());
@@ -123,7 +143,15 @@ export class StartForm implements IView {
       this._loading = false;
       if (!this._disposed) {
         this._update();
+        this._focus();
       }
+    }
+  }
+
+  /** Focus the first field of a form that a button has opened, unless the focus was moved. */
+  private _focus(): void {
+    if (this._onClose && [this._opener, document.body].includes(document.activeElement)) {
+      this._grid.querySelector('input')?.focus();
     }
   }
 
@@ -143,8 +171,11 @@ export class StartForm implements IView {
         explain();
       }
       this._inputs.set(field.name, { field, input });
-      this._grid.append(h('label', { for: id }, field.label), h('div', {}, input, help));
+      const isBasic = field.kind === 'count' || BASIC.includes(field.name);
+      const grid = isBasic ? this._grid : this._advancedGrid;
+      grid.append(h('label', { for: id }, field.label), h('div', {}, input, help));
     }
+    show(this._advanced, this._advancedGrid.hasChildNodes());
     this._preview();
   }
 
@@ -164,9 +195,20 @@ export class StartForm implements IView {
     setText(this._line, lineOf(this._content?.line ?? '', this._inputs));
   }
 
+  /** Mark the form as invalid if all counts are 0. Such a cluster would only have a dispatcher. */
+  private _requireTasks(): void {
+    const counts = [...this._inputs.values()].filter(({ field }) => field.kind === 'count');
+    const isEmpty = counts.every(({ input }) => !Number(input.value));
+    const labels = counts.map(({ field }) => field.label).join(' or ');
+    const text = `A cluster needs at least one task. Enter a number of ${labels}.`;
+    counts[0]?.input.setCustomValidity(isEmpty ? text : '');
+  }
+
   private async _submit(): Promise<void> {
+    this._requireTasks();
     const wrong = [...this._inputs.values()].find(({ input }) => !input.checkValidity());
     if (wrong) {
+      this._advanced.open ||= this._advanced.contains(wrong.input);
       wrong.input.reportValidity();
       return;
     }

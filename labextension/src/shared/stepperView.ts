@@ -3,15 +3,16 @@
 import { announce } from './announce';
 import { CommandStatus } from './statusLine';
 import { button, enable, h, KeyedList, labeled, setAttribute, setText, show } from './dom';
-import { counted, plural, signed, tone } from './figures';
+import { counted, formatInteger, plural, signed, tone, total } from './figures';
 import type { Link } from './link';
-import { CLOSURE_STATES, type ICluster, type ICoordinator } from './protocol';
+import { canPause, type ICluster, type ICoordinator } from './protocol';
 import { colors, type IColors, onTheme } from './theme';
 import { type IActions, linkProblem, View } from './view';
 
 const MAX_WORKERS = 64;
 /** Color of each state in the bar. */
 const STATE_COLORS: Record<string, (theme: IColors) => string> = {
+  paused: theme => theme.quiet,
   queued: theme => theme.quiet,
   dispatched: theme => theme.series[5],
   running: theme => theme.series[0],
@@ -26,7 +27,9 @@ export class StepperView extends View {
   private readonly _state = h('div', { class: 'tfd-state' });
   private readonly _bar = h('div', { class: 'tfd-counts', role: 'img' });
   private readonly _segments: KeyedList<HTMLElement>;
-  private readonly _summary = h('div', { class: 'tfd-quiet tfd-wrap' });
+  private readonly _legend = h('div', { class: 'tfd-legend tfd-quiet' });
+  private readonly _items: KeyedList<HTMLElement>;
+  private readonly _empty = h('div', { class: 'tfd-quiet' }, 'no closures scheduled yet');
   private readonly _controls = h('div');
   private readonly _pause: HTMLButtonElement;
   private readonly _resume: HTMLButtonElement;
@@ -34,7 +37,7 @@ export class StepperView extends View {
   private readonly _steps: HTMLButtonElement;
   private readonly _count: HTMLInputElement;
   private readonly _break = h('input', { type: 'checkbox' });
-  private readonly _holds = h('div', { class: 'tfd-holds' });
+  private readonly _holds = h('div', { class: 'tfd-holds', role: 'group', 'aria-label': 'Hold' });
   private readonly _workers: KeyedList<HTMLButtonElement>;
   private readonly _status: CommandStatus;
   private _announced = '';
@@ -61,7 +64,15 @@ export class StepperView extends View {
     });
     this._break.addEventListener('change', () => void this._doBreak());
     this._segments = new KeyedList<HTMLElement>(this._bar, () => h('span'));
-    this._workers = new KeyedList(this._holds, index => this._holdButton(Number(index)));
+    this._items = new KeyedList<HTMLElement>(this._legend, () => h('span', {}, h('i'), h('span')));
+    const label = h('span', { class: 'tfd-quiet' }, 'Hold:');
+    this._holds.append(label);
+    this._workers = new KeyedList(
+      this._holds,
+      index => this._holdButton(Number(index)),
+      () => undefined,
+      label
+    );
     this._controls.append(
       h(
         'div',
@@ -80,7 +91,14 @@ export class StepperView extends View {
       ),
       this._holds
     );
-    this.body.append(this._state, this._bar, this._summary, this._controls, this._status.node);
+    this.body.append(
+      this._state,
+      this._bar,
+      this._legend,
+      this._empty,
+      this._controls,
+      this._status.node
+    );
     this.onDispose(() => this._status.dispose());
     this.onDispose(onTheme(this.node, () => this.refresh()));
     this.begin();
@@ -89,9 +107,10 @@ export class StepperView extends View {
   protected draw(snapshot: ICluster | undefined): void {
     const present = snapshot?.coordinator;
     const row = (this._row = present ?? this._row);
-    const steered = present !== undefined && !present.reduced && present.state !== 'stopped';
-    show(this._bar, row !== undefined);
-    show(this._controls, steered && !this.actions.readOnly);
+    for (const part of [this._bar, this._legend, this._empty]) {
+      show(part, row !== undefined);
+    }
+    show(this._controls, canPause(present) && !this.actions.readOnly);
     setText(this._state, this._stateText(snapshot));
     this._state.className = `tfd-state tfd-${present ? tone(present.state) : 'quiet'}`;
     if (!row) {
@@ -99,9 +118,15 @@ export class StepperView extends View {
     }
     this._countStates(row);
     const paused = row.state === 'paused';
+    const focused = document.activeElement;
     enable(this._pause, this.connected && !paused);
     for (const control of [this._resume, this._step, this._steps, this._count]) {
       enable(control, this.connected && paused);
+    }
+    if (focused === this._pause && paused) {
+      this._resume.focus();
+    } else if (focused === this._resume && !paused) {
+      this._pause.focus();
     }
     enable(this._break, this.connected);
     if (this._break.dataset.busy === undefined) {
@@ -124,7 +149,7 @@ export class StepperView extends View {
       return stateText(snapshot.coordinator);
     }
     if (this._row) {
-      return `${signed('stopped')}; showing the last known state`;
+      return signed('stopped');
     }
     // If the link has a problem, the banner shows it.
     return snapshot && !linkProblem(this.link) ? 'This cluster has no coordinator.' : '';
@@ -132,16 +157,19 @@ export class StepperView extends View {
 
   private _countStates(row: ICoordinator): void {
     const theme = colors(this.node);
-    const total = Object.values(row.counts).reduce((sum, number) => sum + number, 0);
-    const states = CLOSURE_STATES.filter(state => row.counts[state]);
+    const states = Object.keys(STATE_COLORS).filter(state => row.counts[state]);
     this._segments.update(states, (segment, state) => {
-      segment.style.width = `${(100 * row.counts[state]) / total}%`;
+      segment.style.width = `${(100 * row.counts[state]) / total(row.counts)}%`;
+      segment.style.minWidth = state === 'failed' ? '3px' : '';
       segment.style.background = STATE_COLORS[state](theme);
       setAttribute(segment, 'title', `${row.counts[state]} ${state}`);
     });
-    const text = counted(row.counts) || 'no closures scheduled yet';
-    setText(this._summary, text);
-    setAttribute(this._bar, 'aria-label', text);
+    this._items.update(states, (item, state) => {
+      (item.children[0] as HTMLElement).style.background = STATE_COLORS[state](theme);
+      setText(item.children[1], `${formatInteger(row.counts[state])} ${state}`);
+    });
+    show(this._empty, states.length === 0);
+    setAttribute(this._bar, 'aria-label', counted(row.counts) || 'no closures');
   }
 
   private _holdButton(index: number): HTMLButtonElement {

@@ -3,7 +3,7 @@
 import { h, KeyedParts, setTruncatedText, setText, show } from './dom';
 import { count, errorSummary, percent, rate, signed, tone } from './figures';
 import type { ICluster, IStream } from './protocol';
-import { Sparkline } from './sparkline';
+import { Sparkline, topOf } from './sparkline';
 
 const MAX_STREAMS = 30;
 
@@ -23,9 +23,10 @@ export class StreamList {
     const ordered = streams
       .reverse()
       .sort((a, b) => Number(b.state === 'running') - Number(a.state === 'running'));
+    const top = topOf(streams.map(stream => stream.history));
     this._rows.update(
       ordered.slice(0, MAX_STREAMS).map(stream => stream.name),
-      (row, name) => row.show(snapshot.streams[name])
+      (row, name) => row.show(snapshot.streams[name], top)
     );
     const rest = streams.length - MAX_STREAMS;
     setText(this._more, rest > 0 ? `… and ${rest} more` : '');
@@ -61,7 +62,7 @@ class StreamRow {
     );
   }
 
-  show(stream: IStream): void {
+  show(stream: IStream, top: number): void {
     const running = stream.state === 'running';
     setTruncatedText(this._name, stream.name);
     setText(this._state, signed(stream.state));
@@ -74,8 +75,8 @@ class StreamRow {
     const share = stream.wait_fraction;
     setText(this._wait, share === undefined ? '' : `waits ${percent(100 * share)}`);
     show(this._wait, share !== undefined);
-    this._wait.className = (share ?? 0) > 0.1 ? 'tfd-warn' : 'tfd-quiet';
-    this._spark.show(stream.history, 'elements per second in the last minute');
+    this._wait.className = running && (share ?? 0) > 0.1 ? 'tfd-warn' : 'tfd-quiet';
+    this._spark.show(stream.history, top, 'elements per second in its last minute');
     const notes = [stream.epoch, running ? '' : stream.limit].filter(Boolean);
     setText(this._notes, notes.join(' · '));
     show(this._notes, notes.length > 0);

@@ -2,7 +2,19 @@
 
 import { CommandStatus } from './statusLine';
 import type { Confirm } from './clusterTools';
-import { button, enable, h, setTruncatedText, setText, show, uniqueId } from './dom';
+import { taskQuestion } from './confirm';
+import {
+  button,
+  enable,
+  h,
+  rowWithToggle,
+  setAttribute,
+  setText,
+  setTruncatedText,
+  show,
+  uniqueId
+} from './dom';
+import { Facts } from './facts';
 import { clean, percent, rate, sign, size, tone, formatInteger } from './figures';
 import type { Link } from './link';
 import { LogsView } from './logsView';
@@ -10,19 +22,35 @@ import { type ITask } from './protocol';
 import { Sparkline } from './sparkline';
 import type { IActions } from './view';
 
-/** Title and class of each column; narrow views hide `tfd-c…` columns, c5 first. */
-export const COLUMNS: readonly [string, string][] = [
-  ['task', ''],
-  ['state', ''],
-  ['CPU', 'tfd-number tfd-c3'],
-  ['memory', 'tfd-number tfd-c4'],
-  ['sent/s', 'tfd-number tfd-c2'],
-  ['', ''],
-  ['GPU', 'tfd-c5'],
-  ['restarts', 'tfd-number tfd-c4'],
-  ['address', 'tfd-c5'],
-  ['reason', 'tfd-wide tfd-c4']
+interface IColumn {
+  title: string;
+  /** Class; narrow views hide `tfd-c…` columns, c5 first. */
+  name: string;
+  /** Return the key by which the table is sorted. */
+  key?: (task: ITask) => number | string;
+}
+
+export const COLUMNS: readonly IColumn[] = [
+  { title: 'task', name: '', key: task => task.task },
+  { title: 'state', name: '', key: task => task.state },
+  { title: 'CPU', name: 'tfd-number tfd-c3', key: task => task.cpu_percent ?? -1 },
+  { title: 'memory', name: 'tfd-number tfd-c4', key: task => memoryOf(task) ?? -1 },
+  { title: 'sent/s', name: 'tfd-number', key: task => task.bytes_per_s ?? -1 },
+  { title: '', name: 'tfd-trend' },
+  { title: 'GPU', name: 'tfd-c5 tfd-gpu-column', key: task => task.gpu ?? '' },
+  { title: 'restarts', name: 'tfd-number tfd-c4 tfd-restarts', key: task => task.restarts },
+  { title: 'address', name: 'tfd-c5', key: task => task.address ?? '' },
+  { title: 'reason', name: 'tfd-wide tfd-c4', key: task => task.reason ?? '' }
 ];
+
+/** Values that all rows of a table share. */
+export interface ITableState {
+  connected: boolean;
+  /** Whether the cluster has ended. */
+  ended: boolean;
+  /** The rate at the upper edge of the sparklines. */
+  top: number;
+}
 
 export class TaskRow {
   /** Both rows. */
@@ -33,16 +61,17 @@ export class TaskRow {
   private readonly _symbol = h('span');
   private readonly _stateText = h('span', { class: 'tfd-word' });
   private readonly _state = h('td', {}, this._symbol, this._stateText);
-  private readonly _cells = COLUMNS.slice(2).map(([, name]) => h('td', { class: name }));
+  private readonly _cells = COLUMNS.slice(2).map(({ name }) => h('td', { class: name }));
   private readonly _spark = new Sparkline();
   private readonly _more = h('td', { class: 'tfd-more', colspan: COLUMNS.length });
   private readonly _below = h('tr', { id: uniqueId(), hidden: true }, this._more);
-  private readonly _facts = h('dl', { class: 'tfd-facts' });
+  private readonly _facts = new Facts();
   private readonly _tools = h('div', { class: 'tfd-row' });
   private readonly _logsButton: HTMLButtonElement;
   private readonly _status: CommandStatus;
   private _logs: LogsView | null = null;
   private _shown: ITask | null = null;
+  private _connected = false;
   private _buttons: HTMLButtonElement[] = [];
 
   constructor(
@@ -57,14 +86,14 @@ export class TaskRow {
       'button',
       {
         type: 'button',
-        class: 'tfd-link tfd-toggle',
+        class: 'tfd-toggle',
         'aria-expanded': 'false',
         'aria-controls': this._below.id,
         onclick: () => this._open(this._below.hidden)
       },
       this._name
     );
-    this._logsButton = button('Logs', `Follow the log of ${task}`, () => this._toggleLogs());
+    this._logsButton = button('Logs', '', () => this._toggleLogs());
     this._logsButton.setAttribute('aria-pressed', 'false');
     if (!_actions.readOnly) {
       this._buttons = [
@@ -81,21 +110,25 @@ export class TaskRow {
       ];
     }
     this._tools.append(...this._buttons, this._logsButton);
-    this._more.append(this._facts, this._tools, this._status.node);
+    this._more.append(this._facts.node, this._tools, this._status.node);
     this._cells[3].append(this._spark.node);
     this.node.append(
-      h('tr', {}, h('td', {}, this._toggle), this._state, ...this._cells),
+      rowWithToggle(this._toggle, h('td', {}, this._toggle), this._state, ...this._cells),
       this._below
     );
   }
 
-  show(task: ITask, history: readonly (number | null)[], connected: boolean): void {
+  show(
+    task: ITask,
+    history: readonly (number | null)[],
+    { connected, ended, top }: ITableState
+  ): void {
     setTruncatedText(this._name, task.task);
     setText(this._symbol, sign(task.state));
     this._symbol.className = `tfd-${tone(task.state)}`;
     setText(this._stateText, ` ${task.state}`);
     this._state.title = task.reason ? `${task.state}: ${task.reason}` : task.state;
-    const memory = task.pss_mb ?? task.rss_mb;
+    const memory = memoryOf(task);
     const serves = task.role !== 'dispatcher';
     const texts = [
       percent(task.cpu_percent),
@@ -112,19 +145,36 @@ export class TaskRow {
         setTruncatedText(this._cells[i], text);
       }
     });
-    const drawn = serves && history.some(value => value);
+    const drawn = serves && task.bytes_per_s !== undefined;
     this._spark.node.style.visibility = drawn ? '' : 'hidden';
     if (drawn) {
-      this._spark.show(history, `bytes sent in the last minute, now ${rate(task.bytes_per_s)}`);
+      const now = rate(task.bytes_per_s);
+      this._spark.show(
+        history,
+        top,
+        `bytes sent in the last minute, now ${now}, scale to ${rate(top)}`
+      );
     }
     for (const button of this._buttons) {
+      show(button, !ended);
       enable(button, connected && task.state !== 'planned');
     }
-    enable(this._logsButton, connected);
+    this._connected = connected;
+    this._enableLogs();
+    setAttribute(
+      this._logsButton,
+      'title',
+      ended ? 'The logs of an ended cluster cannot be read' : `Follow the log of ${this.task}`
+    );
     if (!this._below.hidden) {
       this._fill(task);
     }
     this._shown = task;
+  }
+
+  /** Whether the details are shown. */
+  get opened(): boolean {
+    return !this._below.hidden;
   }
 
   dispose(): void {
@@ -143,8 +193,8 @@ export class TaskRow {
   }
 
   private _fill(task: ITask): void {
-    const memory = task.pss_mb ?? task.rss_mb;
-    const facts: [string, string][] = [
+    const memory = memoryOf(task);
+    this._facts.show([
       ['state', task.state],
       ['reason', task.reason ?? ''],
       ['address', task.address ?? ''],
@@ -156,19 +206,7 @@ export class TaskRow {
       ['GPU', task.gpu ?? ''],
       ['open to', task.open_to ?? ''],
       ['restarts', task.restarts ? formatInteger(task.restarts) : '']
-    ];
-    const known = facts.filter(([, text]) => text);
-    const elements = [...this._facts.children];
-    if (elements.length === known.length * 2) {
-      known.forEach(([name, text], i) => {
-        setText(elements[2 * i], name);
-        setText(elements[2 * i + 1], text);
-      });
-    } else {
-      this._facts.replaceChildren(
-        ...known.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])
-      );
-    }
+    ]);
   }
 
   private _toggleLogs(): void {
@@ -180,11 +218,17 @@ export class TaskRow {
       this._more.append(this._logs.node);
     }
     this._logsButton.setAttribute('aria-pressed', String(this._logs !== null));
+    this._enableLogs();
+  }
+
+  private _enableLogs(): void {
+    // Lines that were loaded before the end stay until they are closed.
+    enable(this._logsButton, this._connected || this._logs !== null);
   }
 
   private async _perform(button: HTMLButtonElement, command: 'restart' | 'kill'): Promise<void> {
     const verb = command === 'kill' ? 'Kill' : 'Restart';
-    if (await this._confirm(`${verb} ${this.task}?`, this._tools)) {
+    if (await this._confirm(taskQuestion(verb, this.task), this._tools)) {
       const done = command === 'kill' ? 'killed' : 'restarted';
       await this._status.run(
         `${verb} ${this.task}`,
@@ -195,4 +239,8 @@ export class TaskRow {
       );
     }
   }
+}
+
+function memoryOf(task: ITask): number | undefined {
+  return task.pss_mb ?? task.rss_mb;
 }

@@ -1,7 +1,10 @@
-// The timeline of closures: one lane per worker, times in seconds since the Unix epoch.
+// The timeline: one lane per worker with its closures, then one lane per rank of the latest
+// `cluster.run`. Times are in seconds since the Unix epoch.
 
 import type { ClosureTable, ILostAttempt } from './closures';
-import { CLOSURE_STATES } from './protocol';
+import { brief, clock, errorSummary } from './figures';
+import { CLOSURE_STATES, type IRank } from './protocol';
+import { placeOf } from './ranks';
 
 const IN_FLIGHT = new Set(
   (['dispatched', 'running', 'fetching'] as const).map(name => CLOSURE_STATES.indexOf(name))
@@ -15,7 +18,12 @@ export function nowOf(table: ClosureTable, connected: boolean): number {
     : table.now;
 }
 
-/** Return the number of lanes. */
+/** Return the end of the bar of a rank; NaN if it has no bar. */
+export function endOfRank({ started, ended }: IRank, now: number): number {
+  return started === undefined ? NaN : (ended ?? Math.max(now, started));
+}
+
+/** Return the number of lanes of workers. */
 export function lanesOf(table: ClosureTable, workers: number): number {
   let max = workers - 1;
   for (let row = 0; row < table.length; row++) {
@@ -32,31 +40,58 @@ export function endOf(table: ClosureTable, row: number, now: number): number {
   return IN_FLIGHT.has(table.state[row]) ? now : table.finished[row];
 }
 
-/** Return the time span of all bars; null without bars. */
-export function spanOf(table: ClosureTable, now: number): [number, number] | null {
-  let [low, high] = [Infinity, -Infinity];
-  for (let row = 0; row < table.length; row++) {
-    const end = endOf(table, row, now);
-    if (end >= table.dispatched[row]) {
-      low = Math.min(low, table.dispatched[row]);
-      high = Math.max(high, end);
-    }
-  }
-  for (const { dispatched, ended } of table.lost) {
-    low = Math.min(low, dispatched);
-    high = Math.max(high, ended);
-  }
-  return low <= high ? [low, high] : null;
+/** Return a closure with its state, worker, times and error as one sentence. */
+export function closureText(table: ClosureTable, row: number, now: number): string {
+  const [start, attempts] = [table.dispatched[row], table.attempts[row]];
+  const error = table.errorOf(row);
+  const took = brief(endOf(table, row, now) - start);
+  return (
+    `closure ${table.first + row} ${table.functionOf(row)}: ${table.stateOf(row)}` +
+    (table.worker[row] < 0 ? '' : ` on worker ${table.worker[row]}`) +
+    (Number.isNaN(start) ? '' : `, from ${clock(start, 3)}`) +
+    (took ? `, ${took}` : '') +
+    (attempts > 1 ? `, attempt ${attempts}` : '') +
+    (error ? `: ${errorSummary(error)}` : '')
+  );
 }
 
-/** Return true if any closure is in flight. */
-export function anyInFlight(table: ClosureTable): boolean {
-  for (let row = table.length - 1; row >= 0; row--) {
-    if (IN_FLIGHT.has(table.state[row])) {
-      return true;
+/** Return a lost attempt as one sentence. */
+function attemptText({ id, worker, dispatched, ended }: ILostAttempt): string {
+  return (
+    `closure ${id} was lost with worker ${worker} after ${brief(ended - dispatched)}, ` +
+    `at ${clock(ended, 3)}, and was queued again`
+  );
+}
+
+/** Return a rank with its state, worker, times and error as one sentence. */
+function rankText(rank: IRank, now: number): string {
+  const { started, attempt, reason } = rank;
+  const times =
+    started === undefined
+      ? ''
+      : `, from ${clock(started, 3)}, ${brief(endOfRank(rank, now) - started)}`;
+  return (
+    `rank ${rank.rank} ${rank.function || 'function'}: ${rank.state}, ${placeOf(rank)}${times}` +
+    (attempt > 1 ? `, attempt ${attempt}` : '') +
+    (reason ? `: ${errorSummary(reason)}` : '')
+  );
+}
+
+/** Return the time span of all bars; null without bars. */
+export function spanOf(table: ClosureTable, ranks: IRank[], now: number): [number, number] | null {
+  let [low, high] = [Infinity, -Infinity];
+  const cover = (start: number, end: number) => {
+    if (end >= start) {
+      low = Math.min(low, start);
+      high = Math.max(high, end);
     }
+  };
+  for (let row = 0; row < table.length; row++) {
+    cover(table.dispatched[row], endOf(table, row, now));
   }
-  return false;
+  table.lost.forEach(({ dispatched, ended }) => cover(dispatched, ended));
+  ranks.forEach(rank => cover(rank.started ?? NaN, endOfRank(rank, now)));
+  return low <= high ? [low, high] : null;
 }
 
 /** Return the busy share of each worker between `from` and `to`, 0 to 1. */
@@ -82,9 +117,26 @@ export function busyShares(
 }
 
 export type Picked =
-  { kind: 'closure'; row: number } | { kind: 'lost'; attempt: ILostAttempt } | null;
+  | { kind: 'closure'; row: number }
+  | { kind: 'lost'; attempt: ILostAttempt }
+  | { kind: 'rank'; rank: IRank }
+  | null;
 
-/** Return the closure or lost attempt of a lane at `time`, with a tolerance of `near` seconds. */
+/** Return a bar as one sentence; empty for none. */
+export function pickedText(table: ClosureTable, picked: Picked, now: number): string {
+  switch (picked?.kind) {
+    case 'closure':
+      return closureText(table, picked.row, now);
+    case 'lost':
+      return attemptText(picked.attempt);
+    case 'rank':
+      return rankText(picked.rank, now);
+    default:
+      return '';
+  }
+}
+
+/** Return the closure or lost attempt of a worker at `time`, with a tolerance of `near` seconds. */
 export function pick(
   table: ClosureTable,
   lane: number,

@@ -1,22 +1,22 @@
-// The timeline of closures: one lane per worker, with idle gaps, failures and lost attempts.
+// The timeline: one lane per worker with its closures, and one per rank of `cluster.run`.
 
 import { announce } from './announce';
 import type { ClosureTable } from './closures';
 import { button, h, KeyedList, setTruncatedText, setText, show } from './dom';
-import { brief, clock, errorSummary, percent, plural } from './figures';
+import { clock, percent, plural } from './figures';
 import type { Link } from './link';
-import type { ICluster } from './protocol';
+import type { ICluster, IRank } from './protocol';
+import { ranksOf, titleOf } from './ranks';
 import { colors, onTheme } from './theme';
-import { AXIS, drawTimeline, type IWindow, leftOf, timeAt } from './timelineDraw';
+import { AXIS, drawTimeline, heightOf, type IWindow, leftOf, timeAt, xOf } from './timelineDraw';
 import {
   adjacentRow,
-  anyInFlight,
   busyShares,
-  endOf,
   lanesOf,
   nowOf,
   pick,
   type Picked,
+  pickedText,
   spanOf
 } from './timelineModel';
 import { type IActions, View } from './view';
@@ -25,23 +25,36 @@ import { ClosureSubscription } from './subscription';
 const FOLLOW_MS = 500;
 const SHORTEST = 1e-4;
 const MAX_NAMED = 8;
+const SPANS: readonly [string, number][] = [
+  ['30 s', 30],
+  ['2 min', 120],
+  ['10 min', 600]
+];
 
 export class TimelineView extends View {
   private readonly _canvas = h('canvas', { tabindex: 0, role: 'img' });
   private readonly _lanes = h('div', { class: 'tfd-lanes' }, this._canvas);
   private readonly _followButton: HTMLButtonElement;
-  private readonly _tip = h('div', { class: 'tfd-tip' });
+  private readonly _tip = h('div', { class: 'tfd-tip', hidden: true });
+  private readonly _plot = h('div', { class: 'tfd-plot' }, this._lanes, this._tip);
+  private readonly _presets: HTMLButtonElement[];
   private readonly _summary = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _legend = h('div', { class: 'tfd-legend' });
   private readonly _functions: KeyedList<HTMLElement>;
   private readonly _subscription: ClosureSubscription;
-  private _span = 30;
+  private _span = SPANS[0][1];
   private _to = 0;
   private _follow = true;
   private _lane = 0;
-  private _selected = -1;
+  private _selected: number | null = null;
+  /** The worker of the selected rank; empty without one. */
+  private _selectedRank = '';
   private _frame = 0;
+  /** The latest time at which the kernel was connected. */
+  private _time = 0;
   private _drag: { x: number; to: number } | null = null;
+  /** Position of the mouse on the canvas. */
+  private _pointer: { x: number; y: number } | null = null;
 
   constructor(link: Link, cluster: string, actions: IActions) {
     super(link, cluster, actions, 'tfd-timeline');
@@ -51,26 +64,34 @@ export class TimelineView extends View {
       this._setFollow(!this._follow);
       this.refresh();
     });
+    this._presets = SPANS.map(([label, seconds]) =>
+      button(label, `Show the last ${label}`, () => {
+        this._span = seconds;
+        this._setFollow(true);
+        this.refresh();
+      })
+    );
     this._functions = new KeyedList<HTMLElement>(this._legend, () =>
       h('span', {}, h('i'), h('span', { class: 'tfd-cut' }))
     );
+    this._legend.append(h('span', { class: 'tfd-quiet' }, 'light: dispatched or fetching'));
     this.body.append(
       h(
         'div',
         { class: 'tfd-row' },
+        ...this._presets,
         button('+', 'Zoom in', () => this._zoom(0.5)),
         button('−', 'Zoom out', () => this._zoom(2)),
-        button('All', 'Show all closures', () => this._all()),
+        button('All', 'Show the full time range', () => this._all()),
         this._followButton
       ),
-      this._lanes,
-      this._tip,
+      this._plot,
       this._legend,
       this._summary
     );
     this._addListeners();
     const timer = setInterval(() => {
-      if (this._follow && this.connected && this.visible && anyInFlight(this._table)) {
+      if (this._follow && this.connected && this.visible) {
         this.refresh();
       }
     }, FOLLOW_MS);
@@ -78,11 +99,7 @@ export class TimelineView extends View {
     this.onDispose(() => this._subscription.dispose());
     this.onDispose(() => cancelAnimationFrame(this._frame));
     this.onDispose(onTheme(this.node, () => this.refresh()));
-    if (typeof ResizeObserver !== 'undefined') {
-      const sizes = new ResizeObserver(() => this.refresh());
-      sizes.observe(this._lanes);
-      this.onDispose(() => sizes.disconnect());
-    }
+    this.onResize(this._lanes, () => this.refresh());
     this._setFollow(true);
     this.begin();
   }
@@ -93,20 +110,24 @@ export class TimelineView extends View {
 
   protected draw(snapshot: ICluster | undefined): void {
     const table = this._table;
-    const now = nowOf(table, this.connected);
-    const span = spanOf(table, now);
-    show(this._lanes, span !== null);
-    show(this._legend, span !== null);
+    const ranks = ranksOf(snapshot);
+    const now = this._now();
+    const span = spanOf(table, ranks, now);
+    show(this._plot, span !== null);
+    show(this._legend, table.length > 0);
+    SPANS.forEach(([, seconds], i) =>
+      this._presets[i].setAttribute('aria-pressed', String(seconds === this._span))
+    );
     if (!span) {
-      setText(this._summary, 'No closures have run.');
+      setText(this._summary, 'No closures or ranks have run.');
       return;
     }
     if (this._follow || !this._to) {
-      this._to = anyInFlight(table) ? now : span[1];
+      this._to = now || span[1];
     }
+    this._showSelected();
     const view = this._view(snapshot);
-    const from = Math.max(view.from, span[0]);
-    const shares = busyShares(table, view.lanes, from, Math.min(view.to, span[1]), now);
+    const shares = busyShares(table, view.workers, view.from, view.to, now);
     this._paint(view, table, now, shares);
     const palette = colors(this.node).series;
     this._functions.update(table.functions.slice(0, MAX_NAMED), (item, name) => {
@@ -114,21 +135,37 @@ export class TimelineView extends View {
       (item.children[0] as HTMLElement).style.background = palette[index];
       setTruncatedText(item.children[1], name);
     });
-    this._summarize(view, shares);
+    this._summarize(view, shares, span[1]);
+    this._showTip();
   }
 
   private get _table(): ClosureTable {
     return this.link.closures(this.cluster);
   }
 
+  /** Return the current time; it stops while the kernel is disconnected. */
+  private _now(): number {
+    if (this._table.now) {
+      return nowOf(this._table, this.connected);
+    }
+    if (this.connected) {
+      this._time = Date.now() / 1000;
+    }
+    return this._time;
+  }
+
   private _view(snapshot = this.last): IWindow {
     const workers = Object.keys(snapshot?.coordinator?.workers ?? {}).length;
-    const lanes = lanesOf(this._table, workers);
+    const lanesOfWorkers = lanesOf(this._table, workers);
+    const ranks = ranksOf(snapshot);
+    const lanes = lanesOfWorkers + ranks.length;
     return {
       from: this._to - this._span,
       to: this._to + this._span * 0.02,
       width: Math.max(this._lanes.clientWidth, 120),
       lanes,
+      workers: lanesOfWorkers,
+      ranks,
       laneHeight: lanes <= 16 ? 22 : lanes <= 48 ? 14 : 8
     };
   }
@@ -139,7 +176,7 @@ export class TimelineView extends View {
       return;
     }
     const ratio = window.devicePixelRatio || 1;
-    const height = AXIS + view.lanes * view.laneHeight;
+    const height = heightOf(view);
     const [width, tall] = [Math.round(view.width * ratio), Math.round(height * ratio)];
     if (this._canvas.width !== width || this._canvas.height !== tall) {
       this._canvas.width = width;
@@ -150,20 +187,30 @@ export class TimelineView extends View {
     }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     const focused = document.activeElement === this._canvas;
-    const marked = { lane: focused ? this._lane : -1, row: this._selectedRow() };
+    const marked = {
+      lane: focused ? this._lane : -1,
+      row: this._selectedRow(),
+      rank: this._selectedRank
+    };
     drawTimeline(context, view, table, now, shares, marked, colors(this.node));
   }
 
-  private _summarize(view: IWindow, shares: Float64Array): void {
-    const busy = shares.reduce((sum, share) => sum + share, 0) / Math.max(view.lanes, 1);
+  private _summarize(view: IWindow, shares: Float64Array, end: number): void {
+    const busy = shares.reduce((sum, share) => sum + share, 0) / Math.max(view.workers, 1);
     const lost = this._table.lost.length;
-    const summary =
-      `${plural(view.lanes, 'worker')}, busy ${percent(100 * busy)} of the shown time` +
-      (lost ? `; ${plural(lost, 'attempt')} lost with a worker (hatched)` : '');
+    const parts = [
+      view.workers
+        ? `${plural(view.workers, 'worker')}, busy ${percent(100 * busy)} of the shown time`
+        : '',
+      end < view.from ? `the last bar ended at ${clock(end)}` : '',
+      lost ? `${plural(lost, 'attempt')} lost with a worker (hatched)` : '',
+      view.ranks.length ? titleOf(view.ranks) : ''
+    ];
+    const summary = parts.filter(Boolean).join('; ');
     setText(this._summary, summary);
     this._canvas.setAttribute(
       'aria-label',
-      `${summary}. Arrow keys move between closures and workers, plus and minus zoom.`
+      `${summary}. Arrow keys move between bars and lanes, plus and minus zoom.`
     );
   }
 
@@ -183,10 +230,13 @@ export class TimelineView extends View {
       const moved = this._drag && Math.abs(event.clientX - this._drag.x) > 3;
       this._drag = null;
       if (!moved) {
-        this._select(this._pickAt(event));
+        this._select(this._pickAt(this._positionOf(event)));
       }
     });
-    canvas.addEventListener('pointerleave', () => this._describe(this._selection()));
+    canvas.addEventListener('pointerleave', () => {
+      this._pointer = null;
+      this._showTip();
+    });
     canvas.addEventListener('keydown', event => this._key(event));
     canvas.addEventListener('focus', () => this._scheduleRefresh());
     canvas.addEventListener('blur', () => this._scheduleRefresh());
@@ -201,12 +251,13 @@ export class TimelineView extends View {
     if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       this._pan((this._span * (event.deltaX || event.deltaY)) / 600);
     } else {
-      const x = event.clientX - this._canvas.getBoundingClientRect().left;
+      const { x } = this._positionOf(event);
       this._zoom(Math.exp(event.deltaY / 400), timeAt(this._view(), x));
     }
   }
 
   private _move(event: PointerEvent): void {
+    this._pointer = this._positionOf(event);
     if (this._drag) {
       const view = this._view();
       const scale = (view.to - view.from) / (view.width - leftOf(view));
@@ -216,24 +267,27 @@ export class TimelineView extends View {
         this._scheduleRefresh();
       }
     } else {
-      const picked = this._pickAt(event);
-      this._describe(picked ?? this._selection());
+      this._showTip();
     }
   }
 
   private _key(event: KeyboardEvent): void {
     const table = this._table;
+    const view = this._view();
+    this._lane = Math.min(this._lane, view.lanes - 1);
     const row = this._selectedRow();
     const time = row < 0 ? NaN : table.dispatched[row];
     const step = (lane: number, from: number, forward: boolean) => {
       const next = adjacentRow(table, lane, from, forward);
       this._lane = lane;
-      if (next >= 0) {
+      const rank = rankAt(view, lane);
+      if (rank) {
+        this._select({ kind: 'rank', rank }, true);
+      } else if (next >= 0) {
         this._select({ kind: 'closure', row: next }, true);
       }
       this._scheduleRefresh();
     };
-    const lanes = this._view().lanes;
     switch (event.key) {
       case 'ArrowRight':
         step(this._lane, Number.isNaN(time) ? -Infinity : time, true);
@@ -244,7 +298,7 @@ export class TimelineView extends View {
       case 'ArrowUp':
       case 'ArrowDown': {
         const lane = this._lane + (event.key === 'ArrowUp' ? -1 : 1);
-        if (lane >= 0 && lane < lanes) {
+        if (lane >= 0 && lane < view.lanes) {
           step(lane, Number.isNaN(time) ? Infinity : time + 1e-9, false);
         }
         break;
@@ -297,7 +351,7 @@ export class TimelineView extends View {
   }
 
   private _all(): void {
-    const span = spanOf(this._table, nowOf(this._table, this.connected));
+    const span = spanOf(this._table, ranksOf(this.last), this._now());
     if (span) {
       this._span = Math.max(span[1] - span[0], SHORTEST) * 1.01;
       this._to = span[1];
@@ -318,70 +372,108 @@ export class TimelineView extends View {
 
   // Details of one closure
 
-  private _pickAt(event: MouseEvent): Picked {
+  private _positionOf(event: MouseEvent): { x: number; y: number } {
     const box = this._canvas.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  private _pickAt({ x, y }: { x: number; y: number }): Picked {
     const view = this._view();
-    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     if (x < leftOf(view) || y < AXIS) {
       return null;
     }
     const lane = Math.floor((y - AXIS) / view.laneHeight);
     const near = (3 * (view.to - view.from)) / view.width;
-    return pick(this._table, lane, timeAt(view, x), near, nowOf(this._table, this.connected));
+    const rank = rankAt(view, lane);
+    return rank
+      ? { kind: 'rank', rank }
+      : pick(this._table, lane, timeAt(view, x), near, this._now());
+  }
+
+  /** Show the bar of a closure that another view has selected. */
+  private _showSelected(): void {
+    const selected = this.link.selectedClosure(this.cluster);
+    if (selected === this._selected) {
+      return;
+    }
+    this._selected = selected;
+    const row = this._selectedRow();
+    if (row >= 0) {
+      this._selectedRank = '';
+      this._lane = Math.max(this._table.worker[row], 0);
+      this._keepInView(this._table.dispatched[row], this._table.dispatched[row]);
+    }
   }
 
   private _select(picked: Picked, announced = false): void {
     const table = this._table;
-    this._selected = picked?.kind === 'closure' ? table.first + picked.row : -1;
-    if (picked?.kind === 'closure') {
-      this._lane = table.worker[picked.row];
-      const view = this._view();
-      const at = table.dispatched[picked.row];
-      this._setFollow(false); // keep the selected closure in view
-      if (at < view.from || at > view.to) {
-        this._to = at + this._span / 2;
-      }
+    this._selected = picked?.kind === 'closure' ? table.first + picked.row : null;
+    this.link.selectClosure(this.cluster, this._selected);
+    this._selectedRank = picked?.kind === 'rank' ? picked.rank.task : '';
+    if (picked && picked.kind !== 'lost') {
+      this._setFollow(false);
     }
-    this._describe(picked);
+    if (picked?.kind === 'rank') {
+      const { workers, ranks } = this._view();
+      this._lane = workers + ranks.indexOf(picked.rank);
+      this._keepInView(picked.rank.started ?? NaN, picked.rank.ended ?? NaN);
+    } else if (picked?.kind === 'closure') {
+      this._lane = table.worker[picked.row];
+      const at = table.dispatched[picked.row];
+      this._keepInView(at, at);
+    }
+    this._showTip();
     if (announced) {
-      announce(this._tip.textContent ?? '');
+      announce(pickedText(table, picked, this._now()), true);
     }
     this._scheduleRefresh();
   }
 
+  /** Keep a selected bar in view; move only if it is outside. */
+  private _keepInView(start: number, end: number): void {
+    const view = this._view();
+    if (end < view.from || start > view.to) {
+      this._setFollow(false);
+      this._to = start + this._span / 2;
+    }
+  }
+
   private _selectedRow(): number {
-    const row = this._selected - this._table.first;
-    return this._selected >= 0 && row >= 0 && row < this._table.length ? row : -1;
+    const row = (this._selected ?? -1) - this._table.first;
+    return this._selected !== null && row >= 0 && row < this._table.length ? row : -1;
   }
 
   private _selection(): Picked {
+    const rank = this.last?.ranks?.[this._selectedRank];
     const row = this._selectedRow();
-    return row < 0 ? null : { kind: 'closure', row };
+    return rank ? { kind: 'rank', rank } : row < 0 ? null : { kind: 'closure', row };
   }
 
-  private _describe(picked: Picked): void {
-    const table = this._table;
-    if (!picked) {
-      setText(this._tip, '');
-    } else if (picked.kind === 'lost') {
-      const { id, worker, dispatched, ended } = picked.attempt;
-      setText(
-        this._tip,
-        `closure ${id} was lost with worker ${worker} after ${brief(ended - dispatched)}, ` +
-          `at ${clock(ended, 3)}, and was queued again`
-      );
-    } else {
-      const { row } = picked;
-      const took = endOf(table, row, nowOf(table, this.connected)) - table.dispatched[row];
-      const error = table.errorOf(row);
-      const attempts = table.attempts[row];
-      setText(
-        this._tip,
-        `closure ${table.first + row} ${table.functionOf(row)}: ${table.stateOf(row)} on worker ` +
-          `${table.worker[row]}, from ${clock(table.dispatched[row], 3)}, ${brief(took)}` +
-          (attempts > 1 ? `, attempt ${attempts}` : '') +
-          (error ? `: ${errorSummary(error)}` : '')
-      );
-    }
+  /** Show the bar at the mouse, or the selected one while the canvas has the focus. */
+  private _showTip(): void {
+    const hovered = this._pointer && this._pickAt(this._pointer);
+    const picked = hovered ?? this._selection();
+    const view = this._view();
+    setText(this._tip, pickedText(this._table, picked, this._now()));
+    show(this._tip, Boolean(hovered ?? (picked && document.activeElement === this._canvas)));
+    const { x, y } =
+      hovered && this._pointer
+        ? { x: this._pointer.x, y: this._pointer.y + 14 }
+        : { x: this._selectedX(view), y: AXIS + (this._lane + 1) * view.laneHeight };
+    const right = view.width - this._tip.offsetWidth;
+    this._tip.style.left = `${Math.max(0, Math.min(x + 10, right))}px`;
+    this._tip.style.top = `${y - this._lanes.scrollTop}px`;
   }
+
+  private _selectedX(view: IWindow): number {
+    const row = this._selectedRow();
+    const start =
+      row < 0 ? this.last?.ranks?.[this._selectedRank]?.started : this._table.dispatched[row];
+    return Math.min(Math.max(xOf(view, start ?? view.from), leftOf(view)), view.width);
+  }
+}
+
+/** Return the rank of a lane; undefined for the lane of a worker. */
+function rankAt({ workers, ranks }: IWindow, lane: number): IRank | undefined {
+  return ranks[lane - workers];
 }

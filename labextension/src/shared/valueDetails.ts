@@ -1,8 +1,9 @@
 // Details of one closure, with its full error.
 
 import { CommandStatus, problemText } from './statusLine';
-import { button, enable, h, show } from './dom';
-import { brief, clock } from './figures';
+import { button, enable, h, setText, show } from './dom';
+import { Facts } from './facts';
+import { brief, clock, errorSummary } from './figures';
 import type { Link } from './link';
 
 interface IRecord {
@@ -24,15 +25,23 @@ interface IRecord {
 const ENDED = ['ready', 'failed', 'cancelled'];
 
 export class ValueDetails {
-  readonly node = h('div', { class: 'tfd-details', hidden: true });
+  readonly node = h('div', {
+    class: 'tfd-details',
+    role: 'group',
+    tabindex: -1,
+    hidden: true
+  });
   private readonly _head = h('div', { class: 'tfd-row' });
   private readonly _title = h('b');
-  private readonly _facts = h('dl', { class: 'tfd-facts' });
+  private readonly _facts = new Facts();
+  private readonly _message = h('div', { class: 'tfd-bad tfd-wrap' });
   private readonly _error = h('pre', { class: 'tfd-error', tabindex: 0, 'aria-label': 'error' });
   private readonly _cancel: HTMLButtonElement;
   private readonly _status: CommandStatus;
   private _id: number | null = null;
   private _state = '';
+  private _loading = false;
+  private _outdated = false;
 
   constructor(
     private readonly _link: Link,
@@ -40,15 +49,23 @@ export class ValueDetails {
     readOnly: boolean,
     onClose: () => void
   ) {
+    this.node.addEventListener('keydown', event => {
+      if (event.key === 'Escape') {
+        event.preventDefault();
+        event.stopPropagation();
+        onClose();
+      }
+    });
     this._status = new CommandStatus(_link, _cluster);
     this._cancel = button('Cancel', 'Cancel this closure', button => void this._doCancel(button));
     show(this._cancel, !readOnly);
     this._head.append(this._title, this._cancel, button('Close', 'Close the details', onClose));
-    this.node.append(this._head, this._status.node, this._facts, this._error);
+    this.node.append(this._head, this._status.node, this._message, this._facts.node, this._error);
   }
 
   /** Show the closure `id`, which is in `state`; the details are requested from the kernel. */
   show(id: number | null, state: string): void {
+    enable(this._cancel, this._link.usable && !ENDED.includes(state));
     if (id === this._id && state === this._state) {
       return;
     }
@@ -56,40 +73,51 @@ export class ValueDetails {
     this._id = id;
     this._state = state;
     show(this.node, id !== null);
-    enable(this._cancel, !ENDED.includes(state));
     if (id === null) {
       return;
     }
-    this._title.textContent = `closure ${id}`;
+    setText(this._title, `closure ${id}`);
+    this.node.setAttribute('aria-label', `closure ${id}`);
     if (changed) {
-      this._facts.replaceChildren();
+      this._facts.show([]);
+      setText(this._message, '');
       show(this._error, false);
       show(this._status.node, false);
     }
-    void this._load(id);
+    this._outdated = true;
+    if (!this._loading) {
+      void this._load();
+    }
   }
 
   dispose(): void {
     this._status.dispose();
   }
 
-  private async _load(id: number): Promise<void> {
-    try {
-      const record = (await this._link.command('value', { name: this._cluster, id })) as IRecord;
-      if (id === this._id) {
-        this._fill(record);
-      }
-    } catch (error) {
-      if (id === this._id) {
-        this._status.report(problemText(error), 'bad');
+  /** Request the shown closure, and again if another one is shown before the reply. */
+  private async _load(): Promise<void> {
+    this._loading = true;
+    while (this._outdated && this._id !== null) {
+      const id = this._id;
+      this._outdated = false;
+      try {
+        const record = (await this._link.command('value', { name: this._cluster, id })) as IRecord;
+        if (id === this._id) {
+          this._fill(record);
+        }
+      } catch (error) {
+        if (id === this._id) {
+          this._status.report(problemText(error), 'bad');
+        }
       }
     }
+    this._loading = false;
   }
 
   private _fill(record: IRecord): void {
     const at = (seconds: number | null) => (seconds === null ? '' : clock(seconds, 3));
     const took = (ms: number | null) => (ms === null ? '' : brief(ms / 1e3));
-    const facts: [string, string][] = [
+    this._facts.show([
       ['function', record.function],
       ['state', record.state],
       ['worker', record.worker < 0 ? '' : String(record.worker)],
@@ -101,14 +129,11 @@ export class ValueDetails {
       ['waited', took(record.queue_ms)],
       ['ran', took(record.run_ms)],
       ['fetched', took(record.fetch_ms)]
-    ];
-    this._facts.replaceChildren(
-      ...facts
-        .filter(([, value]) => value)
-        .flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)])
-    );
-    this._error.textContent = record.error;
-    show(this._error, Boolean(record.error));
+    ]);
+    const message = errorSummary(record.error);
+    setText(this._message, message);
+    setText(this._error, record.error);
+    show(this._error, record.error !== message);
   }
 
   private async _doCancel(button: HTMLButtonElement): Promise<void> {

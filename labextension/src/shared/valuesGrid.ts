@@ -28,18 +28,30 @@ export const GRID_COLUMNS: readonly IColumn[] = [
   { name: 'id', width: 76, right: true },
   { name: 'function', width: 130 },
   { name: 'state', width: 100 },
+  { name: 'error', width: 120 },
   { name: 'worker', width: 62, right: true },
   { name: 'attempts', width: 74, right: true },
   { name: 'waited', width: 72, right: true },
   { name: 'ran', width: 72, right: true },
   { name: 'fetched', width: 72, right: true },
-  { name: 'queued', width: 78 },
-  { name: 'error', width: 160 }
+  { name: 'queued', width: 78 }
 ];
 const EDGE = 5;
+const SCROLLBAR = 14;
+
+/** Return the widths of the columns: the error has the rest of a wide grid. */
+export function columnWidths(total: number): number[] {
+  const widths = GRID_COLUMNS.map(({ name, width }) =>
+    name === 'function' ? Math.max(70, Math.min(width, Math.round(total * 0.16))) : width
+  );
+  const rest = total - SCROLLBAR - widths.reduce((sum, width) => sum + width, 0);
+  return GRID_COLUMNS.map(({ name }, i) => widths[i] + (name === 'error' ? Math.max(0, rest) : 0));
+}
 
 export class ClosureModel extends DataModel {
   private _rows = 0;
+  /** The texts of the visible rows at the last update. */
+  private _texts = new Map<number, string>();
 
   constructor(
     private readonly _table: () => ClosureTable,
@@ -65,8 +77,8 @@ export class ClosureModel extends DataModel {
     return row < this._index.length ? cellText(this._table(), this._index.rows[row], name) : '';
   }
 
-  /** Notify the grid of an updated index. */
-  updated(): void {
+  /** Notify the grid of an updated index; `first` to `last` are the visible rows. */
+  updated(first: number, last: number): void {
     const before = this._rows;
     const now = this._index.length;
     this._rows = now;
@@ -80,13 +92,28 @@ export class ClosureModel extends DataModel {
     } else if (now < before) {
       this.emitChanged({ type: 'rows-removed', region: 'body', index: now, span: before - now });
     }
-    if (now) {
+    this._markChanged(first, Math.min(last, now - 1));
+  }
+
+  /** Notify the grid of changed rows, so that it draws no others. */
+  private _markChanged(first: number, last: number): void {
+    const texts = new Map<number, string>();
+    const changed: number[] = [];
+    for (let row = first; row <= last; row++) {
+      const text = GRID_COLUMNS.map((_, column) => this.data('body', row, column)).join('\n');
+      if (text !== this._texts.get(row)) {
+        changed.push(row);
+      }
+      texts.set(row, text);
+    }
+    this._texts = texts;
+    if (changed.length) {
       this.emitChanged({
         type: 'cells-changed',
         region: 'body',
-        row: 0,
+        row: changed[0],
         column: 0,
-        rowSpan: now,
+        rowSpan: changed[changed.length - 1] - changed[0] + 1,
         columnSpan: GRID_COLUMNS.length
       });
     }
@@ -94,7 +121,6 @@ export class ClosureModel extends DataModel {
 
   /** Notify the grid of a changed sort order. */
   sorted(): void {
-    this.updated();
     this.emitChanged({
       type: 'cells-changed',
       region: 'column-header',
@@ -122,7 +148,7 @@ export function cellText(table: ClosureTable, row: number, column: SortColumn): 
     case 'waited':
       return brief(table.dispatched[row] - table.queued[row]);
     case 'ran':
-      return brief(table.fetching[row] - table.started[row]);
+      return brief(table.ranOf(row));
     case 'fetched':
       return brief(table.finished[row] - table.fetching[row]);
     case 'queued':
@@ -145,6 +171,27 @@ class MouseHandler extends BasicMouseHandler {
       this._clicked(hit.column);
     } else {
       super.onMouseDown(grid, event);
+    }
+  }
+}
+
+/** Moves the selected row. */
+class KeyHandler extends BasicKeyHandler {
+  constructor(
+    private readonly _onOpen: () => void,
+    private readonly _whileMoving: (move: () => void) => void
+  ) {
+    super();
+  }
+
+  override onKeyDown(grid: DataGrid, event: KeyboardEvent): void {
+    if (event.key === 'Enter') {
+      event.preventDefault();
+      event.stopPropagation();
+      this._onOpen();
+    } else if (event.key !== 'Tab') {
+      // BasicKeyHandler keeps the focus in the grid when Tab is pressed.
+      this._whileMoving(() => super.onKeyDown(grid, event));
     }
   }
 }
@@ -205,13 +252,19 @@ export class ValuesGrid {
   private readonly _selection: BasicSelectionModel;
   private readonly _sizes: ResizeObserver | null;
   private _updating = false;
+  private _byKey = false;
+  /** Width of the grid when the column widths were computed. */
+  private _width = 0;
 
   constructor(
     private readonly _host: HTMLElement,
     private readonly _table: () => ClosureTable,
     private readonly _index: ClosureIndex,
     onSort: (column: SortColumn) => void,
-    onSelect: (row: number | null) => void
+    /** Called with the row that the user has selected, and whether by keyboard. */
+    onSelect: (row: number | null, byKey: boolean) => void,
+    /** Called when the user presses Enter. */
+    onOpen: () => void
   ) {
     this._model = new ClosureModel(_table, _index);
     this._selection = new BasicSelectionModel({
@@ -227,13 +280,20 @@ export class ValuesGrid {
     drawDirectly(this._grid);
     this._grid.dataModel = this._model;
     this._grid.selectionModel = this._selection;
-    this._grid.keyHandler = new BasicKeyHandler();
+    this._grid.viewport.node.tabIndex = 0;
+    // With this role, screen readers pass the arrow keys to the page.
+    this._grid.viewport.node.setAttribute('role', 'application');
+    this._grid.keyHandler = new KeyHandler(onOpen, move => {
+      this._byKey = true;
+      move();
+      this._byKey = false;
+    });
     this._grid.mouseHandler = new MouseHandler(column => onSort(GRID_COLUMNS[column].name));
-    GRID_COLUMNS.forEach(({ width }, i) => this._grid.resizeColumn('body', i, width));
     this._selection.changed.connect(() => {
       if (!this._updating) {
         const position = this._selection.cursorRow;
-        onSelect(position >= 0 && position < _index.length ? _index.rows[position] : null);
+        const row = position >= 0 && position < _index.length ? _index.rows[position] : null;
+        onSelect(row, this._byKey);
       }
     });
     this._sizes =
@@ -244,10 +304,11 @@ export class ValuesGrid {
   /** Show the rows of the index and select the row `selected`. */
   update(selected: number | null, sorted: boolean): void {
     this._updating = true;
+    const { scrollY, pageHeight, bodyHeight } = this._grid;
+    const last = this._grid.rowAt('body', Math.min(scrollY + pageHeight, bodyHeight) - 1);
+    this._model.updated(Math.max(this._grid.rowAt('body', scrollY), 0), last);
     if (sorted) {
       this._model.sorted();
-    } else {
-      this._model.updated();
     }
     const position = selected === null ? -1 : this._index.positionOf(selected);
     if (position < 0) {
@@ -264,6 +325,20 @@ export class ValuesGrid {
       });
     }
     this._updating = false;
+  }
+
+  set label(text: string) {
+    this._grid.viewport.node.setAttribute('aria-label', text);
+  }
+
+  focus(): void {
+    this._grid.viewport.node.focus({ preventScroll: true });
+  }
+
+  scrollToSelected(): void {
+    if (this._selection.cursorRow >= 0) {
+      this._grid.scrollToRow(this._selection.cursorRow);
+    }
   }
 
   toTop(): void {
@@ -343,5 +418,9 @@ export class ValuesGrid {
       this.paint();
     }
     MessageLoop.sendMessage(this._grid, Widget.ResizeMessage.UnknownSize);
+    if (width !== this._width) {
+      this._width = width;
+      columnWidths(width).forEach((size, i) => this._grid.resizeColumn('body', i, size));
+    }
   }
 }

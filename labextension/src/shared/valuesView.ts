@@ -1,17 +1,20 @@
 // The closures of a coordinator in a sortable, filterable grid with details.
 
+import { announce } from './announce';
 import { ClosureIndex, type IFilter, type SortColumn } from './closureIndex';
 import { button, h, labeled, setText, show } from './dom';
-import { counted, formatInteger } from './figures';
+import { counted, formatInteger, total } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster } from './protocol';
 import { onTheme } from './theme';
+import { closureText, nowOf } from './timelineModel';
 import { ValueDetails } from './valueDetails';
 import { GRID_COLUMNS, ValuesGrid } from './valuesGrid';
 import { type IActions, View } from './view';
 import { ClosureSubscription } from './subscription';
 
 const ALL = '';
+const FAILED = 'failed';
 
 export class ValuesView extends View {
   private readonly _state = h('select');
@@ -19,13 +22,16 @@ export class ValuesView extends View {
   private readonly _function = h('select');
   private readonly _sort = h('select');
   private readonly _direction: HTMLButtonElement;
+  private readonly _failed: HTMLButtonElement;
   private readonly _summary = h('span', { class: 'tfd-quiet tfd-wrap' });
-  private readonly _host = h('div', { class: 'tfd-gridhost', role: 'group' });
+  private readonly _host = h('div', { class: 'tfd-gridhost' });
   private readonly _index: ClosureIndex;
   private readonly _grid: ValuesGrid;
   private readonly _details: ValueDetails;
   private readonly _subscription: ClosureSubscription;
+  /** The selected closure that the grid shows. */
   private _selected: number | null = null;
+  private _detailsOpen = false;
   private _drawn = -1;
 
   constructor(link: Link, cluster: string, actions: IActions) {
@@ -36,14 +42,26 @@ export class ValuesView extends View {
       this._applySort(this._index.sort, !this._index.descending)
     );
     this._direction.setAttribute('aria-label', 'Reverse the sort order');
-    this._details = new ValueDetails(link, cluster, actions.readOnly, () => this._select(null));
+    this._failed = button('', 'Show only failed closures, or all', () => {
+      this._state.value = this._state.value === FAILED ? ALL : FAILED;
+      this._applySort(this._index.sort, this._index.descending);
+    });
+    this._failed.classList.add('tfd-bad');
+    this._details = new ValueDetails(link, cluster, actions.readOnly, () => {
+      this._openDetails(false);
+      this._grid.focus();
+    });
     this._grid = new ValuesGrid(
       this._host,
       () => link.closures(cluster),
       this._index,
       column =>
         this._applySort(column, this._index.sort === column ? !this._index.descending : false),
-      row => this._select(row === null ? null : link.closures(cluster).first + row)
+      (row, byKey) => this._select(row, byKey),
+      () => {
+        this._openDetails(this._selectedRow() !== null);
+        this._details.node.focus();
+      }
     );
     this._subscription = new ClosureSubscription(link, cluster);
     const applyFilter = () => this._applySort(this._index.sort, this._index.descending);
@@ -66,6 +84,7 @@ export class ValuesView extends View {
         'div',
         { class: 'tfd-row' },
         labeled('State', this._state),
+        this._failed,
         labeled('Worker', this._worker),
         labeled('Function', this._function),
         labeled('Sort by', this._sort),
@@ -94,16 +113,24 @@ export class ValuesView extends View {
 
   protected draw(snapshot: ICluster | undefined): void {
     const table = this.link.closures(this.cluster);
+    const selected = this.link.selectedClosure(this.cluster);
+    const moved = selected !== this._selected;
+    this._selected = selected;
     if (table.version !== this._drawn) {
       this._drawn = table.version;
       if (this._index.update(table)) {
         this._grid.update(this._selectedRow(), false);
       }
       setOptions(this._function, 'all', table.functions);
-      this._showDetails();
+    }
+    if (moved) {
+      this._openDetails(this._detailsOpen && selected !== null);
+      this._grid.update(this._selectedRow(), false);
+      this._grid.scrollToSelected();
     }
     setOptions(this._worker, 'all', Object.keys(snapshot?.coordinator?.workers ?? {}));
     this._summarize(snapshot);
+    this._showDetails();
   }
 
   private _applySort(column: SortColumn, descending: boolean): void {
@@ -128,9 +155,18 @@ export class ValuesView extends View {
     };
   }
 
-  private _select(id: number | null): void {
-    this._selected = id;
-    this._grid.update(this._selectedRow(), false);
+  private _select(row: number | null, byKey: boolean): void {
+    const table = this.link.closures(this.cluster);
+    this._selected = row === null ? null : table.first + row;
+    this.link.selectClosure(this.cluster, this._selected);
+    this._openDetails(row !== null && (this._detailsOpen || !byKey));
+    if (row !== null && byKey) {
+      announce(closureText(table, row, nowOf(table, this.connected)), true);
+    }
+  }
+
+  private _openDetails(open: boolean): void {
+    this._detailsOpen = open;
     this._showDetails();
   }
 
@@ -142,7 +178,7 @@ export class ValuesView extends View {
   }
 
   private _showDetails(): void {
-    const row = this._selectedRow();
+    const row = this._detailsOpen ? this._selectedRow() : null;
     this._details.show(
       row === null ? null : this._selected,
       row === null ? '' : this.link.closures(this.cluster).stateOf(row)
@@ -153,18 +189,25 @@ export class ValuesView extends View {
     const { length } = this.link.closures(this.cluster);
     const shown = this._index.length;
     const counts = counted(snapshot?.coordinator?.counts ?? {});
-    const total = Object.values(snapshot?.coordinator?.counts ?? {}).reduce((sum, n) => sum + n, 0);
-    const summary = !total
+    const all = total(snapshot?.coordinator?.counts ?? {});
+    const summary = !all
       ? snapshot?.coordinator
         ? 'no closures scheduled yet'
         : 'no coordinator'
-      : shown >= total
-        ? `${formatInteger(total)}: ${counts}`
+      : shown >= all
+        ? `${formatInteger(all)}: ${counts}`
         : shown === length
-          ? `latest ${formatInteger(shown)} of ${formatInteger(total)}: ${counts}`
-          : `${formatInteger(shown)} of ${formatInteger(total)} shown: ${counts}`;
+          ? `latest ${formatInteger(shown)} of ${formatInteger(all)}: ${counts}`
+          : `${formatInteger(shown)} of ${formatInteger(all)} shown: ${counts}`;
     setText(this._summary, summary);
-    this._host.setAttribute('aria-label', `grid of closures; ${summary}`);
+    const failed = snapshot?.coordinator?.counts.failed ?? 0;
+    const filtered = this._state.value === FAILED;
+    setText(this._failed, `${formatInteger(failed)} failed`);
+    this._failed.setAttribute('aria-pressed', String(filtered));
+    show(this._failed, failed > 0 || filtered);
+    this._grid.label =
+      `grid of closures; ${summary}. ` +
+      'Arrow keys select a row, Enter opens its details, Escape returns.';
     show(this._host, length > 0);
   }
 }

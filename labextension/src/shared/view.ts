@@ -2,9 +2,10 @@
 // shows a banner if the kernel has ended or has an incompatible version.
 
 import { h, setText, show } from './dom';
-import { confirmInline } from './confirm';
+import { confirmInline, type IQuestion } from './confirm';
+import { clock } from './figures';
 import type { Link } from './link';
-import { type ICluster, PROTOCOL } from './protocol';
+import { hasEnded, type ICluster, PROTOCOL } from './protocol';
 import { ensureStyle } from './css';
 
 /** Actions that the host of a view provides. */
@@ -17,7 +18,7 @@ export interface IActions {
   insert?: (code: string) => void;
   /** Open the dashboard of a cluster. */
   open?: (cluster: string) => void;
-  confirm?: (question: string) => Promise<boolean>;
+  confirm?: (question: IQuestion) => Promise<boolean>;
 }
 
 /** Return the text while a command runs: `text`, or how to run it although a cell is running. */
@@ -38,6 +39,8 @@ export abstract class View implements IView {
   protected disposed = false;
   /** The last known state of the cluster; kept after it has ended. */
   protected last: ICluster | undefined;
+  /** Time of `last` in seconds since the Unix epoch. */
+  private _lastTime = 0;
 
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _cleanups: (() => void)[] = [];
@@ -94,6 +97,15 @@ export abstract class View implements IView {
     this._cleanups.push(cleanup);
   }
 
+  /** Call `callback` when the size of an element changes. */
+  protected onResize(node: Element, callback: () => void): void {
+    if (typeof ResizeObserver !== 'undefined') {
+      const sizes = new ResizeObserver(callback);
+      sizes.observe(node);
+      this.onDispose(() => sizes.disconnect());
+    }
+  }
+
   /** Start drawing; subclasses call it at the end of their constructor. */
   protected begin(): void {
     this._started = true;
@@ -120,18 +132,23 @@ export abstract class View implements IView {
     this._observer.observe(this.node);
   }
 
-  protected confirm(question: string, near: HTMLElement): Promise<boolean> {
+  protected confirm(question: IQuestion, near: HTMLElement): Promise<boolean> {
     return this.actions.confirm ? this.actions.confirm(question) : confirmInline(question, near);
   }
 
   /** Whether the cluster accepts commands. */
   protected get connected(): boolean {
-    return this.link.state === 'ready' && this.link.cluster(this.cluster) !== undefined;
+    const cluster = this.link.cluster(this.cluster);
+    return this.link.usable && cluster !== undefined && !hasEnded(cluster);
   }
 
   private _draw(): void {
     this._stale = false;
-    this.last = this.link.cluster(this.cluster) ?? this.last;
+    const present = this.link.cluster(this.cluster);
+    if (present) {
+      this.last = present;
+      this._lastTime = this.link.lastMessage;
+    }
     const problem = this.problem();
     setText(this._banner, problem);
     show(this._banner, problem !== '');
@@ -154,15 +171,23 @@ export abstract class View implements IView {
       return '';
     }
     return this.last
-      ? `Cluster ${this.cluster} no longer exists; showing its last known state.`
+      ? `Cluster ${this.cluster} no longer exists.${lastKnown(this._lastTime)}`
       : `Cluster ${this.cluster} not found in this kernel.`;
   }
+}
+
+/** Return the time of a state that is not updated, as a second sentence; empty for no state. */
+export function lastKnown(seconds: number): string {
+  return seconds ? ` Last known state of ${clock(seconds)}.` : '';
 }
 
 /** Return the problem of a link, empty if it works. */
 export function linkProblem(link: Link): string {
   if (link.state === 'ended') {
-    return 'The kernel has ended or does not respond; showing the last known state.';
+    return `The kernel has ended or does not respond.${lastKnown(link.lastMessage)}`;
+  }
+  if (!link.connected && link.lastMessage) {
+    return `The connection to the kernel is interrupted.${lastKnown(link.lastMessage)}`;
   }
   if (link.state === 'mismatch') {
     const old = link.kernelProtocol < PROTOCOL;

@@ -3,6 +3,7 @@
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import { type ISignal, Signal } from '@lumino/signaling';
 
+import type { IQuestion } from '../shared/confirm';
 import type { IActions } from '../shared/view';
 import type { Detached, IDetached } from './detached';
 import { insertCode, notebookOf } from './insert';
@@ -14,7 +15,7 @@ export interface IOptions {
   kernels: Kernels;
   detached: Detached;
   notebooks: INotebookTracker | null;
-  confirm(question: string): Promise<boolean>;
+  confirm(question: IQuestion): Promise<boolean>;
   open(kernel: IKernel, cluster: string): void;
   /** Activate the notebook of this id. */
   show(id: string): void;
@@ -28,10 +29,22 @@ export class Clusters implements IClusters {
 
   private _settings = DEFAULTS;
   private _settingsChanged = new Signal<this, void>(this);
+  private _activeChanged = new Signal<this, void>(this);
 
   constructor(private readonly _options: IOptions) {
     this.kernels = _options.kernels;
     this.detached = _options.detached;
+    _options.notebooks?.currentChanged.connect(() => this._activeChanged.emit());
+  }
+
+  get activeKernel(): IKernel | undefined {
+    const context = this._options.notebooks?.currentWidget?.sessionContext;
+    // A notebook that has just been opened has a path, but no session.
+    return context && this.kernels.find(context.session?.kernel?.id ?? '', context.path);
+  }
+
+  get activeChanged(): ISignal<this, void> {
+    return this._activeChanged;
   }
 
   get settings(): ISettings {
@@ -51,7 +64,7 @@ export class Clusters implements IClusters {
     const { notebooks, confirm, open } = this._options;
     const actions: IActions = {
       readOnly: this._settings.readOnly,
-      source: 'the panel',
+      source: at === 'panel' ? 'the panel' : 'the dashboard',
       confirm
     };
     if (notebooks && kernel.path.endsWith('.ipynb')) {
@@ -73,7 +86,7 @@ export class Clusters implements IClusters {
     return actions;
   }
 
-  confirm(question: string): Promise<boolean> {
+  confirm(question: IQuestion): Promise<boolean> {
     return this._options.confirm(question);
   }
 

@@ -6,14 +6,16 @@ import { Widget } from '@lumino/widgets';
 import { ClusterView } from '../shared/clusterView';
 import { ensureStyle } from '../shared/css';
 import { h, setText, show } from '../shared/dom';
+import { KpiRow } from '../shared/kpiRow';
 import type { Link } from '../shared/link';
 import { LogsView } from '../shared/logsView';
 import type { ICluster } from '../shared/protocol';
+import { hasTimeline } from '../shared/ranks';
 import { StepperView } from '../shared/stepperView';
 import { ThroughputView } from '../shared/throughputView';
 import { TimelineView } from '../shared/timelineView';
 import { ValuesView } from '../shared/valuesView';
-import type { IActions, IView } from '../shared/view';
+import { type IActions, type IView, lastKnown, linkProblem } from '../shared/view';
 import type { IKernel } from './kernels';
 import type { IClusters } from './tokens';
 
@@ -28,11 +30,14 @@ type Kind = new (link: Link, cluster: string, actions: IActions) => IView;
 
 export class Dashboard extends Widget {
   private readonly _missing = h('div', { class: 'tfd-lab-missing' });
+  private readonly _top = h('div', { class: 'tfd-lab-top' });
   private readonly _left = h('div', { class: 'tfd-lab-column' });
   private readonly _right = h('div', { class: 'tfd-lab-column' });
+  private readonly _bottom = h('div', { class: 'tfd-lab-bottom' });
   private readonly _views: IView[] = [];
   private _kernel: IKernel | undefined;
   private _hasCoordinator = false;
+  private _hasTimeline = false;
   private _tasks: TaskLogs | null = null;
   private _readOnly = false;
 
@@ -48,7 +53,9 @@ export class Dashboard extends Widget {
         'div',
         { class: 'tfd-live tfd-lab-dashboard', tabindex: -1 },
         this._missing,
-        h('div', { class: 'tfd-lab-columns' }, this._left, this._right)
+        this._top,
+        h('div', { class: 'tfd-lab-columns' }, this._left, this._right),
+        this._bottom
       )
     );
     _clusters.kernels.changed.connect(this.update, this);
@@ -93,20 +100,28 @@ export class Dashboard extends Widget {
       }
       const where = path ? ` of ${path}` : '';
       return this._kernel
-        ? `The kernel${where} has ended. Next: restart it and start the cluster; this tab then shows it.`
+        ? `The kernel${where} has ended.${lastKnown(this._kernel.client.link.lastMessage)}` +
+            ' Next: restart it and start the cluster; this tab then shows it.'
         : `The kernel${where} of cluster ${cluster} is not running. Next: open the notebook and start the cluster, or close this tab.`;
     }
-    switch (kernel.client.state) {
+    const { link, state } = kernel.client;
+    switch (state) {
       case 'unloaded':
-        return 'The kernel has not loaded tfd_notebook. Next: run %load_ext tfd_notebook and start the cluster.';
+        return (
+          (link.lastMessage
+            ? `The kernel was restarted, and its clusters have ended.${lastKnown(link.lastMessage)}`
+            : 'The kernel has not loaded tfd_notebook.') +
+          ' Next: run %load_ext tfd_notebook and start the cluster.'
+        );
       case 'unsupported':
         return 'This kernel is no longer a Python kernel.';
       default:
-        return '';
+        return linkProblem(link);
     }
   }
 
   private _show(kernel: IKernel): void {
+    this._top.append(this._create(KpiRow).node);
     this._add(this._left, '', ClusterView);
     this._add(this._right, 'Throughput', ThroughputView);
     this._tasks = new TaskLogs(
@@ -114,20 +129,27 @@ export class Dashboard extends Widget {
       this.target.cluster,
       this._clusters.actions(kernel, 'tab')
     );
-    this._left.append(this._tasks.node);
+    this._bottom.append(this._tasks.node);
   }
 
   private _fill(snapshot: ICluster): void {
     this._tasks?.update(snapshot.order);
+    if (hasTimeline(snapshot) && !this._hasTimeline) {
+      this._hasTimeline = true;
+      this._add(this._right, 'Timeline', TimelineView);
+    }
     if (snapshot.coordinator && !this._hasCoordinator) {
       this._hasCoordinator = true;
-      this._add(this._left, 'Steps', StepperView, this._tasks?.node);
-      this._add(this._right, 'Worker timeline', TimelineView);
+      this._add(this._left, 'Steps', StepperView);
       this._add(this._right, 'Values', ValuesView);
     }
   }
 
-  private _add(column: HTMLElement, title: string, View: Kind, before?: HTMLElement): void {
+  private _add(column: HTMLElement, title: string, View: Kind): void {
+    column.append(card(title, this._create(View).node));
+  }
+
+  private _create(View: Kind): IView {
     const kernel = this._kernel!;
     const view = new View(
       kernel.client.link,
@@ -135,14 +157,14 @@ export class Dashboard extends Widget {
       this._clusters.actions(kernel, 'tab')
     );
     this._views.push(view);
-    column.insertBefore(card(title, view.node), before ?? null);
+    return view;
   }
 
   private _clear(): void {
     this._views.splice(0).forEach(view => view.dispose());
     this._tasks?.dispose();
     this._tasks = null;
-    this._hasCoordinator = false;
+    this._hasCoordinator = this._hasTimeline = false;
     this._left.replaceChildren();
     this._right.replaceChildren();
   }

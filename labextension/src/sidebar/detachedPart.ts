@@ -1,5 +1,6 @@
 // Detached clusters in the panel, with buttons to attach, renew and stop.
 
+import { type IQuestion, stopQuestion } from '../shared/confirm';
 import { StatusLine } from '../shared/statusLine';
 import {
   button,
@@ -18,7 +19,7 @@ const HOURS = 8;
 const MAX_HOURS = 24 * 365;
 
 export interface IDetachedActions {
-  confirm(question: string): Promise<boolean>;
+  confirm(question: IQuestion): Promise<boolean>;
   /** Attach the active notebook to a cluster. */
   attach(cluster: IDetached): void;
 }
@@ -107,13 +108,14 @@ class Row {
     const stop = button('Stop', 'Stop all tasks of this cluster', button => {
       void this._stop(actions, button);
     });
+    stop.classList.add('tfd-danger');
     this._attach = button('Attach', '', () => actions.attach(this._shown!));
     this._tools = h(
       'div',
       { class: 'tfd-row tfd-tools' },
       this._attach,
-      stop,
-      h('span', { class: 'tfd-row' }, labeled('hours', this._hours), renew)
+      h('span', { class: 'tfd-row' }, labeled('hours', this._hours), renew),
+      stop
     );
     this.node = h(
       'div',
@@ -163,11 +165,7 @@ class Row {
 
   private async _stop(actions: IDetachedActions, button: HTMLButtonElement): Promise<void> {
     const cluster = this._shown!;
-    if (
-      await actions.confirm(
-        `Stop the detached cluster ${this._detached.label(cluster)} and all its tasks?`
-      )
-    ) {
+    if (await actions.confirm(stopQuestion(this._detached.label(cluster)))) {
       await this._status.attempt(
         'Stop',
         () => this._detached.stop(cluster),

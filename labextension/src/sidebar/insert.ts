@@ -15,10 +15,14 @@ export function notebookOf(
   return uses(tracker.currentWidget) ? tracker.currentWidget! : tracker.find(uses);
 }
 
-/** Insert `code` into a new cell below the active one, activate it, and optionally run it. */
+/** Insert `code` into the active cell if it is empty, else into a new one below; optionally run it. */
 export function insertCode(panel: NotebookPanel, code: string, run = false): void {
   const notebook = panel.content;
-  NotebookActions.insertBelow(notebook);
+  const active = notebook.activeCell?.model;
+  if (active?.type !== 'code' || active.sharedModel.getSource().trim()) {
+    NotebookActions.insertBelow(notebook);
+  }
+  notebook.deselectAll(); // `run` runs all selected cells
   notebook.activeCell?.model.sharedModel.setSource(code);
   if (run) {
     void NotebookActions.run(notebook, panel.sessionContext);

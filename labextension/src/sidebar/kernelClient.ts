@@ -198,6 +198,7 @@ export class KernelClient implements IDisposable, ITransport {
   }
 
   private _onConnectionStatus(_: unknown, status: Kernel.ConnectionStatus): void {
+    this.link.setConnected(status === 'connected');
     if (status === 'connected') {
       void this._attach();
     }

@@ -10,6 +10,9 @@ import { clustersOf, type IKernel } from './kernels';
 import { LOAD } from './kernelClient';
 import type { IClusters } from './tokens';
 
+/** Time for which the message of a started cluster is shown. */
+const MESSAGE_MS = 30_000;
+
 export class KernelPart {
   readonly node: HTMLElement;
 
@@ -32,11 +35,16 @@ export class KernelPart {
   /** The button that opened the form. */
   private _activeButton: HTMLButtonElement | null = null;
   private _startedName = '';
+  /** Ended clusters that the user has removed from this page. */
+  private readonly _dismissed = new Set<string>();
+  private _timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
     readonly kernel: IKernel,
     private readonly _clusters: IClusters,
-    private readonly _folds: IFoldState
+    private readonly _folds: IFoldState,
+    /** Called when the form or the list of clusters changes. */
+    private readonly _onChange: () => void
   ) {
     this._start = button('Start cluster', 'Start a cluster in this kernel', () =>
       this._activeButton === this._start ? this._close() : this.start()
@@ -65,24 +73,23 @@ export class KernelPart {
     );
     this.node = h(
       'section',
-      { class: 'tfd-lab-kernel' },
+      { class: 'tfd-lab-kernel', tabindex: -1 },
       head,
       this._text,
       this._container,
       this._started,
       this._list
     );
-    this.update();
   }
 
-  update(): void {
+  update(isExpandedByDefault: boolean): void {
     const { client, name, path, spec } = this.kernel;
     const { readOnly, showEnded } = this._clusters.settings;
     setTruncatedText(this._name, name, path);
     setTruncatedText(this._spec, spec);
     this.node.setAttribute('aria-label', `kernel of ${name}`);
     const loaded = client.state === 'loaded';
-    const usable = loaded && !readOnly && client.link.state === 'ready';
+    const usable = loaded && !readOnly && client.link.usable;
     show(this._start, usable);
     show(this._find, usable);
     show(this._load, client.state === 'unloaded' && !readOnly);
@@ -91,10 +98,15 @@ export class KernelPart {
     setText(this._text, text);
     show(this._text, text !== '');
     this._text.classList.toggle('tfd-bad', client.problem !== '');
-    const shown = clustersOf(this.kernel).filter(cluster => showEnded || !hasEnded(cluster));
+    const clusters = clustersOf(this.kernel);
+    const running = clusters.filter(cluster => !hasEnded(cluster));
+    running.forEach(cluster => this._dismissed.delete(cluster.name));
+    const shown = clusters.filter(
+      cluster => running.includes(cluster) || (showEnded && !this._dismissed.has(cluster.name))
+    );
     this._keyed.update(
       shown.map(cluster => cluster.name),
-      (node, key) => this._parts.get(node)!.update(client.link.cluster(key)!)
+      (node, key) => this._parts.get(node)!.update(client.link.cluster(key)!, isExpandedByDefault)
     );
     const started = client.link.cluster(this._startedName);
     if (!loaded || (started && hasEnded(started))) {
@@ -108,14 +120,31 @@ export class KernelPart {
   /** Show the form for a new cluster. */
   start(): void {
     if (this._activeButton !== this._start && !this._start.hidden) {
+      this._start.focus(); // so that the form takes the focus
       this._open(
         this._start,
-        new StartForm(this.kernel.client.link, this._actions, (name, message) =>
-          this._onCluster(name, message)
+        new StartForm(
+          this.kernel.client.link,
+          this._actions,
+          (name, message) => this._onCluster(name, message),
+          () => {
+            this._close();
+            this._start.focus();
+          }
         )
       );
     }
     this.node.scrollIntoView({ block: 'nearest' });
+  }
+
+  /** Number of the shown clusters. */
+  get clusterCount(): number {
+    return this._parts.size;
+  }
+
+  /** Whether the form for a new cluster is open. */
+  get isStarting(): boolean {
+    return this._form !== null && this._activeButton === this._start;
   }
 
   /** Show the form that resolves a cluster. */
@@ -130,6 +159,7 @@ export class KernelPart {
 
   dispose(): void {
     this._close();
+    clearTimeout(this._timer);
     this._keyed.update([], () => undefined);
     this.node.remove();
   }
@@ -146,22 +176,33 @@ export class KernelPart {
     this._container.append(form.node);
     button.setAttribute('aria-expanded', 'true');
     setText(button, 'Close');
+    this._onChange();
   }
 
   /** Close the form and show its message above the new cluster. */
   private _onCluster(name: string, message: string): void {
     const button = this._activeButton;
+    const { activeElement } = document;
+    // Not if the user has moved the focus, such as to a cell.
+    const focused = this.node.contains(activeElement) || activeElement === document.body;
     this._close();
     this._startedName = name;
     setText(this._started, message);
     show(this._started, true);
-    button?.focus();
-    this.node.scrollIntoView({ block: 'nearest' });
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => show(this._started, false), MESSAGE_MS);
+    if (focused) {
+      button?.focus();
+      this.node.scrollIntoView({ block: 'nearest' });
+    }
   }
 
   private _close(): void {
-    this._form?.dispose();
-    this._form = null;
+    if (this._form) {
+      this._form.dispose();
+      this._form = null;
+      this._onChange();
+    }
     this._activeButton?.setAttribute('aria-expanded', 'false');
     this._activeButton = null;
     setText(this._start, 'Start cluster');
@@ -169,7 +210,11 @@ export class KernelPart {
   }
 
   private _createPart(name: string): HTMLElement {
-    const part = new ClusterPart(this.kernel, name, this._actions, this._folds);
+    const part = new ClusterPart(this.kernel, name, this._actions, this._folds, () => {
+      this._dismissed.add(name);
+      (this._start.hidden ? this.node : this._start).focus();
+      this._onChange();
+    });
     this._parts.set(part.node, part);
     return part.node;
   }

@@ -10,7 +10,7 @@ import type { IFoldState } from './clusterPart';
 import { DetachedPart } from './detachedPart';
 import { emptyMessage } from './empty';
 import { KernelPart } from './kernelPart';
-import { clustersOf, type IKernel } from './kernels';
+import type { IKernel } from './kernels';
 import type { IClusters } from './tokens';
 
 export class ClustersPanel extends Widget {
@@ -22,9 +22,11 @@ export class ClustersPanel extends Widget {
   private readonly _detached: DetachedPart;
   private readonly _parts = new Map<HTMLElement, KernelPart>();
   private readonly _keyed: KeyedList<HTMLElement>;
-  private readonly _folded = new Set<string>();
+  private readonly _folds = new Map<string, boolean>();
   private readonly _foldsChanged = new Signal<this, void>(this);
   private _readOnly: boolean;
+  /** The kernel of the latest active notebook that has a Python kernel. */
+  private _active: IKernel | undefined;
   /** The attached clusters at the last request for detached ones. */
   private _attached = '';
 
@@ -49,6 +51,7 @@ export class ClustersPanel extends Widget {
     _clusters.kernels.updated.connect(this._onUpdated, this);
     _clusters.settingsChanged.connect(this._onSettings, this);
     _clusters.detached.changed.connect(this.update, this);
+    _clusters.activeChanged.connect(this.update, this);
     this.update();
   }
 
@@ -57,15 +60,15 @@ export class ClustersPanel extends Widget {
     return this._foldsChanged;
   }
 
-  get folded(): string[] {
-    return [...this._folded];
+  /** The parts that the user has collapsed (true) or expanded (false). */
+  get folds(): Record<string, boolean> {
+    return Object.fromEntries(this._folds);
   }
 
-  /** Restore the collapsed parts. */
-  restore(folded: readonly string[]): void {
-    this._folded.clear();
-    folded.forEach(key => this._folded.add(key));
-    this._rebuild();
+  set folds(folds: Record<string, boolean>) {
+    this._folds.clear();
+    Object.entries(folds).forEach(([key, folded]) => this._folds.set(key, folded));
+    this.update();
   }
 
   /** Show the form for a new cluster in the kernel with this id. */
@@ -87,8 +90,10 @@ export class ClustersPanel extends Widget {
   }
 
   protected override onActivateRequest(_message: Message): void {
-    const first = this._body.querySelector<HTMLElement>('button:not([hidden]):not(:disabled)');
-    (first ?? this._body).focus();
+    if (!this._body.contains(document.activeElement)) {
+      const first = this._body.querySelector<HTMLElement>('button:not([hidden]):not(:disabled)');
+      (first ?? this._body).focus();
+    }
   }
 
   protected override onBeforeShow(_message: Message): void {
@@ -124,25 +129,37 @@ export class ClustersPanel extends Widget {
       detached.refresh();
     }
     this._detached.update(settings.readOnly);
-    // Kernels with clusters first, then kernels that can start one.
-    const rank = (kernel: IKernel) =>
-      clustersOf(kernel).length > 0 ? 0 : kernel.client.state === 'loaded' ? 1 : 2;
-    const shown = all
-      .filter(({ client }) => client.state !== 'unsupported')
-      .sort((a, b) => rank(a) - rank(b));
+    const shown = all.filter(({ client }) => client.state !== 'unsupported');
+    this._activate(shown);
+    const isFirst = (kernel: IKernel) => Number(kernel === this._active);
     this._keyed.update(
-      shown.map(kernel => kernel.id),
-      node => this._parts.get(node)!.update()
+      shown.sort((a, b) => isFirst(b) - isFirst(a)).map(kernel => kernel.id),
+      (node, id) =>
+        this._parts.get(node)!.update(this._active === undefined || id === this._active.id)
     );
+    const counts = new Map([...this._parts.values()].map(part => [part.kernel, part.clusterCount]));
     const message = emptyMessage(
       kernels.ready,
-      all.map(kernel => ({ state: kernel.client.state, clusters: clustersOf(kernel).length })),
+      all.map(kernel => ({ state: kernel.client.state, clusters: counts.get(kernel) ?? 0 })),
       settings.readOnly
     );
     show(this._empty, message !== null);
     if (message) {
       setText(this._what, message.what);
       setText(this._next, message.next);
+      // The next step is the form while it is open.
+      show(this._next, ![...this._parts.values()].some(part => part.isStarting));
+    }
+  }
+
+  /** Follow the active notebook; another document in front changes nothing. */
+  private _activate(shown: readonly IKernel[]): void {
+    const active = [this._clusters.activeKernel, this._active].find(
+      kernel => kernel && shown.includes(kernel)
+    );
+    if (active !== this._active) {
+      this._active = active;
+      this.node.scrollTop = 0;
     }
   }
 
@@ -156,27 +173,26 @@ export class ClustersPanel extends Widget {
     const { readOnly } = this._clusters.settings;
     if (readOnly !== this._readOnly) {
       this._readOnly = readOnly;
-      this._rebuild();
+      this._keyed.update([], () => undefined);
     }
-    this.update();
-  }
-
-  private _rebuild(): void {
-    this._keyed.update([], () => undefined);
     this.update();
   }
 
   private _createPart(id: string): HTMLElement {
     const folds: IFoldState = {
-      has: key => this._folded.has(key),
+      get: key => this._folds.get(key),
       set: (key, folded) => {
-        if (folded !== this._folded.has(key)) {
-          this._folded[folded ? 'add' : 'delete'](key);
-          this._foldsChanged.emit();
+        if (folded === undefined) {
+          this._folds.delete(key);
+        } else {
+          this._folds.set(key, folded);
         }
+        this._foldsChanged.emit();
       }
     };
-    const part = new KernelPart(this._clusters.kernels.find(id)!, this._clusters, folds);
+    const part = new KernelPart(this._clusters.kernels.find(id)!, this._clusters, folds, () =>
+      this.update()
+    );
     this._parts.set(part.node, part);
     return part.node;
   }

@@ -4,7 +4,8 @@ import type { IRunningSessions } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import { confirmStop, stop } from './commands';
+import { stopQuestion } from '../shared/confirm';
+import { clusterName, stop } from './commands';
 import type { IDetached } from './detached';
 import { clusterIcon } from './icon';
 import type { IRunningCluster } from './kernels';
@@ -96,8 +97,7 @@ export class RunningClusters implements IRunningSessions.IManager {
   }
 
   private async _confirmDetached(cluster: IDetached, label: string): Promise<void> {
-    const question = this._trans.__('Stop the detached cluster %1 and all its tasks?', label);
-    if (await this._clusters.confirm(question)) {
+    if (await this._clusters.confirm(stopQuestion(label))) {
       await this._stopDetached(cluster);
     }
   }
@@ -111,7 +111,7 @@ export class RunningClusters implements IRunningSessions.IManager {
   }
 
   private async _stop(running: IRunningCluster): Promise<void> {
-    if (await confirmStop([running], this._trans)) {
+    if (await this._clusters.confirm(stopQuestion(clusterName(running)))) {
       await stop(running, this._trans);
     }
   }

@@ -3,6 +3,7 @@
 import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
 
+import type { IQuestion } from '../shared/confirm';
 import type { IActions } from '../shared/view';
 import type { Detached, IDetached } from './detached';
 import type { IKernel, Kernels } from './kernels';
@@ -22,9 +23,13 @@ export interface IClusters {
   readonly detached: Detached;
   readonly settings: ISettings;
   readonly settingsChanged: ISignal<unknown, void>;
+  /** The kernel of the active notebook. */
+  readonly activeKernel: IKernel | undefined;
+  /** Emitted when another notebook becomes active. */
+  readonly activeChanged: ISignal<unknown, void>;
   /** Return the actions of a view of a cluster in this kernel; `at` is the place of the view. */
   actions(kernel: IKernel, at: 'panel' | 'tab'): IActions;
-  confirm(question: string): Promise<boolean>;
+  confirm(question: IQuestion): Promise<boolean>;
   /** Attach the active notebook to a detached cluster. */
   attach(cluster: IDetached): void;
   showPanel(): void;

@@ -4,6 +4,8 @@ import { ClusterView } from '../shared/clusterView';
 import { ensureStyle } from '../shared/css';
 import { h, KeyedList, show, uniqueId } from '../shared/dom';
 import type { Link } from '../shared/link';
+import type { ICluster } from '../shared/protocol';
+import { hasTimeline } from '../shared/ranks';
 import { StepperView } from '../shared/stepperView';
 import { ThroughputView } from '../shared/throughputView';
 import { TimelineView } from '../shared/timelineView';
@@ -20,12 +22,15 @@ export const KINDS: Record<string, Kind> = {
   stepper: StepperView
 };
 
-const TABS: readonly { kind: string; title: string; coordinator: boolean }[] = [
-  { kind: 'cluster', title: 'Cluster', coordinator: false },
-  { kind: 'throughput', title: 'Throughput', coordinator: false },
-  { kind: 'values', title: 'Values', coordinator: true },
-  { kind: 'timeline', title: 'Timeline', coordinator: true },
-  { kind: 'stepper', title: 'Steps', coordinator: true }
+const hasCoordinator = ({ coordinator }: ICluster) => coordinator !== undefined;
+
+/** The tabs, each with what a cluster needs for it. A tab stays once it is shown. */
+const TABS: readonly { kind: string; title: string; needs?: (cluster: ICluster) => boolean }[] = [
+  { kind: 'cluster', title: 'Cluster' },
+  { kind: 'throughput', title: 'Throughput' },
+  { kind: 'values', title: 'Values', needs: hasCoordinator },
+  { kind: 'timeline', title: 'Timeline', needs: hasTimeline },
+  { kind: 'stepper', title: 'Steps', needs: hasCoordinator }
 ];
 
 interface ITab {
@@ -41,8 +46,7 @@ export class Tabs implements IView {
   private readonly _buttons: KeyedList<HTMLButtonElement>;
   private readonly _end: () => void;
   private _selected = 'cluster';
-  /** Keep the tabs of the coordinator after it has ended. */
-  private _hasCoordinator = false;
+  private _shown: string[] = [];
 
   constructor(
     private readonly _link: Link,
@@ -66,12 +70,11 @@ export class Tabs implements IView {
     this.node.remove();
   }
 
-  private get _shown(): string[] {
-    return TABS.filter(tab => this._hasCoordinator || !tab.coordinator).map(tab => tab.kind);
-  }
-
   private _update(): void {
-    this._hasCoordinator ||= this._link.cluster(this._cluster)?.coordinator !== undefined;
+    const snapshot = this._link.cluster(this._cluster);
+    this._shown = TABS.filter(
+      ({ kind, needs }) => !needs || this._shown.includes(kind) || (snapshot && needs(snapshot))
+    ).map(({ kind }) => kind);
     this._buttons.update(this._shown, (button, kind) => {
       const selected = kind === this._selected;
       button.setAttribute('aria-selected', String(selected));

@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 
 import { ClosureIndex, type IFilter, type SortColumn } from '../../src/shared/closureIndex';
 import { ClosureTable } from '../../src/shared/closures';
-import { endOf, adjacentRow, pick, spanOf } from '../../src/shared/timelineModel';
+import { adjacentRow, endOf, pick, spanOf } from '../../src/shared/timelineModel';
 import { FUNCTIONS, type IRow, packed } from './kernel';
 
 function apply(table: ClosureTable, rows: readonly IRow[], full: boolean, maxRows = 100_000): void {
@@ -237,7 +237,15 @@ describe('the timeline', () => {
   test('has bars of dispatched closures, and of running ones up to now', () => {
     expect([0, 1, 3].map(i => endOf(table, i, 20))).toEqual([12, 20, 15]);
     expect(endOf(table, 2, 20)).toBeNaN();
-    expect(spanOf(table, 20)).toEqual([10, 20]);
+    expect(spanOf(table, [], 20)).toEqual([10, 20]);
+  });
+
+  test('has bars of started ranks, and of running ones up to now', () => {
+    const rank = { task: 'worker:0', rank: 0, state: 'running', attempt: 1 };
+    const empty = new ClosureTable();
+    expect(spanOf(empty, [rank], 20)).toBeNull();
+    expect(spanOf(empty, [{ ...rank, started: 12 }], 20)).toEqual([12, 20]);
+    expect(spanOf(empty, [{ ...rank, started: 12, ended: 14 }], 20)).toEqual([12, 14]);
   });
 
   test('finds the bar at a position and the adjacent bars', () => {

@@ -20,9 +20,7 @@ function labels(strip: GpuStrip): (string | null)[] {
 let kernel: FakeKernel;
 
 beforeEach(() => {
-  kernel = new FakeKernel();
-  kernel.link.hello();
-  kernel.sendHello();
+  kernel = FakeKernel.connected();
 });
 
 afterEach(() => document.body.replaceChildren());
@@ -39,11 +37,13 @@ test('each GPU shows its host, task and figures', () => {
     'GPU 1 of one, seen by no task: utilization unknown',
     'GPU 0 of two, seen by worker:1: 100 % busy, 80.0 of 80 GB used'
   ]);
-  expect(strip.node.textContent).toContain('3 on 2 hosts, 1 free, 68 % busy, 82.1 of 160 GB used');
+  expect(strip.node.textContent).toContain(
+    '3 on 2 hosts, 1 not assigned, 68 % busy, 82.1 of 160 GB used'
+  );
   const groups = [...strip.node.querySelectorAll('.tfd-gputask')];
   expect(groups.map(element => element.firstChild!.textContent)).toEqual([
     'worker:0',
-    'free',
+    'not assigned',
     'worker:1'
   ]);
   expect(groups.map(element => element.classList.contains('tfd-free'))).toEqual([
@@ -53,6 +53,18 @@ test('each GPU shows its host, task and figures', () => {
   ]);
   const [use, memory] = strip.node.querySelectorAll<HTMLElement>('.tfd-gpu > i');
   expect([use.style.width, memory.style.width]).toEqual(['35%', '3%']);
+});
+
+test('the color of a bar depends on the load', () => {
+  const strip = new GpuStrip();
+  strip.show([
+    gpu('one', 0, { use_percent: 5, used_mb: 1000 }),
+    gpu('one', 1, { use_percent: 35, used_mb: 1000 }),
+    gpu('one', 2, { use_percent: 99, used_mb: 76_000 })
+  ]);
+  const bars = [...strip.node.querySelectorAll('.tfd-gpu > i')].map(bar => bar.className);
+  expect(bars.filter((_, i) => i % 2 === 0)).toEqual(['tfd-idle', '', 'tfd-busy']);
+  expect(bars.filter((_, i) => i % 2)).toEqual(['tfd-memory', 'tfd-memory', 'tfd-memory tfd-full']);
 });
 
 test('updates modify the existing tiles', () => {

@@ -10,6 +10,8 @@ export interface ISent extends Record<string, unknown> {
 
 export class FakeKernel implements ITransport {
   readonly sent: ISent[] = [];
+  /** Requests for recorded rates, which views make by themselves. */
+  readonly rates: ISent[] = [];
   readonly link: Link;
   concurrent = true;
   seq = 0;
@@ -18,8 +20,16 @@ export class FakeKernel implements ITransport {
     this.link = new Link(this, '0.1.0');
   }
 
+  /** Return a kernel that has replied to the first message of the page. */
+  static connected(): FakeKernel {
+    const kernel = new FakeKernel();
+    kernel.link.hello();
+    kernel.sendHello();
+    return kernel;
+  }
+
   send(message: Record<string, unknown>): void {
-    this.sent.push(message as ISent);
+    (message.command === 'rates' ? this.rates : this.sent).push(message as ISent);
   }
 
   of(kind: string): ISent[] {
@@ -51,9 +61,9 @@ export class FakeKernel implements ITransport {
     this.link.receive({ ...message, seq: this.seq, cluster, ...more }, buffers);
   }
 
-  /** Reply to the latest command. */
-  reply(answer: Record<string, unknown>): void {
-    const { request_id, client } = this.of('command').at(-1)!;
+  /** Reply to a command, by default the latest. */
+  reply(answer: Record<string, unknown>, command = this.of('command').at(-1)!): void {
+    const { request_id, client } = command;
     this.link.receive({ kind: 'reply', client, request_id: request_id as string, ...answer }, []);
   }
 }

@@ -8,9 +8,7 @@ let kernel: FakeKernel;
 
 beforeEach(() => {
   vi.useFakeTimers();
-  kernel = new FakeKernel();
-  kernel.link.hello();
-  kernel.sendHello();
+  kernel = FakeKernel.connected();
 });
 
 afterEach(() => vi.useRealTimers());

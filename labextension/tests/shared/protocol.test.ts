@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { mergePatch } from '../../src/shared/protocol';
+import { hasEnded, type ICluster, mergePatch } from '../../src/shared/protocol';
 
 // The examples of RFC 7396, appendix A.
 const EXAMPLES: [unknown, unknown, unknown][] = [
@@ -29,4 +29,15 @@ test.each(EXAMPLES)('%j with %j becomes %j', (target, patch, result) => {
   const before = JSON.stringify(target);
   expect(mergePatch(target, patch)).toEqual(result);
   expect(JSON.stringify(target)).toBe(before);
+});
+
+test.each([
+  ['ready', false],
+  ['degraded', false],
+  ['stopped', true],
+  ['failed', true],
+  ['lost', true],
+  ['left', true]
+])('a cluster that is %s has ended: %s', (state, ended) => {
+  expect(hasEnded({ state } as ICluster)).toBe(ended);
 });

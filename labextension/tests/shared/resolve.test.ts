@@ -79,9 +79,7 @@ const rows = () => view.node.querySelectorAll('tbody tr');
 
 beforeEach(async () => {
   vi.useFakeTimers();
-  kernel = new FakeKernel();
-  kernel.link.hello();
-  kernel.sendHello();
+  kernel = FakeKernel.connected();
   kernel.state({ clusters: {} });
   view = new ResolveView(kernel.link, { readOnly: false, insert }, attached);
   document.body.append(view.node);

@@ -3,6 +3,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { ClusterView } from '../../src/shared/clusterView';
 import { ClusterPart } from '../../src/sidebar/clusterPart';
 import { clusterOf, FakeKernel } from './kernel';
+import { attach, clearPage, settle } from './page';
 
 const MARKUP = '<img src=x onerror="alert(1)">';
 const TRACE = `worker:1: the function raised ValueError: no such column
@@ -14,23 +15,17 @@ let kernel: FakeKernel;
 let view: ClusterView;
 
 beforeEach(() => {
-  kernel = new FakeKernel();
-  kernel.link.hello();
-  kernel.sendHello();
-  view = new ClusterView(kernel.link, 'spark', {
-    readOnly: false,
-    confirm: () => Promise.resolve(true),
-    insert: () => undefined
-  });
-  document.body.append(view.node);
+  kernel = FakeKernel.connected();
+  view = attach(
+    new ClusterView(kernel.link, 'spark', {
+      readOnly: false,
+      confirm: () => Promise.resolve(true),
+      insert: () => undefined
+    })
+  );
 });
 
-afterEach(() => {
-  view.dispose();
-  document.body.replaceChildren();
-});
-
-const settle = () => new Promise(resolve => setTimeout(resolve, 40));
+afterEach(clearPage);
 
 function node(index: number, more: Record<string, unknown> = {}): Record<string, unknown> {
   return {

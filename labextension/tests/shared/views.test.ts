@@ -1,66 +1,23 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import { ClusterView } from '../../src/shared/clusterView';
-import { History } from '../../src/shared/history';
 import { LogLines, withoutTimestamp } from '../../src/shared/logLines';
-import type { ICluster } from '../../src/shared/protocol';
 import { StartForm } from '../../src/shared/startForm';
 import { StepperView } from '../../src/shared/stepperView';
-import type { IView } from '../../src/shared/view';
+import { TimelineView } from '../../src/shared/timelineView';
 import { clusterOf, FakeKernel } from './kernel';
+import { attach, clearPage, coordinated, press, settle } from './page';
 
 const MARKUP = '<img src=x onerror="alert(1)">';
 const ACTIONS = { readOnly: false };
 
 let kernel: FakeKernel;
-const open: IView[] = [];
 
 beforeEach(() => {
-  kernel = new FakeKernel();
-  kernel.link.hello();
-  kernel.sendHello();
+  kernel = FakeKernel.connected();
 });
 
-afterEach(() => {
-  open.splice(0).forEach(view => view.dispose());
-  document.body.replaceChildren();
-});
-
-function attach<V extends IView>(view: V): V {
-  open.push(view);
-  document.body.append(view.node);
-  return view;
-}
-
-function press(view: IView, label: string): HTMLButtonElement {
-  const match = [...view.node.querySelectorAll('button')].find(
-    button => button.textContent.trim() === label
-  );
-  match!.click();
-  return match!;
-}
-
-const settle = () => new Promise(resolve => setTimeout(resolve, 40));
-
-function coordinated(state: string): Record<string, unknown> {
-  return {
-    coordinator: {
-      state,
-      reason: state === 'paused' ? 'from a terminal' : undefined,
-      counts: { queued: 3, ready: 1 },
-      closures_per_s: 0,
-      workers: {
-        '0': { index: 0, state: 'idle', done: 1, failed: 0, lost: 0, built: 0, unbuilt: 0 },
-        '1': { index: 1, state: 'idle', done: 1, failed: 0, lost: 0, built: 0, unbuilt: 0 }
-      },
-      traces: {},
-      ps_bytes: {},
-      held: [],
-      break_on_failure: false,
-      reduced: false
-    }
-  };
-}
+afterEach(clearPage);
 
 test('repeated lines are merged regardless of their timestamps', () => {
   const log = new LogLines(3);
@@ -73,42 +30,6 @@ test('repeated lines are merged regardless of their timestamps', () => {
   expect(log.dropped).toBe(2);
   expect(withoutTimestamp('I0000 12:00:00.1   33 what')).toBe('what');
   expect(withoutTimestamp('step 12 of 13')).toBe('step 12 of 13');
-});
-
-test('a history is filled from the stream, and has gaps', () => {
-  const history = new History();
-  const stream = {
-    name: 's',
-    kind: 'stream',
-    state: 'running',
-    elements: 1,
-    bytes: 0,
-    elements_per_s: 3,
-    bytes_per_s: 0,
-    history: [1, 2, 3]
-  };
-  const cluster = clusterOf('c', { streams: { s: stream } }) as unknown as ICluster;
-  history.sample(cluster, 1000);
-  expect(history.streams.get('s')!.slice(-3)).toEqual([1, 2, 3]);
-  history.sample({ ...cluster, streams: {} }, 1002);
-  expect(history.streams.get('s')!.slice(-3)).toEqual([3, null, null]);
-  for (let second = 1003; second < 1700; second++) {
-    history.sample(cluster, second);
-  }
-  expect(history.length).toBe(600);
-  expect(history.start + history.length).toBe(1700);
-});
-
-test('a second that a delayed timer skipped is filled', () => {
-  const history = new History();
-  const task = { task: 'worker:0', role: 'worker', index: 0, state: 'ready', restarts: 0 };
-  const sample = (second: number, rate?: number) =>
-    history.sample(clusterOf('c', { tasks: { t: { ...task, bytes_per_s: rate } } }), second);
-  sample(1000, 5);
-  sample(1002, 7);
-  sample(1010, 9);
-  expect(history.tasks.get('worker:0')!.slice(-11, -8)).toEqual([5, 7, 7]);
-  expect(history.tasks.get('worker:0')!.slice(-3)).toEqual([null, null, 9]);
 });
 
 test('names and errors with markup are escaped', () => {
@@ -165,6 +86,61 @@ test('a click shows the pending command, then its error and next step', async ()
   expect(stop.disabled).toBe(false);
 });
 
+test('the ranks of a run are shown with their errors as text', async () => {
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
+  const rank = { function: 'train', attempt: 2, host: 'north' };
+  const ranks = {
+    'worker:1': { ...rank, task: 'worker:1', rank: 1, state: 'failed', reason: MARKUP },
+    'worker:0': { ...rank, task: 'worker:0', rank: 0, state: 'stopped' }
+  };
+  kernel.state({ clusters: { c: clusterOf('c', { ranks }) } });
+  await settle();
+  expect(view.node.textContent).toContain('train on 2 ranks, attempt 2rank 0');
+  expect(view.node.textContent).toContain('worker:1 on north');
+  expect(view.node.textContent).toContain(MARKUP);
+  expect(view.node.querySelector('img')).toBeNull();
+});
+
+test('the timeline shows ranks, also without a coordinator', async () => {
+  const { node } = attach(new TimelineView(kernel.link, 'c', ACTIONS));
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  await settle();
+  expect(node.textContent).toContain('No closures or ranks have run.');
+  const rank = { function: 'train', attempt: 2, host: 'north', started: 1_000 };
+  const ranks = {
+    'worker:1': {
+      ...rank,
+      task: 'worker:1',
+      rank: 1,
+      state: 'failed',
+      ended: 1_003,
+      reason: MARKUP
+    },
+    'worker:0': { ...rank, task: 'worker:0', rank: 0, state: 'stopped', ended: 1_003 }
+  };
+  kernel.state({ clusters: { c: clusterOf('c', { ranks }) } });
+  await settle();
+  expect(node.textContent).toContain('train on 2 ranks');
+  const canvas = node.querySelector('canvas')!;
+  canvas.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowDown' }));
+  expect(node.querySelector('.tfd-tip')!.textContent).toMatch(
+    /^rank 1 train: failed, worker:1 on north, from .*, 3(\.0+)? s, attempt 2: /
+  );
+  canvas.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowUp' }));
+  expect(node.querySelector('.tfd-tip')!.textContent).toContain('rank 0 train: stopped');
+  expect(node.querySelector('img')).toBeNull();
+});
+
+test('the range of adaptive data workers is shown while it is set', () => {
+  const adaptation = { minimum: 1, maximum: 8 };
+  kernel.state({ clusters: { c: clusterOf('c', { adaptation }), d: clusterOf('d') } });
+  const [adaptive, fixed] = ['c', 'd'].map(name =>
+    attach(new ClusterView(kernel.link, name, ACTIONS))
+  );
+  expect(adaptive.node.textContent).toContain('adapts 1 to 8 data workers');
+  expect(fixed.node.textContent).not.toContain('adapts');
+});
+
 test('the findings of the doctor stay until they are closed', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
   const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
@@ -210,7 +186,7 @@ test('Stop requires confirmation', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
   const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   press(view, 'Stop');
-  press(view, 'No');
+  press(view, 'Cancel');
   await settle();
   expect(kernel.of('command')).toEqual([]);
 });
@@ -220,7 +196,7 @@ test('a read-only view has no controls', () => {
   const view = attach(new ClusterView(kernel.link, 'c', { readOnly: true }));
   const steps = attach(new StepperView(kernel.link, 'c', { readOnly: true }));
   const texts = [...view.node.querySelectorAll('button'), ...steps.node.querySelectorAll('button')]
-    .filter(button => !button.closest('[hidden]'))
+    .filter(button => !button.closest('[hidden], th'))
     .map(button => button.textContent);
   expect(texts).toEqual(['data_worker:0']);
 });
@@ -230,7 +206,7 @@ test('shows the last known state after the kernel has ended', async () => {
   const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   kernel.link.receive({ kind: 'bye' }, []);
   await settle();
-  expect(view.node.textContent).toContain('showing the last known state');
+  expect(view.node.textContent).toContain('Last known state of');
   expect(view.node.textContent).toContain('data_worker:0');
   expect(view.node.querySelector('.tfd-dimmed')).not.toBeNull();
 });
@@ -272,7 +248,9 @@ test('the stepper shows the last state of an ended coordinator', async () => {
   kernel.link.receive({ kind: 'bye' }, []);
   await settle();
   expect(view.node.textContent).toContain('The kernel has ended');
-  expect(view.node.textContent).toContain('3 queued, 1 ready');
+  expect(view.node.querySelector('.tfd-counts')!.getAttribute('aria-label')).toBe(
+    '3 queued, 1 ready'
+  );
   const late = attach(new StepperView(kernel.link, 'c', ACTIONS));
   expect(late.node.textContent).toContain('The kernel has ended');
   expect(view.node.textContent + late.node.textContent).not.toContain('has no coordinator');
@@ -307,7 +285,8 @@ test('the form shows the fields of the kernel, the equivalent line and errors', 
   const line = () => form.node.querySelector('code')!.textContent;
   expect(line()).toBe('%tfd_cluster start --data-workers 2');
   expect(form.node.textContent).toContain(`here ${MARKUP}`);
-  const [launcher, count, flag, name] =
+  // Fields under Advanced follow the others.
+  const [count, name, launcher, flag] =
     form.node.querySelectorAll<HTMLInputElement>('input,select');
   launcher.value = 'else';
   launcher.dispatchEvent(new Event('change'));
@@ -334,4 +313,21 @@ test('the form shows the fields of the kernel, the equivalent line and errors', 
   await settle();
   expect(started).toHaveBeenCalledWith('c', expect.stringContaining('Variable: cluster.'));
   expect(form.node.textContent).toContain('is already running');
+});
+
+test('only a running stream is marked for its wait', async () => {
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
+  const rates = { elements: 9, bytes: 0, elements_per_s: 1, bytes_per_s: 0, history: [] };
+  for (const [state, tone] of [
+    ['running', 'tfd-warn'],
+    ['failed', 'tfd-quiet']
+  ]) {
+    const stream = { name: 's', kind: 'stream', state, wait_fraction: 0.91, ...rates };
+    kernel.state({ clusters: { c: clusterOf('c', { streams: { s: stream } }) } });
+    await settle();
+    const wait = [...view.node.querySelectorAll('.tfd-stream span')].find(
+      ({ textContent }) => textContent === 'waits 91 %'
+    )!;
+    expect(wait.className).toBe(tone);
+  }
 });
