@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfd_notebook.coordinator import error_hints
 from tfd_notebook.errors import CoordinatorError, StateError, TasksMissing, UsageError
+from tfd_notebook.model.snapshot import Snapshot
+from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.clock import Deadline
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.coordinator.coordinator import Coordinator
 
 #: The loop raises after this number of losses without a finished round in between.
@@ -68,8 +69,21 @@ class Progress:
     work: Work | None = field(default=None, repr=False)
 
 
+class TrainingCluster(Protocol):
+    """A cluster with workers and parameter servers, as the loop uses it."""
+
+    @property
+    def config(self) -> ClusterConfig: ...
+
+    def snapshot(self) -> Snapshot: ...
+
+    def coordinator(self) -> Coordinator: ...
+
+    def recover(self) -> Coordinator: ...
+
+
 def training_loop(
-    cluster: Cluster,
+    cluster: TrainingCluster,
     build: Callable[[Coordinator], Work],
     steps: int,
     directory: str,
@@ -143,7 +157,7 @@ def training_loop(
 class _TrainingLoop:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: TrainingCluster,
         build: Callable[[Coordinator], Work],
         steps: int,
         directory: str,

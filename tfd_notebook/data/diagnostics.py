@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, bytes_of, stages_of
@@ -126,7 +126,9 @@ class InspectedDataset:
     @property
     def cluster(self) -> DataServiceProtocol | None:
         """The cluster that runs the pipeline. None without a running one."""
-        cluster = None if self.use is None else self.use.delivery.cluster()
+        service = None if self.use is None else self.use.delivery.cluster()
+        # The package `bottleneck`, which defines `Delivery`, uses only its data workers.
+        cluster = cast("DataServiceProtocol | None", service)
         # A stopped cluster has no information about its tasks.
         return cluster if cluster is not None and _serves(cluster) else None
 

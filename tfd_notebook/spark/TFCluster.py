@@ -126,7 +126,9 @@ class TFCluster(CoordinatedSparkCluster):
             )
         inbox_addresses = feeding.inbox_addresses(self)
         if feeding.is_stream(dataRDD):
-            fed = feeding.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
+            fed = feeding.feed_stream(
+                self, dataRDD, lambda rdd: self.train(rdd, num_epochs, feed_timeout, qname)
+            )
             return None if wait else fed
         report_retry = feeding.retry_reporter(self.server.address, self.server.secret)
         work = feeding.training(
@@ -219,7 +221,7 @@ class TFCluster(CoordinatedSparkCluster):
                 fix="create one with spark.readStream; for an RDD or DataFrame use train(...)",
             )
 
-        return feeding.feed_batches(self, stream, feed_timeout, qname, **options)
+        return feeding.feed_batches(self.train, self.wait, stream, feed_timeout, qname, **options)
 
     def inference(
         self,

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -17,9 +17,6 @@ from tfd_notebook._compat.tf_data.pipeline_model import Splits, stages_of
 from tfd_notebook.agent.cgroups import MINE, ROOT, Quota, quotas, share
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role
-
-if TYPE_CHECKING:
-    from tfd_notebook.data.service.protocols import DataServiceProtocol
 
 
 def processors(file: Path = MINE, root: Path = ROOT) -> int:
@@ -77,13 +74,32 @@ class Machine:
         return idle, sum(sum(cpu[:8]) for cpu in every)
 
 
+class DataWorkers(Protocol):
+    """The data workers of a tf.data service, whose resource use is measured."""
+
+    @property
+    def owner(self) -> object:
+        """The object that a user's variable holds, for suggested code."""
+
+    @property
+    def service_in_process(self) -> bool:
+        """True if the data workers run in this process."""
+
+    @property
+    def service_on_this_host(self) -> bool:
+        """True if all data workers run on this host."""
+
+    def data_workers(self) -> tuple[TaskRow, ...]:
+        """Return the data workers that have not ended, by index."""
+
+
 @dataclass(frozen=True)
 class Delivery:
     """The expected result of an epoch through a service. Holds no reference to the dataset.
 
     Parameters
     ----------
-    cluster : weakref.ref of DataServiceProtocol
+    cluster : weakref.ref of DataWorkers
     cardinality : int
         Number of elements of the dataset. Negative if unknown.
     mode : str
@@ -95,7 +111,7 @@ class Delivery:
         Splits that the dispatcher assigns under dynamic sharding. None if unknown.
     """
 
-    cluster: weakref.ref[DataServiceProtocol]
+    cluster: weakref.ref[DataWorkers]
     cardinality: int
     mode: str
     job_name: str | None
@@ -209,10 +225,10 @@ class Workers:
 
     Parameters
     ----------
-    cluster : DataServiceProtocol
+    cluster : DataWorkers
     """
 
-    def __init__(self, cluster: DataServiceProtocol) -> None:
+    def __init__(self, cluster: DataWorkers) -> None:
         self._cluster = cluster
         self._began = time.perf_counter()
         self._before = {row.task: row for row in cluster.data_workers()}

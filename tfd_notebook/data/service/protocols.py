@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfd_notebook._compat.tf_data.pipeline_model import Buffer, Splits
+from tfd_notebook.data.bottleneck.usage import DataWorkers
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Policy
 
 if TYPE_CHECKING:
@@ -59,15 +59,11 @@ class TaskEnvironment:
         return cls(os.getcwd(), dict(os.environ))
 
 
-class DataServiceProtocol(Protocol):
+class DataServiceProtocol(DataWorkers, Protocol):
     """A tf.data service as the data package uses it."""
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def owner(self) -> object:
-        """The object that a user's variable holds, for suggested code."""
 
     @property
     def policy(self) -> Policy: ...
@@ -89,14 +85,6 @@ class DataServiceProtocol(Protocol):
         """The datasets that this process registered, by id."""
 
     @property
-    def service_in_process(self) -> bool:
-        """True if the data workers run in this process."""
-
-    @property
-    def service_on_this_host(self) -> bool:
-        """True if all data workers run on this host."""
-
-    @property
     def task_environment(self) -> TaskEnvironment | None:
         """The environment that the tasks inherited. None if another process started them."""
 
@@ -106,9 +94,6 @@ class DataServiceProtocol(Protocol):
     @property
     def limit(self) -> Limit:
         """The current bottleneck of the consumer that reads now."""
-
-    def data_workers(self) -> tuple[TaskRow, ...]:
-        """Return the data workers that have not ended, by index."""
 
     def check_room(self, needed: int) -> None:
         """Raise WorkDirError unless the journal's disk has room for `needed` bytes."""

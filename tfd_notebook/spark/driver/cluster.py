@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -127,6 +128,17 @@ class SparkClusterBase:
         self._launch.begin().add_done_callback(self._launch_ended)
 
     # State
+
+    @property
+    @abstractmethod
+    def adapter(self) -> registry.SparkClusterAdapter:
+        """The adapter of this cluster for views and commands."""
+
+    @abstractmethod
+    def shutdown(
+        self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200
+    ) -> Future[None] | None:
+        """Wait until the nodes finish, then stop them."""
 
     @property
     def phase(self) -> Phase:

@@ -23,10 +23,10 @@ from tfd_notebook.spark.feed.sender import (
 )
 
 if TYPE_CHECKING:
-    from tfd_notebook.spark.TFCluster import TFCluster
+    from tfd_notebook.spark.driver.cluster import SparkClusterBase
 
 
-def inbox_addresses(cluster: TFCluster) -> tuple[InboxAddress, ...]:
+def inbox_addresses(cluster: SparkClusterBase) -> tuple[InboxAddress, ...]:
     """Return the addresses of the nodes that receive rows."""
     return tuple(
         InboxAddress(
@@ -153,7 +153,7 @@ def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdEr
 
 def inference(
     data: Any,
-    cluster: TFCluster,
+    cluster: SparkClusterBase,
     inboxes: InboxAddresses,
     feed_timeout: float,
     qname: str,
@@ -234,7 +234,8 @@ def _rdd(data: Any) -> Any:
 
 
 def feed_batches(
-    cluster: TFCluster,
+    train: Callable[..., object],
+    wait: Callable[[], object],
     stream: Any,
     feed_timeout: float,
     qname: str,
@@ -243,7 +244,7 @@ def feed_batches(
 ) -> Any:
     """Feed each micro-batch of a streaming DataFrame; return the query.
 
-    The query is stopped when the cluster ends.
+    `train` feeds a batch. The query is stopped when `wait` returns at the end of the cluster.
     """
     feeding = threading.Lock()
     failed = False
@@ -252,11 +253,11 @@ def feed_batches(
         nonlocal failed
         with feeding:
             failed = True
-            cluster.train(batch, 1, feed_timeout, qname)
+            train(batch, 1, feed_timeout, qname)
             failed = False
 
     def end_with_cluster() -> None:
-        cluster.wait()
+        wait()
         # A batch that is being fed ends the query with its error, which has more detail than
         # `stop`. Read the flag, then release the lock: `stop` waits for the batch, which needs it.
         with feeding:
@@ -280,7 +281,7 @@ def is_stream(data: Any) -> bool:
 
 
 def feed_stream(
-    cluster: TFCluster, stream: Any, epochs: int, feed_timeout: float, qname: str
+    cluster: SparkClusterBase, stream: Any, train: Callable[[Any], object]
 ) -> Future[None]:
     """Feed each RDD of a DStream when it arrives.
 
@@ -297,7 +298,7 @@ def feed_stream(
 
     def feed(rdd: Any) -> None:
         try:
-            cluster.train(rdd, epochs, feed_timeout, qname)
+            train(rdd)
         except Exception as error:
             if isinstance(error, StateError) and cluster.phase in SHUT_DOWN:
                 return

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tfd_notebook.spark.driver.cluster import SparkClusterBase
-    from tfd_notebook.spark.TFCluster import TFCluster
 
 #: Timeout in seconds of a shutdown from a button or the command line.
 _STOP_SECONDS = 60
@@ -27,15 +26,15 @@ _running: dict[str, Any] = {}
 _last: Any = None
 
 
-def running() -> Mapping[str, TFCluster]:
+def running() -> Mapping[str, SparkClusterBase]:
     """Return the running clusters by name, newest last."""
     with _lock:
         return dict(_running)
 
 
-def last() -> TFCluster | None:
+def last() -> SparkClusterBase | None:
     """Return the newest cluster, running or not; None if there was none."""
-    cluster: TFCluster | None = _last
+    cluster: SparkClusterBase | None = _last
     return cluster
 
 
@@ -80,7 +79,7 @@ class SparkClusterAdapter:
     has_coordinator = False
     detached = False
 
-    def __init__(self, cluster: TFCluster) -> None:
+    def __init__(self, cluster: SparkClusterBase) -> None:
         self.cluster = cluster
         self.name = cluster.name
 

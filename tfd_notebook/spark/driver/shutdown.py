@@ -14,7 +14,7 @@ from tfd_notebook.spark.driver.phases import Phase
 from tfd_notebook.spark.roles import InputMode
 
 if TYPE_CHECKING:
-    from tfd_notebook.spark.TFCluster import TFCluster
+    from tfd_notebook.spark.driver.cluster import SparkClusterBase
 
 #: Timeout in seconds for nodes to end after the order to stop. They are killed after 3 s.
 _STOP_SECONDS = 15.0
@@ -44,7 +44,12 @@ class GracefulShutdown:
     """
 
     def __init__(
-        self, cluster: TFCluster, ssc: Any, grace_secs: float, timeout: float, stop_spark: bool
+        self,
+        cluster: SparkClusterBase,
+        ssc: Any,
+        grace_secs: float,
+        timeout: float,
+        stop_spark: bool,
     ) -> None:
         if grace_secs < 0:
             raise errors.UsageError(
