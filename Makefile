@@ -40,7 +40,7 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-front test-full $(SUITES:%=test-%) lint lint-front lab bench docs constraints clean
+.PHONY: help demo test test-fast test-front test-changed test-full flaky $(SUITES:%=test-%) lint lab bench docs constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -51,8 +51,18 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 # Neither root nor Debian packages are needed.
 test: $(VENV)/.test $(VENV)/.front ## before each commit: lint, the front end, fast tests and the quickstart
 	$(MAKE) --jobs 2 --output-sync=target lint test-front
+	$(MAKE) test-fast
+
+test-fast: # the tests of the gate, without set-up and static checks
 	$(PYTEST) $(PARALLEL) $(FAST)
 	$(PYTEST) $(NBVAL) $(QUICKSTART)
+
+N ?= 12
+flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each third run with busy cores; prints a table
+	$(BIN)/python -m tests.flaky $(N) $(MAKE) --no-print-directory test-fast
+
+test-changed: $(VENV)/.test ## the suites below for the packages that differ from the branch main
+	for suite in $$($(BIN)/python -m tests.changed main); do $(MAKE) test-$$suite || exit; done
 
 test-full: test ## make test, then each of the suites below
 	for suite in $(SUITES); do $(MAKE) test-$$suite || exit; done
