@@ -49,7 +49,7 @@ def serving(application: str, home: Path, token: str, *options: str) -> Iterator
         yield port
     finally:
         process.terminate()  # also ends its kernels
-        process.wait(30)
+        process.wait(60)
 
 
 def _listens(port: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 SERVER_STOP_SECONDS = 75.0
 
 
-def until(holds: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait until `holds()` is true, and return its value."""
     deadline = time.monotonic() + seconds
     began = time.thread_time()

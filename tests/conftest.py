@@ -32,7 +32,7 @@ from tests._waiting import SERVER_STOP_SECONDS
 #: With ``TFD_REQUIRE_ALL=1``, a skipped test fails.
 REQUIRE_ALL = os.environ.get("TFD_REQUIRE_ALL") == "1"
 #: Seconds after a test in which stopped processes and threads may still end.
-SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 60.0
 #: Seconds before garbage is collected, and between collections, which take 0.2 s with TensorFlow.
 #: Most leftovers are processes, which end without one.
 _COLLECT_AFTER_SECONDS = 0.25

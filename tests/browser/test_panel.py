@@ -119,7 +119,7 @@ def test_clicks_are_queued_without_subshells(lab: Lab) -> None:
     expect(view).to_contain_text(re.compile("queued until the (running )?cell ends"))
     lab.picture("panel-queued", lab.panel())
     # Messages of the kernel still arrive.
-    notebook.execute("cluster.join(timeout=30)")
+    notebook.execute("cluster.join(timeout=60)")
     expect(view).to_contain_text("3 of 3 tasks ready", timeout=30_000)
 
 

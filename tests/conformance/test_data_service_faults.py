@@ -325,7 +325,7 @@ def test_service_stops_during_reading(own: DataService) -> None:
             stream.wait(elements=10, timeout=40)
             own.cluster.stop()
             with pytest.raises(tfd.errors.Interrupted):
-                stream.wait(timeout=40)
+                stream.wait(timeout=60)
         return
     assert isinstance(own, Servers)
     with Reader(endless().apply(own.distribute("off"))) as reader:

@@ -248,7 +248,7 @@ def test_worker_that_never_releases_the_gil_is_detected(
         coordinator.resume_worker(1)
         (tmp_path / f"hold-{pid}").touch()
         # Its server continues with the closure, and answers probes.
-        until(lambda: coordinator.values.records(1)[0]["attempts"] == 2, seconds=40)
+        until(lambda: coordinator.values.records(1)[0]["attempts"] == 2)
         (tmp_path / "go").touch()
         assert value.fetch() == 1
         assert coordinator.values.records(1)[0]["worker"] == 1

@@ -86,7 +86,7 @@ def coordinator(cluster: tfd.Cluster) -> Iterator[Coordinator]:
     result.resume()
     for worker in result.paused_workers:
         result.resume_worker(worker)
-    result.join(timeout=30)
+    result.join(timeout=60)
 
 
 def state_of(coordinator: Coordinator, value: Any) -> str:
@@ -178,7 +178,7 @@ class TestContract:
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
         coordinator.schedule(add, args=(scalar(),))
-        assert cluster.join(timeout=20)
+        assert cluster.join(timeout=60)
         assert coordinator.done()
         endless = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
         with pytest.raises(TimeLimit, match="1 are running"):
@@ -249,7 +249,7 @@ class TestContract:
         assert later.fetch() > 0
         assert joined.is_alive()
         assert coordinator.cancel(running)
-        joined.join(20)
+        joined.join(60)
         assert not joined.is_alive()
 
 
@@ -303,7 +303,7 @@ class TestBadInput:
         assert coordinator.cancel(value)
         with pytest.raises(tf.errors.CancelledError):
             value.fetch()
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
 
     def test_failure_during_an_uncancellable_closure(
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
@@ -325,7 +325,7 @@ class TestBadInput:
         finally:
             hung.resume()
         with contextlib.suppress(tf.errors.InvalidArgumentError):
-            coordinator.join(timeout=30)
+            coordinator.join(timeout=60)
         assert coordinator.schedule(add, args=(scalar(),)).fetch() > 0
 
     def test_negative_timeout_is_refused(self, coordinator: Coordinator) -> None:
@@ -344,7 +344,7 @@ class TestStepping:
         counts = coordinator.values.counts()
         assert counts["paused"] == 3
         coordinator.resume()
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         assert len(coordinator.fetch(values)) == 6
 
     def test_step_with_nothing_queued(self, coordinator: Coordinator, add: Any) -> None:
@@ -374,7 +374,7 @@ class TestStepping:
             joined.join(0.7)
             assert joined.is_alive()
             coordinator.resume()
-            joined.join(20)
+            joined.join(60)
             assert not joined.is_alive()
 
     def test_paused_worker_gets_no_closures(self, coordinator: Coordinator, add: Any) -> None:
@@ -382,7 +382,7 @@ class TestStepping:
         first = len(coordinator.values)
         for _ in range(8):
             coordinator.schedule(add, args=(scalar(),))
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         workers = {row["worker"] for row in coordinator.values.records(8)}
         assert workers == {1}
         assert len(coordinator.values) == first + 8
@@ -442,7 +442,7 @@ class TestStepping:
             assert {state_of(coordinator, value) for value in siblings} == {"paused"}
             coordinator.resume()
             with pytest.raises(tf.errors.InvalidArgumentError, match="this one fails"):
-                joining.wait(20)
+                joining.wait(60)
         assert {state_of(coordinator, value) for value in siblings} == {"cancelled"}
         assert variable.numpy() == before
         assert not coordinator.paused
@@ -473,7 +473,7 @@ class TestStepping:
         assert coordinator.cancel(queued)
         assert coordinator.cancel(running)
         coordinator.resume()
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         for value in (queued, running):
             with pytest.raises(tf.errors.CancelledError):
                 value.fetch()
@@ -496,7 +496,7 @@ class TestStepping:
                     assert value.fetch() == number
         # No worker still runs a cancelled closure.
         values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(8)]
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         assert len(coordinator.fetch(values)) == 8
 
     def test_cancel_does_not_affect_other_closures(self, coordinator: Coordinator) -> None:
@@ -512,7 +512,7 @@ class TestStepping:
 class TestSeeing:
     def test_columns_of_the_values(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.schedule(add, args=(scalar(),))
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         frame = coordinator.values.to_frame()
         from tfd_notebook.coordinator.values import VALUE_COLUMNS
 
@@ -526,7 +526,7 @@ class TestSeeing:
     def test_results_are_not_kept_in_memory(self, coordinator: Coordinator, add: Any) -> None:
         value = coordinator.schedule(add, args=(scalar(),))
         key = value._tfd_key
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         assert coordinator.values.value(key) is value
         del value
         with pytest.raises(ValueGone, match=str(key)):
@@ -540,7 +540,7 @@ class TestSeeing:
             return tf.reduce_sum(tf.linalg.matmul(x, x))
 
         matrix = tf.constant(np.ones((600, 600), np.float32))
-        coordinator.join(timeout=20)
+        coordinator.join(timeout=60)
         for _ in range(5_100):  # more than the history keeps
             coordinator.store.end(coordinator.store.add("work", "work", None), 6)
         for _ in range(12):

@@ -75,7 +75,7 @@ def test_busy_workers_start_agents(client: distributed.Client) -> None:
             assert cluster.state == "ready"
             assert not any(task.done() for task in tasks)
             assert len(bridges()) == 1
-        until(lambda: not bridges(), 30)
+        until(lambda: not bridges())
     finally:
         release.set()
     client.gather(tasks)

@@ -40,11 +40,11 @@ def test_busy_engine_is_named(client: ipyparallel.Client, monkeypatch: pytest.Mo
     busy = client[client.ids[0]].apply_async(time.sleep, 6.0)
     with pytest.raises(errors.LaunchError, match="engine 0 is busy or cannot be reached"):
         tfd.Cluster(data_workers=1, name="busy", launcher=IPyParallel(client))
-    busy.get(30)
+    busy.get(60)
     # The call of the failed start was removed from the engine's queue.
     call = client.history[-len(client.ids)]
     with pytest.raises(ipyparallel.error.TaskAborted):
-        client.get_result(call).get(30)
+        client.get_result(call).get(60)
     assert "busy" not in tfd.clusters()
 
 
@@ -79,7 +79,7 @@ class TestIPyParallel(EngineChecks):
         self, pair: tfd.Cluster, client: ipyparallel.Client
     ) -> None:
         assert pair.state == "ready"
-        assert client[:].apply_async(int, "7").get(30) == [7] * len(client.ids)
+        assert client[:].apply_async(int, "7").get(60) == [7] * len(client.ids)
 
 
 def test_end_of_an_engine_is_named(client: ipyparallel.Client) -> None:

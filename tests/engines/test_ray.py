@@ -35,16 +35,16 @@ def free_cpus(ray: Any) -> float:
 
 
 def test_actors_hold_resources_until_the_cluster_stops(ray: Any) -> None:
-    until(lambda: free_cpus(ray) == 8, 30)
+    until(lambda: free_cpus(ray) == 8)
     with tfd.Cluster(data_workers=1, name="held", launcher=Ray(1, resources={"CPU": 7})):
         assert len(bridges()) == 1
-        until(lambda: free_cpus(ray) == 1, 30)
-    until(lambda: free_cpus(ray) == 8, 30)
-    until(lambda: not bridges(), 30)
+        until(lambda: free_cpus(ray) == 1)
+    until(lambda: free_cpus(ray) == 8)
+    until(lambda: not bridges())
 
 
 def test_start_waits_for_free_resources_and_reports_the_reason(ray: Any) -> None:
-    until(lambda: free_cpus(ray) == 8, 30)
+    until(lambda: free_cpus(ray) == 8)
     first = tfd.Cluster(data_workers=1, name="first", launcher=Ray(1, resources={"CPU": 7}))
     second = tfd.Cluster(
         data_workers=1, name="second", launcher=Ray(1, resources={"CPU": 2}), start=False
@@ -52,7 +52,7 @@ def test_start_waits_for_free_resources_and_reports_the_reason(ray: Any) -> None
     starting = threading.Thread(target=second.start)
     starting.start()
     reason = "Ray lacks resources for actors=1 with CPU 2 each (SPREAD); free: CPU 1 of 8"
-    until(lambda: reason in {row.reason for row in second.snapshot().tasks}, 30)
+    until(lambda: reason in {row.reason for row in second.snapshot().tasks})
     first.stop()
     starting.join(120)
     assert second.state == "ready"
@@ -66,7 +66,7 @@ def test_resources_that_do_not_exist_end_the_start(ray: Any) -> None:
         tfd.Cluster(data_workers=1, name="none", launcher=launcher, policy=policy)
     assert "request less" in str(caught.value)
     assert "none" not in tfd.clusters()
-    until(lambda: free_cpus(ray) == 8, 30)
+    until(lambda: free_cpus(ray) == 8)
 
 
 def test_pending_cluster_can_be_stopped(ray: Any) -> None:
@@ -82,7 +82,7 @@ def test_pending_cluster_can_be_stopped(ray: Any) -> None:
 
     starting = threading.Thread(target=start)
     starting.start()
-    until(lambda: any("lacks resources" in row.reason for row in cluster.snapshot().tasks), 30)
+    until(lambda: any("lacks resources" in row.reason for row in cluster.snapshot().tasks))
     cluster.stop()
     starting.join(60)
     assert not starting.is_alive()

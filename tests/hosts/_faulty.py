@@ -70,7 +70,7 @@ class Reading:
             quiet.wait(1.0)
             return before == self.count
 
-        until(same, 30)
+        until(same)
 
     def notices(self) -> list[str]:
         """Return the notices since the start."""

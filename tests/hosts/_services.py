@@ -81,7 +81,7 @@ class Server:
         if self._process:
             self._process.terminate()
             try:
-                self._process.wait(30)
+                self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

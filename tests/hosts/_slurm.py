@@ -71,7 +71,7 @@ class MungeAtHome:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(60)
 
 
 class Slurm:

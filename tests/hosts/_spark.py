@@ -128,7 +128,7 @@ class Standalone(Servers[Server]):
     def _end(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(30)
+            self._process.wait(60)
 
     def _state(self) -> dict[str, Any]:
         return state(f"{self.home}:7080")

@@ -78,7 +78,7 @@ def test_lost_host_does_not_block_the_coordinator(hosts: Hosts, sshd: Sshds) -> 
             coordinator.join(timeout=2)
     # TCP alone would wait 15 min for the host, and so would this process's closures and
     # destructors.
-    until(lambda: not any("WorkerClosure" in t.name for t in threading.enumerate()), 30)
+    until(lambda: not any("WorkerClosure" in t.name for t in threading.enumerate()))
 
 
 def test_closures_run_on_both_hosts(coordinator: Coordinator, cluster: tfd.Cluster) -> None:

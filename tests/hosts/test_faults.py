@@ -205,5 +205,5 @@ def test_reboot_of_a_host_ends_the_cluster(make: Make, hosts: Hosts, is_secure: 
     assert hosts.east.address in str(caught.value)
     assert "has ended" in str(caught.value)
     assert cluster.state == "lost"
-    until(lambda: not pids_on(hosts.north, before), 30)
+    until(lambda: not pids_on(hosts.north, before))
     hosts.east.kill()  # the next test boots it again with its services

@@ -116,7 +116,7 @@ def test_remote_coordinator_can_be_controlled(kernel: tfd.RemoteKernel, train: t
     assert coordinator.values.counts()["ready"] == 3
     assert coordinator.cancel(9)
     coordinator.resume()
-    coordinator.join(30)
+    coordinator.join(60)
     frame = coordinator.values.to_frame()
     assert list(frame["state"]).count("ready") == 9
     assert frame["state"].iloc[-1] == "cancelled"

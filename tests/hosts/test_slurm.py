@@ -398,7 +398,7 @@ class TestJobs:
                 "worker": {0: "n1:8888", 1: "n2:8888"}
             }
             slurm.run("scancel", job, check=True)
-            process.wait(30)
+            process.wait(60)
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
     def test_unreachable_controller_is_an_error(self, hosts: Hosts) -> None:

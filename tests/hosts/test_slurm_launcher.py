@@ -184,7 +184,7 @@ def test_interrupt_during_submission_cancels_the_job(
         tfd.Cluster(data_workers=1, name="hasty", launcher=launcher)
     thread.join()
     listed = ("squeue", "--noheader", "--states=all", "--name=tfd-hasty", "--format=%T")
-    until(lambda: slurm.run(*listed).stdout.split() == ["CANCELLED"], 30)
+    until(lambda: slurm.run(*listed).stdout.split() == ["CANCELLED"])
     assert "hasty" not in tfd.clusters()
 
 

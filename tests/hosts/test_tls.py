@@ -151,7 +151,7 @@ def test_unauthenticated_clients_are_refused(
     code = f"""
 import socket, ssl, sys
 plain = socket.create_connection(({hosts.east.address!r}, {port}), 5)
-plain.settimeout(5)
+plain.settimeout(60)
 if sys.argv[1] == "plain":
     talk = plain
 else:

@@ -644,7 +644,7 @@ class _Exec:
         assert process.stdout
         assert process.stderr
         outputs = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
-        self._connection.settimeout(30)
+        self._connection.settimeout(60)
         while outputs:
             pending = getattr(self._connection, "pending", lambda: 0)()
             timeout = 0.0 if pending else None

@@ -39,7 +39,7 @@ def test_tasks_run_next_to_executors_and_use_no_slot(spark: Any, sc: Any) -> Non
         assert set(frame["state"]) == {"ready"}
         for pid in frame["pid"]:
             assert "tfd_notebook" in " ".join(psutil.Process(pid).cmdline())
-    until(lambda: not bridges(), 30.0)
+    until(lambda: not bridges())
 
 
 def test_messages_between_driver_and_agents_are_encrypted(
@@ -65,7 +65,7 @@ def test_messages_between_driver_and_agents_are_encrypted(
             keys = list(runtime_dir.runtime_dir().glob("agent-*/sealed/tunnels/key.pem"))
             assert keys
             assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
-        until(lambda: not bridges(), 30.0)
+        until(lambda: not bridges())
     finally:
         for relay in relays:
             relay.close()
@@ -80,7 +80,7 @@ def test_the_launcher_by_name_uses_the_active_session(spark: Any, sc: Any) -> No
         assert numbers(cluster) == list(range(100))
     with pytest.raises(errors.LaunchError, match="has 2 executors, but executors=5"):
         tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(spark, executors=5))
-    until(lambda: not bridges(), 30.0)
+    until(lambda: not bridges())
 
 
 def test_tasks_of_killed_executors_are_lost_at_once(spark: Any, sc: Any) -> None:
@@ -99,7 +99,7 @@ def test_tasks_of_killed_executors_are_lost_at_once(spark: Any, sc: Any) -> None
     until(lambda: spark.sparkContext.parallelize(range(2), 2).count() == 2, 60.0)
     with tfd.Cluster(data_workers=1, name="second", launcher=launcher) as second:
         assert numbers(second) == list(range(100))
-    until(lambda: not bridges(), 30.0)
+    until(lambda: not bridges())
 
 
 def test_workers_and_ps_start(spark: Any, sc: Any) -> None:

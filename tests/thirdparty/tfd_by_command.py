@@ -108,6 +108,6 @@ class CommandHost(RemoteHost):
         if process is not None:
             # The command only connects this process to the agent, which keeps running.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
+                process.wait(60)
             process.kill()
             process.wait()

@@ -96,7 +96,7 @@ def test_blocked_consumer_gets_the_error_text(service: Service, victim: str, mod
     import tensorflow as tf
 
     consumer = Consumer(service.dataset(mode, 10_000_000))
-    assert consumer.some.wait(20)
+    assert consumer.some.wait(60)
     port = service.dispatcher if victim == "dispatcher" else service.workers[0]
     service.kill(port)
     assert not consumer.ended(0.5)  # without an error server, the wait has no end
@@ -121,7 +121,7 @@ def test_later_epochs_wait_without_the_heartbeat_replies(service: Service) -> No
     """The reason for the error server: a dispatcher assigns work to lost workers."""
     service.kill(service.workers[0])
     consumer = Consumer(service.dataset("parallel_epochs", 300))
-    assert consumer.some.wait(10)
+    assert consumer.some.wait(60)
     assert not consumer.ended(3)
     assert sorted(consumer.elements) == list(range(300))
     with ErrorServer(service.workers[0], TEXT):  # ends the thread
@@ -131,7 +131,7 @@ def test_later_epochs_wait_without_the_heartbeat_replies(service: Service) -> No
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
 def test_on_loss_warn_ends_with_the_remaining_elements(service: Service, mode: str) -> None:
     consumer = Consumer(service.dataset(mode, 10_000))
-    assert consumer.some.wait(20)
+    assert consumer.some.wait(60)
     service.kill(service.workers[0])
     server = ErrorServer(service.workers[0], TEXT, dispatcher=service.target, on_loss="warn")
     with server:

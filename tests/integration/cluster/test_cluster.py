@@ -81,7 +81,7 @@ def test_dispatcher_follows_the_contract_of_tensorflow() -> None:
     waiter = threading.Thread(target=dispatcher.join, args=(30,))
     waiter.start()
     dispatcher.stop()
-    waiter.join(20)
+    waiter.join(60)
     assert not waiter.is_alive()
     assert (dispatcher.join(1), dispatcher.target, dispatcher.workers) == (True, target, ())
     assert repr(dispatcher).endswith(f"at {target}, stopped>")
@@ -139,7 +139,7 @@ def test_stopping_cluster_is_not_returned() -> None:
         assert fresh is not cluster
         assert fresh.state == "ready"
         assert cluster.state == "stopped"
-    stopper.join(20)
+    stopper.join(60)
     cluster.stop()
 
 

@@ -121,7 +121,7 @@ def test_stop_interrupts_a_running_read(cluster: tfd.Cluster, kind: str) -> None
 
     with pytest.raises(Interrupted):
         consume(kind, cluster, dataset, on_batch)
-    stopper.join(20)
+    stopper.join(60)
     assert cluster.state == "stopped"
 
 

@@ -25,7 +25,7 @@ CONNECT = """
 import socket, sys
 peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.5)
 print("connected", flush=True)
-peer.settimeout(5)
+peer.settimeout(60)
 while peer.recv(4096):
     pass
 print("closed", flush=True)

@@ -377,7 +377,7 @@ class TestWatching:
         yield specs, lambda: None
         ending.set()
         cluster.apply(name="last", labels={"role": "worker"}, ip="10.0.0.99")
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         until(lambda: not cluster.watchers)
 

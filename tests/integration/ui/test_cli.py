@@ -71,7 +71,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in running:
         if process.poll() is None:
             process.kill()
-            process.wait(30)
+            process.wait(60)
         assert process.stdout
         process.stdout.close()
 
@@ -112,7 +112,7 @@ def test_busy_process_is_listed_watched_and_stopped(
     assert tfd("stop", "cell") == "cluster 'cell' is stopped\n"
     assert notebook.wait(30) == 0
     read_until(watcher, "cluster 'cell' has ended")
-    assert (watcher.wait(30), following.wait(30)) == (0, 0)
+    assert (watcher.wait(60), following.wait(60)) == (0, 0)
     assert tfd("list") == "no running cluster\n"
 
 
@@ -172,7 +172,7 @@ def test_lab_serves_the_tutorials(
     assert server.stdout
     assert re.match(rf"{len(names)} tutorials copied to .*tutorials\n", server.stdout.readline())
     server.terminate()
-    server.wait(30)
+    server.wait(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -185,7 +185,7 @@ def test_start_in_the_foreground_stops_at_a_signal(
     assert left
     holder.send_signal(number)
     read_until(holder, "cluster 'held' stopped")
-    assert holder.wait(30) == 0
+    assert holder.wait(60) == 0
     _, alive = psutil.wait_procs(left, timeout=5)
     assert not alive
 
@@ -196,7 +196,7 @@ def test_sweep_ends_orphans_of_a_killed_process(
     holder = spawn(*TFD, "start", "--name", "lost")
     read_until(holder, r"dispatcher:0 +● ready")
     holder.kill()
-    holder.wait(30)
+    holder.wait(60)
     tfd("sweep")
     assert tfd("sweep") == "no orphans\n"
     assert tfd("list") == "no running cluster\n"

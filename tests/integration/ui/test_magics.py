@@ -90,7 +90,7 @@ def test_unloading_stops_tasks_and_threads(notebook: Notebook) -> None:
         "import psutil, threading\n"
         "print([c.cmdline() for c in psutil.Process().children()])\n"
         "threads = [t for t in threading.enumerate() if t.name.startswith('tfd')]\n"
-        "for thread in threads: thread.join(5)\n"
+        "for thread in threads: thread.join(60)\n"
         "print([t.name for t in threads if t.is_alive()])\n"
         "%tfd_cluster"
     )

@@ -128,7 +128,7 @@ def test_join_runs_in_the_background(notebook: Notebook) -> None:
         "joining = %tfd_join --background\n"
         "print(joining.state, joining.error)\n"
         "%tfd_resume\n"
-        "joining.wait(30); print(joining)"
+        "joining.wait(60); print(joining)"
     )
     assert output.startswith("waiting None\n"), output
     assert output.endswith("<BackgroundJoin done>\n"), output
@@ -222,7 +222,7 @@ def test_join_waits_while_a_widget_is_open(notebook: Notebook) -> None:
 def test_stop_ends_every_wait(notebook: Notebook) -> None:
     """This is the last test, because a stopped coordinator schedules no closure."""
     notebook.run("coordinator.resume(); values = %tfd_schedule endless --times 5")
-    output = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(30)")
+    output = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(60)")
     assert "StateError: [TFD105] this coordinator was stopped before its closures ended" in output
     assert "no matching closure" in notebook.run("%tfd_values --state retrying")
     assert "coordinator: ■ stopped" in notebook.run("%tfd_cluster status")

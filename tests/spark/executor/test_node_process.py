@@ -51,7 +51,7 @@ def test_each_server_of_a_function_gets_the_filter() -> None:
     lines = run_in_node(
         """
 messages = driver.makefile()
-driver.settimeout(20)
+driver.settimeout(60)
 for _ in range(2):
     with listen() as server:
         message = json.loads(messages.readline())
@@ -78,7 +78,7 @@ messages = driver.makefile()
 probe = listen()
 while probe.fileno() >= 0:
     os.sched_yield()
-driver.settimeout(20)
+driver.settimeout(60)
 with listen():
     print(messages.readline(), end="", flush=True)
 """,

@@ -576,7 +576,7 @@ def test_blocked_command_does_not_delay_other_clusters(
 ) -> None:
     panel.send("hello")
     panel.send("command", request_id="first", command="logs", name="blocked")
-    assert blocked.entered.wait(20)
+    assert blocked.entered.wait(60)
     panel.send("hello", client="second")
     until(lambda: any(hello.get("known") == "second" for hello in panel.received("hello")))
     before = len(panel.received("state"))
@@ -594,7 +594,7 @@ def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: Bloc
     for number, command in enumerate(expected):
         request = {"command": command, "name": "blocked", "task": "worker:0"}
         panel.send("command", request_id=str(number), **request)
-    assert blocked.entered.wait(20)
+    assert blocked.entered.wait(60)
     assert blocked.commands == []
     blocked.release.set()
     until(lambda: len(panel.received("reply")) == len(expected))
@@ -621,9 +621,9 @@ def test_lease_command_does_not_wait_for_starting_tasks(cluster: Cluster, comman
 
     renewing = threading.Thread(target=renew)
     try:
-        assert entered.wait(20)
+        assert entered.wait(60)
         renewing.start()
-        assert event.wait(20)
+        assert event.wait(60)
     finally:
         release.set()
         scaling.join()
@@ -649,7 +649,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
     cluster._task_manager.scale = scale  # type: ignore[method-assign]
     try:
         panel.send("command", request_id="scale", command="scale", name="shown", data_workers=3)
-        assert entered.wait(20)
+        assert entered.wait(60)
         assert panel.request("logs", name="shown", task="worker:0")["value"]["text"]
     finally:
         release.set()
@@ -780,7 +780,7 @@ assert entered.wait(60)
 listed = []
 listing = threading.Thread(target=lambda: listed.append(registry.running_clusters()))
 listing.start()
-listing.join(20)
+listing.join(60)
 print(listed)
 release.set()
 importing.join()

@@ -50,7 +50,7 @@ def listening() -> Iterator[Path]:
 
 def raw(path: Path, sent: bytes) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.connect(str(path))
         peer.sendall(sent)
         return json.loads(peer.makefile().readline())  # type: ignore[no-any-return]
@@ -92,7 +92,7 @@ def test_peer_credentials_come_from_the_system(
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.connect(str(listening))
         assert peer.recv(1) == b""
 
@@ -127,7 +127,7 @@ def test_invalid_requests_are_refused_without_effect(listening: Path, sent: byte
 
 def test_oversized_request_is_rejected(listening: Path) -> None:
     with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(10)
+        peer.settimeout(60)
         peer.connect(str(listening))
         with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
             peer.sendall(b"{" * 10_000_000)
@@ -273,7 +273,7 @@ def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
 
     def close_later(server: cluster_control_socket.ControlServer) -> None:
         closing.set()
-        assert proceed.wait(30)
+        assert proceed.wait(60)
         close(server)
 
     stopping = threading.Thread(target=clusters()["here"].stop)
@@ -281,12 +281,12 @@ def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
     with monkeypatch.context() as patch:
         patch.setattr(cluster_control_socket.ControlServer, "close", close_later)
         stopping.start()
-        assert closing.wait(30)
+        assert closing.wait(60)
         starting.start()
         starting.join(0.2)  # it waits for the end of the old server
         proceed.set()
-        stopping.join(30)
-        starting.join(30)
+        stopping.join(60)
+        starting.join(60)
     assert cluster_control_socket.processes() == (ME,)
 
 
@@ -302,7 +302,7 @@ def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None
     )
     with program(code) as (parent, child):
         try:
-            parent.wait(30)
+            parent.wait(60)
             assert cluster_control_socket.processes() == (ME,)
         finally:
             os.kill(int(child), signal.SIGKILL)
@@ -315,12 +315,12 @@ def test_process_answers_before_a_command_ends_it() -> None:
         "from tfd_notebook.cluster import control_socket as control\n"
         "requested = threading.Event()\n"
         "commands.Requests.list = lambda _: (requested.set(), time.sleep(0.5), 'done')[-1]\n"
-        "control.ensure_started()\nprint('ready', flush=True)\nrequested.wait(30)\n"
+        "control.ensure_started()\nprint('ready', flush=True)\nrequested.wait(60)\n"
     )
     with program(code) as (ending, line):
         assert line == "ready\n"
         assert cluster_control_socket.call(ending.pid, {"command": "list"}) == "done"
-        assert ending.wait(30) == 0
+        assert ending.wait(60) == 0
 
 
 def test_long_path_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

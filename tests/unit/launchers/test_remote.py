@@ -45,7 +45,7 @@ class Host(remote.RemoteHost):
         self.closed = False
 
     def connect(self, agent, start):
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         raise OSError("connection refused")
 
     def close(self):

@@ -447,7 +447,7 @@ class _Channel:
 
     def lines(self) -> Any:
         yield self._lines[0]
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         yield from self._lines[1:]
 
     def close(self) -> None:
@@ -461,7 +461,7 @@ def test_invalid_message_ends_the_session_and_names_the_host() -> None:
     link = AgentSession("agent", HOST, lambda: channel)
     link.client.listen("c", received.append)
     channel.go_on.set()
-    link._thread.join(20)
+    link._thread.join(60)
     assert channel.closed
     assert f"session with {HOST}" in link.client.why_lost
     assert "task.pid" in link.client.why_lost

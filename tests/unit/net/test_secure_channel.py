@@ -21,7 +21,7 @@ import pytest
 
 from tfd_notebook.net import secure_channel, unix_socket
 
-SECONDS = 30.0
+SECONDS = 60.0
 SECRET = secure_channel.Secret.new()
 
 

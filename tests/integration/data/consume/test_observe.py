@@ -72,7 +72,7 @@ def test_cancel_all_ends_a_blocked_loop_with_the_given_error(tasks):
         assert row.state == "running"
         assert not consumers.idle()
         consumers.cancel_all(errors.Interrupted("the cluster stopped"))
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
     (error,) = raised
     assert type(error) is errors.Interrupted
@@ -89,7 +89,7 @@ def test_loop_that_waits_for_a_dead_dispatcher_can_be_cancelled(tasks):
         thread, raised = in_thread(lambda: next(iter(dataset)))
         until(lambda: consumers.stuck(0.3))
         consumers.cancel_all(errors.DispatcherLost("the dispatcher is gone"))
-        thread.join(2)
+        thread.join(60)
         assert type(raised[0]) is errors.DispatcherLost
         until(lambda: consumers.rows()[0].state == "failed")
         # TensorFlow's thread polls for the dispatcher until a server answers.
@@ -151,13 +151,13 @@ def test_waiting_fit_is_detected_and_cancelled(tasks):
         examples = tf.data.Dataset.from_tensors((tf.ones([4, 8]), tf.ones([4, 1]))).repeat(10**6)
         dataset = watch(distributed(examples, service), consumers, "train")
         thread, raised = in_thread(lambda: model().fit(dataset, verbose=0))
-        until(lambda: any(row.elements for row in consumers.rows()), 30)
+        until(lambda: any(row.elements for row in consumers.rows()))
         service.kill_workers()
         until(lambda: consumers.stuck(0.5) == ("train",))
         waited = consumers.rows()[0].wait_fraction
         until(lambda: consumers.rows()[0].wait_fraction > waited)
         consumers.cancel_all(errors.NoWorkers("no data worker is left"))
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()
     assert type(raised[0]) is errors.NoWorkers
     assert consumers.rows()[0].state == "failed"

@@ -93,7 +93,7 @@ def test_failing_sink_fails_the_stream(consumers):
 
     stream = Stream(numbers(), consumers, sinks=[sink]).start()
     with pytest.raises(RuntimeError, match="leaks"):
-        stream.wait(timeout=20)
+        stream.wait(timeout=60)
     assert stream.state == "failed"
     assert "leaks" in consumers.rows()[0].error
     with pytest.raises(RuntimeError, match="leaks"):
@@ -168,7 +168,7 @@ def test_stop_of_the_cluster_ends_all_waits(service, consumers):
     waiting.start()
     stream.wait(elements=1, timeout=60)
     consumers.cancel_all(errors.Interrupted("cluster demo was stopped"))
-    waiting.join(5)
+    waiting.join(60)
     assert "cluster demo" in str(raised[0])
     assert stream.state == "stopped"
     with pytest.raises(errors.Interrupted, match="cluster demo"):
@@ -185,7 +185,7 @@ def test_pipeline_error_is_raised_in_the_caller(service):
     dataset = distributed(tf.data.Dataset.range(1000).map(check), service)
     stream = Stream(dataset, consumers).start()
     with pytest.raises(errors.PipelineError, match="too big") as caught:
-        stream.wait(timeout=30)
+        stream.wait(timeout=60)
     assert caught.value.task == "data_worker:0"
     assert stream.error is caught.value
     with pytest.raises(errors.PipelineError), Stream(dataset, consumers) as second:

@@ -275,13 +275,13 @@ class TestThroughACluster:
                 rows = {row.name: row for row in cluster.snapshot().streams}
                 return rows["live"].limit if "live" in rows else ""
 
-            until(shown, 30)
+            until(shown)
             limit = stream.limit
             assert limit.kind == "workers"
             assert limit.figures["elements_per_s"] > 0
             # The limit may change between two reads.
-            until(lambda: cluster.limit.kind == stream.limit.kind, 30)
-            until(lambda: shown() == stream.limit.sentence(), 30)
+            until(lambda: cluster.limit.kind == stream.limit.kind)
+            until(lambda: shown() == stream.limit.sentence())
             assert {task.limit.kind for task in cluster.tasks} <= {"workers", "none"}
             now, predicted = cluster.what_if(4).records()
             assert now["data_workers"] == 2
@@ -304,7 +304,7 @@ class TestThroughACluster:
         def advised(dataset: Any, name: str) -> tuple[str, str, str]:
             read = dataset.apply(cluster.distribute("dynamic"))
             with cluster.stream(read, name=name).start() as stream:
-                until(lambda: stream.limit.kind == "workers", 30)
+                until(lambda: stream.limit.kind == "workers")
                 live, table = stream.limit.advice, cluster.what_if(4)
                 because = table.records()[-1]["because"]
             return live, f"{because}: {table}", tfd.explain(read, seconds=3).advice
@@ -356,7 +356,7 @@ class TestThroughACluster:
         ]
         try:
             with cluster.stream(waiting.apply(cluster.distribute("off"))).start() as stream:
-                until(lambda: stream.limit.advice.endswith("all cores are busy"), 30)
+                until(lambda: stream.limit.advice.endswith("all cores are busy"))
         finally:
             for burner in burners:
                 burner.kill()
@@ -396,7 +396,7 @@ class TestThroughACluster:
                 named.add(streams[0].limit.stage)
                 return streams[0].limit.stage
 
-            until(lambda: stage() == "data_worker:1", 30)
+            until(lambda: stage() == "data_worker:1")
             until(
                 lambda: (
                     [t.name for t in cluster.tasks if t.limit.kind == "workers"]

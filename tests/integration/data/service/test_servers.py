@@ -122,7 +122,7 @@ def test_join_ends_at_stop_and_at_its_timeout(dispatcher: tfd.Dispatcher) -> Non
     thread = threading.Thread(target=wait)
     thread.start()
     dispatcher.stop()
-    assert ended.wait(5)
+    assert ended.wait(60)
     thread.join()
 
 
@@ -336,18 +336,18 @@ def test_stop_waits_for_a_python_function(dispatcher: tfd.Dispatcher) -> None:
     def slow(x: Any) -> Any:
         if x > 0:
             entered.set()
-            leave.wait(20)
+            leave.wait(60)
         return x
 
     dataset = tf.data.Dataset.range(100).map(lambda x: tf.numpy_function(slow, [x], tf.int64))
     iterator = iter(dataset.apply(service.distribute("distributed_epoch", dispatcher.target)))
     assert next(iterator) == 0
-    assert entered.wait(10)
+    assert entered.wait(60)
     with pytest.raises(TimeLimit, match="still stopping after"):
         worker.stop(timeout=0.2)
     assert worker.state == "stopped"
     leave.set()
-    worker.join(timeout=10)
+    worker.join(timeout=60)
     assert probe(worker.address).state == "refused"
     del iterator
 

@@ -236,7 +236,7 @@ def test_collection_of_an_iterator_does_not_block(consumers, left):
     def leave():
         if left == "loop":
             for _ in dataset:
-                assert running.wait(20)
+                assert running.wait(60)
                 break
             return
         iterator = dataset.as_numpy_iterator() if left == "numpy" else iter(dataset)
@@ -244,7 +244,7 @@ def test_collection_of_an_iterator_does_not_block(consumers, left):
             tf.function(lambda: next(iterator))()
         else:
             next(iterator)
-        assert running.wait(20)
+        assert running.wait(60)
         if left == "error":
             held = [iterator]
             held.append(held)  # a reference cycle, as of an exception and its traceback
@@ -278,7 +278,7 @@ def test_cache_file_is_released_for_the_next_loop(consumers, tmp_path):
         return watch(mapped.cache(str(tmp_path / "cache")).prefetch(1), consumers)
 
     for _ in cached():
-        assert running.wait(20)
+        assert running.wait(60)
         break
     dataset = cached()
     for _ in dataset:

@@ -56,7 +56,7 @@ def test_connection_that_the_server_has_closed_is_closed() -> None:
                 b"Connection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n"
                 b"\x88\x00"  # a frame that closes the connection
             )
-            channel.settimeout(30)
+            channel.settimeout(60)
             while channel.recv(65_536):
                 pass
             return True

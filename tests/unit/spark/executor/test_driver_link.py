@@ -40,7 +40,7 @@ class Driver:
         self._through.wait()
 
     def next(self) -> secure_channel.AuthenticatedChannel:
-        return self.channels.get(timeout=20)
+        return self.channels.get(timeout=60)
 
     def update(self, state: Any) -> None:
         self.state = state
@@ -154,6 +154,6 @@ def test_close_waits_for_the_last_state_with_a_timeout(driver: Driver) -> None:
     closing = threading.Thread(target=driver.connection.close, args=(20,))
     closing.start()
     receive_state(channel, "ended")
-    closing.join(20)
+    closing.join(60)
     with pytest.raises((EOFError, OSError)):
         channel.receive(20)
