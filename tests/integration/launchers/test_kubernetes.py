@@ -20,7 +20,6 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._kubernetes_jobs import KubernetesJobs
 from tfd_notebook import errors
-from tfd_notebook.launchers.client.kubernetes_api import KubernetesApi
 from tfd_notebook.testing.pytest_checks import LauncherConformance
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -103,27 +102,6 @@ class TestConformance(LauncherConformance):
     @classmethod
     def make_launcher(cls) -> tfd.launchers.Kubernetes:
         return launcher()
-
-
-class TestFakeApi:
-    """The fake API refuses what Kubernetes refuses."""
-
-    @pytest.mark.parametrize(
-        ("change", "status"),
-        [
-            ({"metadata": {"name": "It"}}, 422),
-            ({"nonsense": 1}, 400),
-            ({"spec": {**JOB["spec"], "completionMode": "Indexed"}}, 422),  # type: ignore[dict-item]
-            ({"spec": {**JOB["spec"], "backoffLimitPerIndex": 0}}, 422),  # type: ignore[dict-item]
-            ({"metadata": {"name": "it", "ownerReferences": [NO_OWNER]}}, 422),
-        ],
-    )
-    def test_invalid_jobs_are_refused(
-        self, empty: KubernetesJobs, change: dict[str, Any], status: int
-    ) -> None:
-        client = KubernetesApi(str(empty.kubeconfig()), None, "")
-        with pytest.raises(errors.LaunchError, match=f"HTTP {status}"):
-            client.request("POST", "jobs", body={**JOB, **change})
 
 
 def check_with_official_client(api: KubernetesJobs) -> None:

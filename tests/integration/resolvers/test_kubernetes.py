@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import ssl
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,46 +49,6 @@ def core(cluster: Kubernetes, token: str = "token") -> Any:
 def addresses(resolver: KubernetesResolver) -> list[str]:
     result: list[str] = resolver.cluster_spec().as_dict()["worker"]
     return result
-
-
-class TestFakeApi:
-    """The fake API refuses the same requests as Kubernetes."""
-
-    def test_unknown_pod_fields_are_refused(self, cluster: Kubernetes) -> None:
-        with pytest.raises(AssertionError, match=r"a pod has no .*nonsense"):
-            cluster.apply(name="w", nonsense="x")
-
-    @pytest.mark.parametrize(
-        ("path", "token", "status"),
-        [
-            ("/api/v1/namespaces/mine/pods", "token", 200),
-            ("/api/v1/namespaces/mine/pods?limit=1&labelSelector=a%20in%20(b,c)", "token", 200),
-            ("/api/v1/namespaces/mine/pods", "", 401),
-            ("/api/v1/namespaces/mine/pods", "other", 401),
-            ("/api/v1/namespaces/other/pods", "token", 403),
-            ("/api/v1/pods", "token", 403),
-            ("/api/v1/namespaces/mine/nothing", "token", 404),
-            ("/api/v1/namespaces/mine/pods?nonsense=1", "token", 400),
-            ("/api/v1/namespaces/mine/pods?limit=x", "token", 400),
-            ("/api/v1/namespaces/mine/pods?continue=x", "token", 400),
-            ("/api/v1/namespaces/mine/pods?labelSelector=a%20or%20b", "token", 400),
-        ],
-    )
-    def test_requests_get_the_status_of_kubernetes(
-        self, cluster: Kubernetes, path: str, token: str, status: int
-    ) -> None:
-        context = ssl.create_default_context(cafile=str(cluster.authority))
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"https://127.0.0.1:{cluster.port}{path}"
-        request = urllib.request.Request(url, headers=headers)
-        try:
-            with urllib.request.urlopen(request, context=context, timeout=10) as answer:
-                code, body = answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                code, body = error.code, json.load(error)
-        assert code == status
-        assert body["kind"] == ("PodList" if status == 200 else "Status")
 
 
 class TestDefects:
