@@ -353,14 +353,8 @@ class Agent:
         if not silence:
             stats, silence = await self._stats(process)
         if not silence:
-            task.recovered()
             task.open_iterations = len(result.tasks)
-        elif late or task.silent_since is None:
-            task.silent_since = time.monotonic()
-        else:
-            silent = time.monotonic() - task.silent_since
-            if silent > task.cluster.policy.hang_seconds:
-                task.hang(silent, silence)
+        task.record_probe(silence, late)
         measured = self._sample(process.pid, tick % _PSS_EVERY_TICKS == 0)
         if (rss := measured.get("rss_mb")) is not None:
             task.limit_memory(rss)

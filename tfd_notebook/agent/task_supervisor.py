@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 import traceback
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tfd_notebook.agent import memory
+from tfd_notebook.agent.admin_policy import Limits
+from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.agent.processes import Process
-from tfd_notebook.errors import StartTimeout, TfdError
-from tfd_notebook.model.spec import SERVER_ROLES, Endpoint, Role, TaskSpec, TaskState
+from tfd_notebook.errors import LaunchError, StartTimeout, TfdError
+from tfd_notebook.model.spec import SERVER_ROLES, Endpoint, Policy, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, probe
-
-if TYPE_CHECKING:
-    from tfd_notebook.agent.cluster import AgentCluster
 
 #: A task that has been ready for this long starts counting its crashes at zero again.
 _STEADY_SECONDS = 60.0
@@ -33,21 +32,54 @@ _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
 
+class TaskContext(Protocol):
+    """The parts of a cluster that the supervision of its tasks uses."""
+
+    name: str
+    policy: Policy
+    directory: Path
+    allow: list[str]
+    functions: Functions
+    limits: Limits
+
+    async def start_process(self, spec: TaskSpec, log: Path) -> Process: ...
+
+    def task_changed(self, task: TaskSupervisor, log: tuple[str, ...]) -> None: ...
+
+    def notice(
+        self, severity: str, what: str, task: TaskSupervisor | None = None, fix: str | None = None
+    ) -> None: ...
+
+    def reported(
+        self, operation: str, task: TaskSupervisor | None = None
+    ) -> AbstractContextManager[None]: ...
+
+
 class TaskSupervisor:
     """A task, its port, and the process that serves it now.
 
     Parameters
     ----------
-    cluster : AgentCluster
+    cluster : TaskContext
     spec : TaskSpec
         With ``port`` 0 a free port is reserved. It stays reserved until `stop`.
+    prober : Prober, optional
+        Probes the task and its dispatcher. Default: a new one.
+    groups : GroupHistory, optional
+        Samples the control groups of the process. Default: those of this host.
 
     Raises
     ------
     PortInUse
     """
 
-    def __init__(self, cluster: AgentCluster, spec: TaskSpec) -> None:
+    def __init__(
+        self,
+        cluster: TaskContext,
+        spec: TaskSpec,
+        prober: probe.Prober | None = None,
+        groups: memory.GroupHistory | None = None,
+    ) -> None:
         self.spec = spec
         self.settings: dict[str, Any] = dict(spec.settings)
         self.cluster = cluster
@@ -60,12 +92,12 @@ class TaskSupervisor:
         self.restarts = 0
         self.open_iterations = 0
         self.connections = ports.PinnedConnections()
-        self.silent_since: float | None = None
-        self._prober = probe.Prober()
+        self._silent_since: float | None = None
+        self._prober = prober or probe.Prober()
         self._crashes = 0
         #: Reason for which the process was ended because of its memory; empty otherwise.
         self._memory_violation = ""
-        self._groups = memory.GroupHistory()
+        self._groups = groups or memory.GroupHistory()
         self._restart_requested = False
         self._wake = asyncio.Event()
         self.open_to = ""
@@ -183,12 +215,29 @@ class TaskSupervisor:
             return None
         return reply
 
-    def hang(self, seconds: float, reason: str) -> None:
-        """Mark the task as hung, and restart it if the policy requires it."""
-        if self.state is TaskState.READY:
-            self._enter(TaskState.HUNG, f"no reply for {seconds:.0f} s: {reason}")
-            if self.cluster.policy.on_hang == "restart" and self.process is not None:
-                self.process.kill()
+    def record_probe(self, silence: str, late: bool = False) -> None:
+        """Mark the task as hung after too long a silence, and as ready when it responds again.
+
+        Parameters
+        ----------
+        silence : str
+            The reason if the task did not respond; empty otherwise.
+        late : bool
+            Whether this process was delayed, so that the silence proves nothing.
+        """
+        now = asyncio.get_running_loop().time()
+        if not silence:
+            self._silent_since = None
+            if self.state is TaskState.HUNG:
+                self._enter(TaskState.READY, "responds again")
+        elif late or self._silent_since is None:
+            self._silent_since = now
+        elif self.state is TaskState.READY:
+            seconds = now - self._silent_since
+            if seconds > self.cluster.policy.hang_seconds:
+                self._enter(TaskState.HUNG, f"no reply for {seconds:.0f} s: {silence}")
+                if self.cluster.policy.on_hang == "restart" and self.process is not None:
+                    self.process.kill()
 
     def limit_memory(self, megabytes: float) -> None:
         """End the process if it uses more memory than the administrator allows."""
@@ -205,12 +254,6 @@ class TaskSupervisor:
         """
         if self.process is not None and self.spec.role not in SERVER_ROLES:
             self.connections.keep(self.process.pid, descriptors)
-
-    def recovered(self) -> None:
-        """Record a successful probe."""
-        self.silent_since = None
-        if self.state is TaskState.HUNG:
-            self._enter(TaskState.READY, "responds again")
 
     @property
     def kind(self) -> probe.Kind:
@@ -285,7 +328,7 @@ class TaskSupervisor:
             await self._end_process()
             # An error that the task reports (an invalid preload or setting) would occur again.
             return reason, not died
-        ready = time.monotonic()
+        ready = asyncio.get_running_loop().time()
         assert self.process is not None
         # Peers of the previous process then reconnect to this one at once.
         self.connections.release()
@@ -294,7 +337,7 @@ class TaskSupervisor:
         await asyncio.shield(self.process.ended)
         reason = self._why_ended()
         await self._end_process()
-        if time.monotonic() - ready > _STEADY_SECONDS:
+        if asyncio.get_running_loop().time() - ready > _STEADY_SECONDS:
             self._crashes = 0
         return reason, False
 
@@ -307,6 +350,7 @@ class TaskSupervisor:
         self.process = await cluster.start_process(self.spec, self.log)
         # The new process satisfies a restart that was requested before it existed.
         self._restart_requested = False
+        self._memory_violation = ""
         self._wake.clear()
         self._installed.clear()
         await self._install_functions()
@@ -332,10 +376,16 @@ class TaskSupervisor:
                 self._installed.add(tokens)
 
     async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
-        """Return when `address` responds; the caller sets the timeout."""
+        """Return when `address` responds; raise LaunchError if the process ends before.
+
+        The caller sets the timeout.
+        """
         delay = 0.005
         while not (await self.probe_address(address, kind)).alive:
-            await asyncio.sleep(delay)
+            if self.process is None:
+                await asyncio.sleep(delay)
+            elif (await asyncio.wait({self.process.ended}, timeout=delay))[0]:
+                raise LaunchError("the process ended")
             delay = min(delay * 1.5, 0.2)
 
     async def _mark_failed(self, reason: str) -> None:
@@ -390,9 +440,13 @@ class TaskSupervisor:
         self._prober.close()
         if process is not None:
             process.kill()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(process.ended), 5.0)
-            await process.close()
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(process.ended), 5.0)
+                await process.close()
+            except asyncio.CancelledError:
+                self.process = process  # `_end`, which cancels this, waits for its end
+                raise
 
     def _why_ended(self) -> str:
         assert self.process is not None
@@ -401,7 +455,7 @@ class TaskSupervisor:
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
-        self.silent_since = None
+        self._silent_since = None
         self.cluster.task_changed(self, log)
 
 
