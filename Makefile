@@ -40,7 +40,7 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-front test-changed test-full flaky $(SUITES:%=test-%) lint lab bench docs constraints clean
+.PHONY: help demo test test-fast test-front test-changed test-full flaky $(SUITES:%=test-%) lint lab bench bench-old docs constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -106,8 +106,11 @@ test-front: $(VENV)/.front ## eslint, prettier, tsc, vitest and the size of the 
 lab: $(VENV)/.lab $(VENV)/.front ## JupyterLab on the tutorials
 	$(BIN)/jupyter lab notebooks
 
-bench: $(VENV)/.demo $(VENV)/.spark ## every benchmark; the figures go to benchmarks/results.md
+bench bench-old: $(VENV)/.demo $(VENV)/.spark $(VENV)/.front
+bench: ## every benchmark; the figures go to benchmarks/results.md
 	$(BIN)/python benchmarks/run.py
+bench-old: ## list the figures whose code has changed since, and measure them again
+	$(BIN)/python benchmarks/run.py --old --run
 
 docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
