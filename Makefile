@@ -93,11 +93,12 @@ test-slow: ## suite: tests that start many processes, wait, or measure time; nee
 	$(PYTEST) $(EXPLAIN)
 
 # The independent checks of the gate, which `make test` runs side by side.
-lint: $(VENV)/.test ## ruff, mypy and the layers
+lint: $(VENV)/.test ## ruff, mypy, the layers and the language of texts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.language
 test-front: $(VENV)/.front ## eslint, prettier, tsc, vitest and the size of the widget
 	$(NPM) run --silent lint
 	$(NPM) run --silent test
