@@ -87,6 +87,7 @@ def test_untrusted_working_directory_comes_last_or_is_omitted(
         assert (path[-1] == str(working)) == (not trusted)
 
 
+@pytest.mark.slow
 def test_python_code_searches_the_working_directory_last(
     directories: tuple[Path, Path],
 ) -> None:
@@ -136,6 +137,7 @@ def test_notebook_directory_does_not_shadow_stdlib_in_executors(
     assert path.index(interpreter.standard_library()[0]) < path.index(str(working))
 
 
+@pytest.mark.slow
 def test_slurm_tasks_do_not_import_from_the_working_directory(
     directories: tuple[Path, Path],
 ) -> None:

@@ -13,6 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.processes import Process
 
 
+@pytest.mark.slow
 def test_request_fails_if_the_process_is_killed_before_it_reads() -> None:
     """The kernel then reports a reset connection instead of its end."""
 

@@ -204,6 +204,7 @@ def test_descriptors_above_1023_work() -> None:
         cluster_control_socket.stop()
 
 
+@pytest.mark.slow
 def test_listener_continues_after_failed_accepts(
     listening: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,6 +291,7 @@ def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
     assert cluster_control_socket.processes() == (ME,)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None:
     code = (

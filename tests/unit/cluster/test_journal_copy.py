@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 JOURNAL_COPY = """
 import os, sys
 from tfd_notebook.cluster.journal_copy import JournalCopy
@@ -19,6 +21,7 @@ print("kept")
 """
 
 
+@pytest.mark.slow
 def test_forked_child_keeps_the_journal_copy():
     completed = subprocess.run(
         [sys.executable, "-c", JOURNAL_COPY], capture_output=True, text=True, timeout=100

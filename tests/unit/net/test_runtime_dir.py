@@ -39,6 +39,7 @@ def ended() -> dict[str, Any]:
     return identity
 
 
+@pytest.mark.slow
 def test_a_process_identity_ignores_the_wall_clock(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_process_identity_ignores_the_wall_clock(
     assert not runtime_dir.has_ended(before)
 
 
+@pytest.mark.slow
 def test_ended_process_or_reused_pid_is_not_running() -> None:
     assert runtime_dir.has_ended(ended())
     this = runtime_dir.process_identity(os.getpid())
@@ -58,6 +60,7 @@ def test_ended_process_or_reused_pid_is_not_running() -> None:
     assert runtime_dir.has_ended({**this, "start": this["start"] - 1})
 
 
+@pytest.mark.slow
 def test_a_zombie_process_has_ended() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -65,6 +68,7 @@ def test_a_zombie_process_has_ended() -> None:
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "over"),
     [
@@ -85,6 +89,7 @@ def test_state_of_invisible_processes_is_unknown(change: dict[str, str], over: b
     assert path.exists() is not over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [None, {}, {"starter": None}, {"pid": 1, "owner_pid": 1}])
 def test_directory_of_a_locked_agent_is_kept(state: dict[str, Any] | None) -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
@@ -95,6 +100,7 @@ def test_directory_of_a_locked_agent_is_kept(state: dict[str, Any] | None) -> No
         assert path.exists()
 
 
+@pytest.mark.slow
 def test_directory_without_an_agent_is_removed_with_its_starter() -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
@@ -104,6 +110,7 @@ def test_directory_without_an_agent_is_removed_with_its_starter() -> None:
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_agent_with_a_lease_is_not_ended(sleeper: subprocess.Popen[bytes]) -> None:
     path, lock = runtime_dir.new_agent_dir("0123456789ab")
     state = {
@@ -132,6 +139,7 @@ def test_agent_directory_is_created_locked(directory: Path) -> None:
     assert runtime_dir.is_locked(path) is None
 
 
+@pytest.mark.slow
 def test_files_of_processes_have_unique_names(directory: Path) -> None:
     mine, gone = (
         runtime_dir.own_file(os.getpid(), "sock"),
@@ -159,6 +167,7 @@ def test_files_of_processes_have_unique_names(directory: Path) -> None:
     assert other_host.exists()
 
 
+@pytest.mark.slow
 def test_ending_process_is_detected_before_its_parent_has_waited() -> None:
     assert not runtime_dir.is_ending(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:

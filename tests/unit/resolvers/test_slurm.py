@@ -42,6 +42,7 @@ class TestSlurm:
         assert resolver.cluster_spec().as_dict() == {"worker": ["n1:8888", "n2:8888", "n10:8888"]}
         assert resolver.master() == "grpc://n2:8888"
 
+    @pytest.mark.slow
     def test_nodes_without_gpus(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         step(monkeypatch)

@@ -54,6 +54,7 @@ def test_list_is_empty_without_detached_clusters(address: str) -> None:
     assert request(address) == (200, {"clusters": []})
 
 
+@pytest.mark.slow
 def test_unauthenticated_requests_are_refused(address: str) -> None:
     assert request(address, token="")[0] == 403
     assert request(address, token="another")[0] == 403
@@ -168,6 +169,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def request() -> None:
         given_up = asyncio.ensure_future(jupyter_server.unattached_clusters())
@@ -184,6 +186,7 @@ def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.Mon
     asyncio.run(request())
 
 
+@pytest.mark.slow
 def test_failed_list_is_not_shared_with_later_requests(
     lists: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

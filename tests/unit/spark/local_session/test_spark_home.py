@@ -8,6 +8,7 @@ from tfd_notebook.errors import LaunchError
 from tfd_notebook.spark.local_session import spark_home
 
 
+@pytest.mark.slow
 def test_guard_that_does_not_start_in_time_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

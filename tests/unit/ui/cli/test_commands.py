@@ -196,6 +196,7 @@ def test_start_help_names_a_command_that_lists_the_launchers(capsys: Any) -> Non
     assert "inprocess" in [row["launcher"] for row in json.loads(shown)]
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_is_not_an_error() -> None:
     completed = subprocess.run(
         f"{sys.executable} -m tfd_notebook --help | true; echo ${{PIPESTATUS[0]}}",
