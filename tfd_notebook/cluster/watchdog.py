@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
@@ -14,6 +15,10 @@ from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
 
 _JOURNAL_EVERY_SECONDS = 5.0
 _JOURNAL_WARN_BYTES = 1_000_000_000
+
+
+def _start_thread(call: Callable[[], None], name: str) -> None:
+    threading.Thread(target=call, name=name, daemon=True).start()
 
 
 class Watchdog:
@@ -29,7 +34,11 @@ class Watchdog:
     time_limit_notice : float
         Seconds before the time limit at which a notice is published.
     end : callable
-        Ends the cluster. Takes its final state.
+        Ends the cluster. Takes its final state. It is called once.
+    clock : callable
+        Returns the time in seconds. Default `time.monotonic`.
+    start_thread : callable
+        Takes a function that may block, and the name of the thread that calls it.
     """
 
     def __init__(
@@ -40,12 +49,17 @@ class Watchdog:
         hang_seconds: float,
         time_limit_notice: float,
         end: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        start_thread: Callable[[Callable[[], None], str], None] = _start_thread,
     ) -> None:
         self._task_manager = task_manager
         self._monitor = monitor
         self._consumers = consumers
         self._hang_seconds = hang_seconds
         self._end = end
+        self._clock = clock
+        self._start_thread = start_thread
+        self._is_ending = False
         self._time_limit_notice = time_limit_notice
         self._has_notified = False
         self._journal_due = 0.0
@@ -79,9 +93,9 @@ class Watchdog:
 
     def _end_in_thread(self, state: str) -> None:
         """End the cluster in a new thread, because ending joins the monitor's thread."""
-        threading.Thread(
-            target=self._end, args=(state,), name="tfd-watchdog-end", daemon=True
-        ).start()
+        if not self._is_ending:
+            self._is_ending = True
+            self._start_thread(partial(self._end, state), "tfd-watchdog-end")
 
     def _check_journal(self) -> None:
         work_dir = self._task_manager.work_dir
@@ -89,14 +103,12 @@ class Watchdog:
             self._task_manager.on_this_host or agent_work_dir.is_url(work_dir)
         ):
             return
-        if time.monotonic() < self._journal_due:
+        if self._clock() < self._journal_due:
             return
-        self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
+        self._journal_due = self._clock() + _JOURNAL_EVERY_SECONDS
         if agent_work_dir.is_url(work_dir):
             # A remote file system may respond slowly, and this thread monitors all tasks.
-            threading.Thread(
-                target=self._measure_journal, args=(work_dir,), name="tfd-journal", daemon=True
-            ).start()
+            self._start_thread(partial(self._measure_journal, work_dir), "tfd-journal")
         else:
             self._measure_journal(work_dir)
 
@@ -123,9 +135,7 @@ class Watchdog:
                 self._report_stuck(name)
             else:
                 # Queries to remote hosts may be slow, and this thread monitors all tasks.
-                threading.Thread(
-                    target=self._report_stuck, args=(name,), name="tfd-watchdog-stuck", daemon=True
-                ).start()
+                self._start_thread(partial(self._report_stuck, name), "tfd-watchdog-stuck")
         self._stuck = stuck
 
     def _report_stuck(self, name: str) -> None:
