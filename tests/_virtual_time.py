@@ -17,7 +17,7 @@ class _Selector(selectors.DefaultSelector):
         super().__init__()
         self._on_idle = on_idle
 
-    def select(self, timeout: float | None = None):
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or timeout == 0:
             return ready

@@ -56,6 +56,15 @@ class _Kept(NamedTuple):
 class Session:
     """A client's requests and the events it receives.
 
+    Parameters
+    ----------
+    grace : float
+    clock : callable
+        Returns the time in seconds. Default `time.monotonic`.
+    last_request : int
+        Number of the client's last request to an earlier session, which may have executed it.
+        Default 0.
+
     Attributes
     ----------
     grace : float
@@ -64,13 +73,19 @@ class Session:
         The clusters whose events the client receives.
     """
 
-    def __init__(self, grace: float) -> None:
+    def __init__(
+        self,
+        grace: float,
+        clock: Callable[[], float] = time.monotonic,
+        last_request: int = 0,
+    ) -> None:
         self.grace = grace
+        self._clock = clock
         self.subscriptions: set[str] = set()
         self.disconnected_since: float | None = None
-        self._last_received = time.monotonic()
+        self._last_received = clock()
         self._seq = 0
-        self._last_request = 0
+        self._last_request = last_request
         self._executing: set[int] = set()
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
@@ -80,14 +95,14 @@ class Session:
     def has_expired(self) -> bool:
         """True if the session had no connection during its whole grace time."""
         since = self.disconnected_since
-        return since is not None and time.monotonic() - since >= self.grace
+        return since is not None and self._clock() - since >= self.grace
 
     def drop_silent(self, seconds: float) -> None:
         """Abort a connection without data, including pings, for this number of seconds."""
         if (
             self._writer is not None
             and self.grace
-            and time.monotonic() - self._last_received > seconds
+            and self._clock() - self._last_received > seconds
         ):
             self._writer.transport.abort()
 
@@ -146,7 +161,7 @@ class Session:
         if self._writer is not None:
             self._writer.close()
         self._writer, self.disconnected_since = writer, None
-        self._last_received = time.monotonic()
+        self._last_received = self._clock()
         try:
             self._resume(writer, last_seq)
             await self._read_requests(reader, on_request)
@@ -159,7 +174,7 @@ class Session:
                 reason = f"{type(error).__name__}: {error}"
                 writer.write(agent_protocol.encode({"event": "failed", "reason": reason}))
         if self._writer is writer:
-            self._writer, self.disconnected_since = None, time.monotonic()
+            self._writer, self.disconnected_since = None, self._clock()
 
     def _resume(self, writer: asyncio.StreamWriter, last_seq: int) -> None:
         """Send the event ``hello`` and the frames that the client has missed."""
@@ -173,7 +188,7 @@ class Session:
     async def _read_requests(self, reader: asyncio.StreamReader, on_request: OnRequest) -> None:
         pending: set[asyncio.Future[None]] = set()
         while (read := await _read_line(reader))[0]:
-            self._last_received = time.monotonic()
+            self._last_received = self._clock()
             line, is_complete = read
             if not is_complete:
                 self._refuse(line)
@@ -204,8 +219,8 @@ class Session:
             if frame.request == number:
                 return frame.line is None
         error = LaunchError(
-            "the request was executed while the connection was lost, and its reply is no longer "
-            "available",
+            "the request may have been executed while the connection was lost, and its reply is no "
+            "longer available",
             fix="check the cluster's state, then decide whether to repeat it",
         )
         self.send(agent_protocol.failure(number, error))
@@ -250,6 +265,8 @@ class AgentListener:
     on_request : callable
     sessions : dict of str to Session
         The open sessions, by the id that their client chose.
+    clock : callable
+        The clock of new sessions. Default `time.monotonic`.
     """
 
     def __init__(
@@ -257,10 +274,12 @@ class AgentListener:
         directory: Path,
         on_request: OnRequest,
         sessions: dict[str, Session],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = directory / SOCKET
         self._on_request = on_request
         self._sessions = sessions
+        self._clock = clock
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -283,7 +302,8 @@ class AgentListener:
             session = self._sessions.get(arguments["session"])
             last_seq = arguments["last_seq"]
             if session is None:
-                session = Session(float(arguments["grace"]))
+                last_request = int(arguments.get("last_request", 0))
+                session = Session(float(arguments["grace"]), self._clock, last_request)
                 self._sessions[arguments["session"]] = session
             await session.serve(reader, writer, self._on_request, last_seq)
         except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):

@@ -181,6 +181,12 @@ class AgentClient:
             fix="the host may be overloaded or suspended; try again",
         )
 
+    @property
+    def last_request(self) -> int:
+        """Number of the last request without a reply; 0 without one."""
+        with self._lock:
+            return max(self._unanswered, default=0)
+
     def resume(self, send: Callable[[bytes], None]) -> None:
         """Continue over another channel, with all requests that have no reply yet."""
         with self._sending:
@@ -363,7 +369,8 @@ class AgentClient:
 
     def _resync(self) -> None:
         """Request the current state of all clusters, after the agent dropped missed events."""
-        self.seq = 0
+        # Equals no session's number, so that the next hello is not full without a further frame.
+        self.seq = -1
         with self._lock:
             listeners = dict(self._listeners)
         for name, listener in listeners.items():
@@ -378,7 +385,8 @@ class AgentClient:
                     for event in adopted.result().tasks:
                         _notify(listener, event)
                     _notify(listener, LeaseChanged(adopted.result().lease))
-                elif not isinstance(error, AgentLost):  # `lost` notifies all listeners of that
+                # `lost` notifies of AgentLost. If the reply itself was dropped, a request follows.
+                elif isinstance(error, StateError):
                     reason = "it ended while its host was disconnected"
                     _notify(listener, ClusterEnded(reason))
 

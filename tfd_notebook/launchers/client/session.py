@@ -101,6 +101,8 @@ class AgentSession:
         it can never be reached.
     grace : float
         Seconds that the agent waits for this session to reconnect. Default 600.
+    clock : callable
+        Returns the time in seconds. Default `time.monotonic`.
 
     Attributes
     ----------
@@ -108,11 +110,17 @@ class AgentSession:
     """
 
     def __init__(
-        self, agent: str, host: str, connect: Callable[[], Channel], grace: float = 600.0
+        self,
+        agent: str,
+        host: str,
+        connect: Callable[[], Channel],
+        grace: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
         self._connect = connect
         self._grace = grace
+        self._clock = clock
         self._session = uuid.uuid4().hex
         self._channel: Channel | None = None
         self._closed = threading.Event()
@@ -176,7 +184,12 @@ class AgentSession:
 
     def _open_channel(self) -> Channel:
         channel = self._connect()
-        arguments = {"session": self._session, "last_seq": self.client.seq, "grace": self._grace}
+        arguments = {
+            "session": self._session,
+            "last_seq": self.client.seq,
+            "last_request": self.client.last_request,
+            "grace": self._grace,
+        }
         try:
             channel.send(self._line("open_session", arguments))
             self._channel = channel
@@ -217,13 +230,13 @@ class AgentSession:
 
     def _reconnect(self) -> Channel | None:
         """Return the next channel; None if the agent is lost."""
-        since = time.monotonic()
+        since = self._clock()
         self.client.notify_all(HostDisconnected(self._host, self._grace))
         try:
             channel = reconnect.reconnect(
                 self._open_channel,
                 self._closed,
-                lambda: time.monotonic() - since <= self._grace,
+                lambda: self._clock() - since <= self._grace,
             )
         except TfdError as error:
             self.client.lost(error.what)
@@ -235,7 +248,7 @@ class AgentSession:
         else:
             if channel is not None and not self._closed.is_set():
                 ports.detect_lost_peers()
-                self.client.notify_all(HostReconnected(self._host, time.monotonic() - since))
+                self.client.notify_all(HostReconnected(self._host, self._clock() - since))
                 return channel
             if channel is not None:
                 self._end(channel)  # `close` sent "close_session" over the previous channel
