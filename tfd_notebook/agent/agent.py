@@ -14,9 +14,8 @@ import contextlib
 import json
 import os
 import signal
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,27 +52,48 @@ _BY_SESSION = ("open", "adopt", "detach", "close")
 #: Read-only requests with large replies. If a reply is lost, the request is executed again.
 _REPEATABLE = ("journal", "logs")
 
+_OpenPipes = Callable[
+    [asyncio.AbstractEventLoop], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+]
+
 
 class Agent:
     """Serves requests until no session and no leased cluster remain.
 
     The methods ``handle_<name>`` of this class and of `AgentCluster` execute the requests; see
     `tfd_notebook.launchers.client.agent_host`.
+
+    Parameters
+    ----------
+    agent_id : str
+    directory : Path
+    owner : int, optional
+        The pid of the process that started the agent. None without one.
+    open_pipes : callable
+        Returns reader and writer of the connection to the owner. Default `own_pipes`.
     """
 
-    def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        directory: Path,
+        owner: int | None,
+        open_pipes: _OpenPipes = own_pipes,
+    ) -> None:
         self.id = agent_id
         self.directory = directory
         self.owner = owner
+        self._open_pipes = open_pipes
+        self._clock = asyncio.get_running_loop().time
         self.clusters: dict[str, AgentCluster] = {}
         self.processes = processes.Processes(agent_id, directory)
         self._sessions: dict[str, Session] = {}
         self.owned: dict[str, Session] = {}
-        self.listener = AgentListener(directory, self._answer, self._sessions)
+        self.listener = AgentListener(directory, self._answer, self._sessions, self._clock)
         self._outlives_owner = owner is None
         self._sampled: dict[int, psutil.Process] = {}
         self._gpu_monitor = GpuMonitor(self.publish)
-        self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
+        self._idle_since = self._clock() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
     async def run(self) -> None:
@@ -112,7 +132,7 @@ class Agent:
         """Serve the process that started the agent, until that process ends."""
         loop = asyncio.get_running_loop()
         session = self._sessions[_OWNER] = Session(0.0)
-        reader, writer = await own_pipes(loop)
+        reader, writer = await self._open_pipes(loop)
         await session.serve(reader, writer, self._answer)
         with _exceptions_logged():
             await self._owner_left()
@@ -151,7 +171,7 @@ class Agent:
             self.owned.pop(cluster.name, None)
             for session in self._sessions.values():
                 session.subscriptions.discard(cluster.name)
-            self._idle_since = time.monotonic()
+            self._idle_since = self._clock()
             self.write_state()
 
     async def _answer(self, session: Session, body: dict[str, Any]) -> None:
@@ -275,9 +295,9 @@ class Agent:
     async def _watch(self) -> None:
         tick = 0
         while True:
-            before = time.monotonic()
+            before = self._clock()
             await asyncio.sleep(_TICK_SECONDS)
-            late = time.monotonic() - before - _TICK_SECONDS
+            late = self._clock() - before - _TICK_SECONDS
             tick += 1
             # An exception ends one inspection only, not the agent or a cluster.
             with _exceptions_logged():
@@ -306,7 +326,7 @@ class Agent:
             with cluster.reported(f"trimming the logs of cluster {cluster.name!r}"):
                 cluster.trim_logs()
         await self._end_expired()
-        idle = not self.clusters and time.monotonic() - self._idle_since
+        idle = not self.clusters and self._clock() - self._idle_since
         if idle > processes.IDLE_SECONDS:
             self.processes.close_server()
 
@@ -322,13 +342,13 @@ class Agent:
             session.drop_silent(reconnect.SILENT_SECONDS)
             if session.has_expired:
                 del self._sessions[key]
-                self._idle_since = min(self._idle_since, time.monotonic())
+                self._idle_since = min(self._idle_since, self._clock())
                 await self._end_owned(session, f"no reconnection within {session.grace:g} s")
         if self._outlives_owner and not self.clusters:
             connected = any(
                 session.disconnected_since is None for session in self._sessions.values()
             )
-            if not connected and time.monotonic() > self._idle_since:
+            if not connected and self._clock() > self._idle_since:
                 self._done.set()
 
     async def _end_if_expired(self, cluster: AgentCluster) -> None:
