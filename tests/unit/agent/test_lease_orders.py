@@ -134,7 +134,8 @@ class Host:
             self.loop.run_until_complete(self.agent.end(cluster, "the test ended"))
         for client in self._clients:
             client.close()
-        self.loop.run_until_complete(self.running)
+        self.loop.advance(FIRST_SECONDS + 2.0)
+        self.running.cancel()
         while LISTENERS:
             LISTENERS.pop().close()
         self._closing.close()
