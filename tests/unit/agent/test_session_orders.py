@@ -12,7 +12,7 @@ import functools
 import itertools
 import queue
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +87,12 @@ class Connection(asyncio.Transport):
             raise BrokenPipeError
         self.up.append(data)
 
-    def feed(self, data: bytes) -> None:
-        """Pass data to the agent."""
+    def feed(self, data: bytes, settle: bool = True) -> None:
+        """Pass data to the agent, and run the agent unless more data arrives at once."""
         if self.accepted:
             self._reader.feed_data(data)
-        self._loop.settle()
+        if settle:
+            self._loop.settle()
 
     def cut(self, seen_by_agent: bool) -> None:
         """Break the connection. The agent receives half of a line at most, or all lines late."""
@@ -106,7 +107,7 @@ class Connection(asyncio.Transport):
 
     # The agent's end
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         if self.accepted and self.open:
             self.down.append(data)
 
@@ -130,11 +131,11 @@ class Agent:
     Parameters
     ----------
     loop : VirtualTimeLoop
-    repeatable : bool
-        Whether a lost reply is obtained by executing its request again. Default false.
+    repeatable : container of int
+        The requests that are executed again if their reply is lost. Default: none.
     """
 
-    def __init__(self, loop: VirtualTimeLoop, repeatable: bool = False) -> None:
+    def __init__(self, loop: VirtualTimeLoop, repeatable: Container[int] = ()) -> None:
         self.loop = loop
         self.repeatable = repeatable
         self.sessions: dict[str, Session] = {}
@@ -163,7 +164,8 @@ class Agent:
         go_on = self.loop.create_future()
         self.executing.append(go_on)
         await go_on
-        session.send({"reply_to": body["id"], "ok": True, "value": number}, self.repeatable)
+        reply = {"reply_to": body["id"], "ok": True, "value": number}
+        session.send(reply, repeatable=number in self.repeatable)
 
     def connect(self) -> Connection:
         self.connections.append(Connection(self.loop, self._accept))
@@ -227,19 +229,33 @@ class Pair:
         self.replies.append(self.client.submit("free_disk_space", number=len(self.replies)))
         return True
 
-    def deliver_up(self, count: int = 1) -> bool:
-        """Deliver the next line to the agent, `count` times."""
-        return self.connection is not None and self._deliver_up(self.connection, count)
+    def deliver_up(self) -> bool:
+        """Deliver the next line to the agent."""
+        return self._deliver_up(self.connection)
 
     def deliver_up_twice(self) -> bool:
-        return self.deliver_up(2)
+        return self._deliver_up(self.connection, count=2)
 
     def deliver_late(self) -> bool:
         """Deliver the next line of the oldest connection that the client has closed."""
-        return any(self._deliver_up(connection) for connection in self.old)
+        return self._deliver_up(self._late)
 
-    def _deliver_up(self, connection: Connection, count: int = 1) -> bool:
-        if not connection.up:
+    def deliver_both(self) -> bool:
+        """Deliver a line of the new connection, and at once one of the oldest."""
+        late = self._late
+        if late is None or not self._deliver_up(self.connection, settle=False):
+            return False
+        return self._deliver_up(late)
+
+    @property
+    def _late(self) -> Connection | None:
+        waiting = (connection for connection in self.old if connection.up and connection.accepted)
+        return next(waiting, None)
+
+    def _deliver_up(
+        self, connection: Connection | None, count: int = 1, settle: bool = True
+    ) -> bool:
+        if connection is None or not connection.up:
             return False
         line = connection.up.popleft()
         frame = agent_protocol.decode(line.lstrip(b"\n"))
@@ -249,7 +265,7 @@ class Pair:
             seq = arguments.get("last_seq", arguments.get("seq", 0))
             self.acknowledged = max(self.acknowledged, seq)
         for _ in range(count):
-            connection.feed(line)
+            connection.feed(line, settle)
         return True
 
     def answer(self) -> bool:
@@ -289,7 +305,7 @@ class Pair:
             self.hellos.append(frame.body["full"])
         elif frame.seq:
             # The reply to a repeatable request is not sent again.
-            has_gaps = self.agent.repeatable or False in self.hellos
+            has_gaps = bool(self.agent.repeatable) or False in self.hellos
             assert frame.seq == self.seq + 1 or has_gaps
             self.seq = frame.seq
         self.client.handle_line(line)
@@ -339,8 +355,8 @@ class Pair:
 
     def check(self) -> None:
         """Check that nothing was executed twice, lost or received in another order."""
-        most = self._sessions_opened if self.agent.repeatable else 1
-        assert all(count <= most for count in self.agent.executed.values())
+        for number, count in self.agent.executed.items():
+            assert count <= (self._sessions_opened if number in self.agent.repeatable else 1)
         assert self.notices == self.published[: len(self.notices)]
         for number, reply in enumerate(self.replies):
             if reply.done():
@@ -361,6 +377,7 @@ class Pair:
         assert all(reply.done() for reply in self.replies)
         assert set(self.agent.executed) == set(range(len(self.replies)))
         assert self.notices == self.published
+        assert not self.client.last_request
         full, kept = self.agent.kept()
         assert full == (not self.acknowledged or not self.seq)
         if not self.agent.repeatable:
@@ -402,6 +419,7 @@ EVENTS: dict[str, Callable[[Any], bool]] = {
     "u": Pair.deliver_up,
     "U": Pair.deliver_up_twice,
     "l": Pair.deliver_late,
+    "b": Pair.deliver_both,
     "x": Pair.answer,
     "e": Pair.publish,
     "d": Pair.deliver_down,
@@ -503,14 +521,15 @@ def noted(order: str) -> Iterator[None]:
 def test_each_request_is_executed_once_and_each_event_arrives_once(
     loop: VirtualTimeLoop, start: str
 ) -> None:
-    explore(lambda: Agent(loop), start, "ruxedplcho")
+    explore(lambda: Agent(loop), start, "ruxedplbcho")
 
 
-@pytest.mark.parametrize("start", ["oudr", "oudru", "oudrux", "oudruxc", "oudrucxou", "oudrhouux"])
-def test_request_whose_repeatable_reply_was_lost_is_executed_again(
-    loop: VirtualTimeLoop, start: str
+@pytest.mark.parametrize("start", ["oudr", "oudru", "oudrux", "oudruxc", "oudrruuxxc", "oudrhouux"])
+@pytest.mark.parametrize("repeatable", [(0,), (1,), (0, 1)], ids=str)
+def test_only_repeatable_requests_are_executed_again(
+    loop: VirtualTimeLoop, start: str, repeatable: tuple[int, ...]
 ) -> None:
-    explore(lambda: Agent(loop, repeatable=True), start, "ruxedlcho")
+    explore(lambda: Agent(loop, repeatable), start, "ruxelbco")
 
 
 @pytest.mark.parametrize("start", ["oudr", "oudru", "oudrux", "oudruxc", "oudruxdpu", "oudrho"])
@@ -560,14 +579,33 @@ def test_measurements_are_dropped_without_a_client_that_fetches_them(agent: Agen
     pair = Pair(agent).run("oud")
     measure = {"event": "measure", "cluster": CLUSTER}
     assert pair.connection is not None
+    agent.session.send(notice("first"))
     agent.session.send(measure)
     assert pair.connection.down.pop().startswith(b"TFD1 0 ")
     agent.session.send(notice("x" * MEGABYTE))
     agent.session.send(measure)
-    assert len(pair.connection.down) == 1
+    assert len(pair.connection.down) == 2
     pair.cut()
     agent.session.send(measure)
-    assert agent.kept() == (True, [1])
+    assert agent.kept() == (True, [1, 2])
+
+
+def test_half_sent_request_does_not_swallow_the_next(loop: VirtualTimeLoop, agent: Agent) -> None:
+    pair = Pair(agent).run("oud")
+    connection = pair.connection
+    assert connection is not None
+
+    def interrupt(data: bytes) -> None:
+        connection.feed(data[: len(data) // 2])
+        raise KeyboardInterrupt
+
+    pair.client.resume(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pair.client.submit("free_disk_space", number=0)
+    pair.client.resume(connection.send)
+    pair.request()
+    pair.finish()
+    pair.check_finished()
 
 
 @every_start
@@ -645,21 +683,24 @@ def test_request_is_not_repeated_after_its_session_has_expired(
     assert pair.replies[0].result() == 0
 
 
-@pytest.mark.parametrize("order", ["", "u", "uu", "uud", "uuc", "uudc", "uuddc"])
+@pytest.mark.parametrize("expirations", [1, 2])
 def test_client_adopts_its_clusters_from_each_new_session(
-    loop: VirtualTimeLoop, agent: Agent, order: str
+    loop: VirtualTimeLoop, expirations: int
 ) -> None:
-    pair = Pair(agent).run("oudruxd")
-    for last in ("o" + order, ""):
-        pair.cut()
-        loop.advance(GRACE)
-        agent.tick()
-        for letter in last:
-            EVENTS[letter](pair)
-    pair.finish()
-    assert agent.adopted[-1] is agent.session
-    assert isinstance(pair.received[-1], LeaseChanged)
-    assert not any(isinstance(event, ClusterEnded) for event in pair.received)
+    for order in itertools.product("udco", repeat=4):
+        with contextlib.closing(Agent(loop)) as agent:
+            pair = Pair(agent).run("oudruxd")
+            for events in ("o", *order), ():
+                if events or expirations == 2:
+                    pair.cut()
+                    loop.advance(GRACE)
+                    agent.tick()
+                for letter in events:
+                    EVENTS[letter](pair)
+            pair.finish()
+            assert agent.adopted[-1] is agent.session, order
+            assert isinstance(pair.received[-1], LeaseChanged), order
+            assert not any(isinstance(event, ClusterEnded) for event in pair.received)
 
 
 def test_client_reports_a_cluster_that_ended_with_its_session(
@@ -755,7 +796,7 @@ def test_client_reconnects_until_its_grace_time_has_passed(
     monkeypatch.setattr(reconnect, "reconnect", without_pauses)
     now = 0.0
     channels = [Channel(), Channel()]
-    attempts = iter([channels[0], 1.0, GRACE + late, channels[1]])
+    attempts: Iterator[Any] = iter([channels[0], 1.0, GRACE + late, channels[1]])
 
     def connect() -> Channel:
         nonlocal now
