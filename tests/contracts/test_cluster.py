@@ -32,6 +32,7 @@ CELL: dict[str, Any] = {
     "data_workers": 1,
     "workers": 1,
     "ps": 1,
+    "evaluator": True,
     "name": "contract",
     "env": {"TFD_GREETING": "hello"},
     "preload": ["tfd_contract_preload"],
@@ -60,6 +61,10 @@ def pids(cluster: tfd.Cluster) -> dict[str, int | None]:
     return {task.name: task.pid for task in cluster.tasks}
 
 
+def notices(cluster: tfd.Cluster, task: str) -> list[str]:
+    return [notice.what for notice in cluster.snapshot().notices if notice.task == task]
+
+
 def answers(address: str, role: str) -> bool:
     """Return True if a server of this role answers a probe."""
     kind = role if role in ("dispatcher", "data_worker") else "server"
@@ -84,7 +89,7 @@ def restarted(cluster: tfd.Cluster, before: TaskRow) -> TaskRow:
 
 def test_started_tasks_are_ready_and_answer(cluster: tfd.Cluster) -> None:
     names = [task.name for task in cluster.tasks]
-    assert names == ["dispatcher:0", "data_worker:0", "ps:0", "worker:0"]
+    assert names == ["dispatcher:0", "data_worker:0", "ps:0", "worker:0", "evaluator:0"]
     for task in cluster.tasks:
         assert task.state == "ready"
         assert answers(task.address, str(task.role))
@@ -99,7 +104,7 @@ def test_same_cell_returns_the_running_cluster(cluster: tfd.Cluster) -> None:
     assert list(tfd.clusters()) == ["contract"]
 
 
-@pytest.mark.parametrize("task", ["data_worker:0", "ps:0"])
+@pytest.mark.parametrize("task", ["data_worker:0", "ps:0", "evaluator:0"])
 def test_killed_task_restarts_on_its_port(cluster: tfd.Cluster, task: str) -> None:
     before = row(cluster, task)
     assert before.pid
@@ -107,8 +112,7 @@ def test_killed_task_restarts_on_its_port(cluster: tfd.Cluster, task: str) -> No
     after = restarted(cluster, before)
     assert (after.address, after.restarts) == (before.address, before.restarts + 1)
     assert answers(after.address, str(after.role))
-    notices = [notice.what for notice in cluster.snapshot().notices if notice.task == task]
-    assert any("SIGKILL" in what for what in notices)
+    assert any("SIGKILL" in notice for notice in notices(cluster, task))
 
 
 def test_kill_counts_as_a_crash(cluster: tfd.Cluster) -> None:
@@ -116,9 +120,10 @@ def test_kill_counts_as_a_crash(cluster: tfd.Cluster) -> None:
     assert cluster.kill("worker:0") == before.pid
     after = restarted(cluster, before)
     assert (after.address, after.restarts) == (before.address, before.restarts + 1)
+    assert any("SIGKILL" in notice for notice in notices(cluster, "worker:0"))
 
 
-@pytest.mark.parametrize("task", ["data_worker:0", "worker:0"])
+@pytest.mark.parametrize("task", ["data_worker:0", "ps:0", "worker:0"])
 def test_restart_starts_a_new_process(cluster: tfd.Cluster, task: str) -> None:
     before = row(cluster, task)
     cluster.restart(task)
@@ -191,7 +196,7 @@ def test_failed_task_has_the_reason_and_can_be_restarted() -> None:
 
 
 def test_end_of_a_with_block_stops_everything() -> None:
-    with tfd.Cluster(data_workers=1, name="block") as cluster:
+    with tfd.Cluster(data_workers=1, workers=1, ps=1, name="block") as cluster:
         processes = pids(cluster).values()
         ports = [int(task.address.rpartition(":")[2]) for task in cluster.tasks]
     assert cluster.state == "stopped"

@@ -146,7 +146,7 @@ def test_stream_pauses_resumes_and_waits(cluster: tfd.Cluster) -> None:
         stream.pause()
         proceed.set()
         assert stream.wait(elements=1, timeout=WAIT)
-        with pytest.raises(errors.TimeLimit, match="paused"):
+        with pytest.raises(errors.TimeLimit, match=r"resume"):
             stream.wait(elements=2, timeout=0.3)
         assert (stream.state, stream.elements) == ("paused", 1)
         stream.resume()
@@ -265,8 +265,9 @@ def test_stop_of_the_cluster_interrupts_a_blocked_read() -> None:
 
 def test_read_without_data_workers_is_refused() -> None:
     with tfd.Cluster(name="empty") as cluster:
-        with pytest.raises(errors.NoWorkers, match="no data worker"):
+        with pytest.raises(errors.NoWorkers, match="no data worker") as caught:
             Range(5).apply(cluster.distribute("dynamic"))
+        assert "scale" in str(caught.value.fix)
         cluster.scale(data_workers=1)
         assert len(list(Range(5).apply(cluster.distribute("dynamic")))) == 5
 

@@ -236,7 +236,7 @@ def test_another_process_can_stop_the_cluster(killed: Killed) -> None:
 
 def test_expired_lease_ends_the_cluster(killed: Killed) -> None:
     cluster = tfd.attach("leased")
-    cluster.renew(hours=0.5 / 3600)
+    cluster.detach(hours=0.5 / 3600)  # a new lease
     until(lambda: cluster.ended, WAIT)
     assert cluster.state == "stopped"
     assert "lease expired" in cluster.snapshot().notices[-1].what

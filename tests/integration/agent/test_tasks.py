@@ -90,19 +90,6 @@ def test_resource_use_is_shown(cluster: tfd.Cluster) -> None:
     assert {"ps:0", "worker:1"} <= set(cluster.to_frame().task)
 
 
-@pytest.mark.parametrize("task", ["worker:1", "ps:0", "evaluator:0"])
-def test_killed_task_restarts_on_its_port(cluster: tfd.Cluster, task: str) -> None:
-    before = row(cluster, task)
-    assert before.pid
-    os.kill(before.pid, signal.SIGKILL)
-    after = restarted(cluster, before)
-    assert (after.address, after.restarts) == (before.address, before.restarts + 1)
-    assert server_at(after.address).alive
-    assert any(
-        notice.task == task and "SIGKILL" in notice.what for notice in cluster.snapshot().notices
-    )
-
-
 def test_peers_detect_a_killed_worker_at_once(cluster: tfd.Cluster) -> None:
     """The agent keeps only the connections of data tasks open after a crash."""
     before = row(cluster, "worker:0")
@@ -132,16 +119,6 @@ def test_hung_task_is_restarted(cluster: tfd.Cluster) -> None:
     assert after.address == before.address
     notices = [notice.what for notice in cluster.snapshot().notices if notice.task == "worker:0"]
     assert any("hung, no reply for" in what for what in notices)
-
-
-def test_restart_keeps_the_address(cluster: tfd.Cluster) -> None:
-    for task in ("ps:0", "worker:1"):
-        before = row(cluster, task)
-        cluster.restart(task)
-        after = row(cluster, task)
-        assert (after.state, after.address) == ("ready", before.address)
-        assert after.pid != before.pid
-        assert server_at(after.address).alive
 
 
 def test_scaling_keeps_the_addresses(cluster: tfd.Cluster) -> None:
@@ -176,28 +153,6 @@ def test_data_workers_are_added_and_removed_independently(cluster: tfd.Cluster) 
     assert sorted(dataset.as_numpy_iterator()) == list(range(40))
     cluster.scale(data_workers=0)
     assert {t.name: t.pid for t in cluster.tasks if t.role != "dispatcher"} == pids
-
-
-def test_cluster_with_all_roles_leaves_nothing_behind() -> None:
-    import tensorflow as tf
-
-    with tfd.Cluster(data_workers=1, workers=1, ps=1, name="all") as cluster:
-        assert [task.name for task in cluster.tasks] == [
-            "dispatcher:0",
-            "data_worker:0",
-            "ps:0",
-            "worker:0",
-        ]
-        dataset = tf.data.Dataset.range(20).apply(cluster.distribute("dynamic"))
-        assert len(list(dataset)) == 20
-        pids = [task.pid for task in cluster.tasks]
-        ports = [int(task.address.rpartition(":")[2]) for task in cluster.tasks]
-    assert not any(psutil.pid_exists(pid) for pid in pids if pid)
-    for port in ports:
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("", port))
-    assert {row.state for row in cluster.snapshot().tasks} == {"stopped"}
 
 
 #: Trains with the servers of a cluster, in a process that owns it.

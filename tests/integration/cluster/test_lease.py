@@ -210,15 +210,6 @@ def test_reader_is_notified_of_a_stop_by_another_process(stays: tfd.Cluster) -> 
     assert any("stopped from another process" in n.what for n in stays.snapshot().notices)
 
 
-def test_expired_lease_ends_all_tasks(stays: tfd.Cluster) -> None:
-    pids = [task.pid for task in stays.tasks if task.pid]
-    stays.detach(2.0 / 3600)
-    until(lambda: stays.ended)
-    assert stays.state == "stopped"
-    assert any("lease expired" in notice.what for notice in stays.snapshot().notices)
-    until(lambda: not any(runs(pid) for pid in pids))
-
-
 def test_duplicate_names_are_refused_and_with_detaches(stays: tfd.Cluster) -> None:
     with stays:
         pass

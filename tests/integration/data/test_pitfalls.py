@@ -139,14 +139,6 @@ def restart_check(cluster: tfd.Cluster, task: str) -> Callable[[], bool]:
 
 
 class TestNoWorkers:
-    def test_distribute_without_workers_is_refused(self) -> None:
-        with (
-            tfd.Cluster(name="empty") as cluster,
-            pytest.raises(errors.NoWorkers, match="no data worker") as caught,
-        ):
-            batches(5).apply(cluster.distribute("dynamic"))
-        assert "scale" in str(caught.value.fix)
-
     def test_ctrl_c_ends_a_read_from_a_silent_worker(self, kind: str) -> None:
         """The process gets a real signal in its main thread, as a notebook does."""
         with tfd.Cluster(data_workers=1, name="silent") as cluster:

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import gc
-import logging
 import os
 import re
 import resource
@@ -24,7 +23,6 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.client import orphans
 from tfd_notebook.model.events import Notice
@@ -54,26 +52,6 @@ def test_tasks_are_ready_and_private_in_their_own_session(cluster):
         assert os.getsid(status.pid) != os.getsid(0)
         assert psutil.Process(status.pid).name().startswith("tfd ")
     assert set(cluster.dispatcher.workers) >= {t.address for t in cluster.tasks[1:]}
-
-
-def test_killed_worker_restarts_on_its_port(cluster, caplog):
-    before = row(cluster, "data_worker:1")
-    with caplog.at_level(logging.WARNING, "tfd_notebook"):
-        assert cluster.kill("data_worker:1") == before.pid
-        until(lambda: row(cluster, "data_worker:1").restarts > before.restarts)
-        until(lambda: row(cluster, "data_worker:1").state is TaskState.READY)
-    after = row(cluster, "data_worker:1")
-    assert after.address == before.address
-    assert after.pid != before.pid
-    assert "killed by signal 9 (SIGKILL)" in caplog.text
-
-
-def test_killed_dispatcher_restarts_on_its_port(cluster):
-    before = row(cluster, "dispatcher:0")
-    cluster.kill("dispatcher:0")
-    until(lambda: row(cluster, "dispatcher:0").restarts > before.restarts)
-    until(lambda: row(cluster, "dispatcher:0").state is TaskState.READY)
-    assert row(cluster, "dispatcher:0").address == before.address
 
 
 def test_suspended_worker_is_hung_until_it_continues(cluster):
@@ -318,15 +296,6 @@ def test_suspended_fork_server_does_not_block_the_agent():
             scaling.join()
         until(lambda: [task.state for task in cluster.tasks] == [TaskState.READY] * 3)
         assert local.agent_pids()[0] == agent
-
-
-def test_scale_down_ends_the_processes(cluster):
-    cluster.scale(data_workers=4)
-    pids = [row(cluster, f"data_worker:{i}").pid for i in (2, 3)]
-    assert all(psutil.pid_exists(pid) for pid in pids)
-    cluster.scale(data_workers=2)
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    assert len(data_service.of(cluster).data_workers()) == 2
 
 
 def test_port_stays_reserved_while_its_task_is_down(cluster):

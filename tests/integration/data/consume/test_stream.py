@@ -100,20 +100,6 @@ def test_failing_sink_fails_the_stream(consumers):
         next(iter(stream))
 
 
-def test_pause_and_resume(consumers):
-    with Stream(numbers(), consumers).start() as stream:
-        stream.wait(elements=10, timeout=20)
-        stream.pause()
-        assert stream.state == "paused"
-        until(lambda: consumers.idle())
-        held = stream.elements
-        with pytest.raises(errors.TimeLimit, match="resume"):
-            stream.wait(elements=held + 100, timeout=0.2)
-        assert stream.elements <= held + 1
-        stream.resume()
-        assert stream.wait(elements=held + 100, timeout=20)
-
-
 def test_each_change_of_its_state_is_an_event(consumers):
     states = []
     consumers.connect(lambda event: (states.append(event.state), consumers.apply(event)), tuple)

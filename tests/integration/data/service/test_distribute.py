@@ -613,15 +613,6 @@ class TestFunctions:
         assert values(through(outside, dataset, "dynamic")) == [7, 8, 9, 10]
         assert "shift" in next(reversed(outside.functions.values()))
 
-    def test_generator_runs_in_the_workers(self, outside: Cluster) -> None:
-        def count() -> Iterator[int]:
-            yield from range(3)
-
-        dataset = tf.data.Dataset.from_generator(
-            count, output_signature=tf.TensorSpec((), tf.int64)
-        )
-        assert values(through(outside, dataset, "off")) == [0, 0, 1, 1, 2, 2]
-
     def test_py_function_with_a_gradient_runs_in_the_workers(self, outside: Cluster) -> None:
         def gradient(x: Any) -> Any:
             with tf.GradientTape() as tape:
