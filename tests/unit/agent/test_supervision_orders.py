@@ -612,6 +612,17 @@ def test_reported_error_is_not_repeated(
         assert run.task.state is READY
 
 
+def test_restart_that_creates_no_process_fails_once(loop: VirtualTimeLoop, tmp_path: Path) -> None:
+    with Run(loop, FakeCluster(tmp_path, POLICY)) as run:
+        run.cluster.error = LaunchError("the fork server ended")
+        run.cluster.seconds_to_start = 1.0
+        run.start()
+        run.advance(10.0)
+        run.at_once(run.restart)
+        run.advance(100.0)
+        assert run.cluster.states == [STARTING, FAILED, RESTARTING, FAILED]
+
+
 def test_exception_in_the_supervision_counts_as_a_crash(
     loop: VirtualTimeLoop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
