@@ -116,6 +116,8 @@ class FakeCluster:
         self.states: list[TaskState] = []
         self.reasons: list[str] = []
         self.notices: list[str] = []
+        #: Violations of invariants. The supervision would handle an exception instead.
+        self.violations: list[str] = []
         #: The error with which each process replies to the request to start.
         self.reply: TfdError | None = None
         #: The error that each creation of a process raises.
@@ -127,7 +129,8 @@ class FakeCluster:
         await asyncio.sleep(self.seconds_to_start)
         if self.error is not None:
             raise self.error
-        assert not self.running
+        if self.running:
+            self.violations.append("a second process starts")
         process = FakeProcess(len(self.processes) + 1, self.reply, self.seconds_to_end)
         self.processes.append(process)
         self.starts.append(asyncio.get_running_loop().time())
@@ -138,8 +141,8 @@ class FakeCluster:
         return [process for process in self.processes if not process.ended.done()]
 
     def task_changed(self, task: TaskSupervisor, log: tuple[str, ...]) -> None:
-        if self.states:
-            assert task.state in TRANSITIONS[self.states[-1]]
+        if self.states and task.state not in TRANSITIONS[self.states[-1]]:
+            self.violations.append(f"{self.states[-1]} -> {task.state}")
         self.states.append(task.state)
         self.reasons.append(task.reason)
 
@@ -193,6 +196,7 @@ class Run:
         if kind is not None:
             return
         assert self.task.state is STOPPED
+        assert not self.cluster.violations
         starts = len(self.cluster.starts)
         assert not self.cluster.running
         assert all(process.closed for process in self.cluster.processes)
@@ -222,7 +226,7 @@ class Run:
 
     def check(self) -> None:
         """Check what holds at all times."""
-        assert len(self.cluster.running) <= 1
+        assert not self.cluster.violations
         assert self.task.restarts == self.cluster.states.count(RESTARTING)
         assert is_reserved(self.task.port)
         if self.task.state in (READY, HUNG):
