@@ -85,12 +85,6 @@ def files_of(owner: int) -> list[Path]:
     return [*directories, *runtime_dir.runtime_dir().glob(f"{owner}.*")]
 
 
-def test_second_run_of_a_start_cell_keeps_the_cluster(kernel: Kernel) -> None:
-    before = pids_of(kernel)
-    assert "variable 'life'" in kernel.run(START)
-    assert pids_of(kernel) == before
-
-
 @pytest.mark.parametrize("cell", [READ, READ_SILENT], ids=["reading", "blocked"])
 def test_interrupt_ends_the_cell_only(kernel: Kernel, cell: str) -> None:
     pids = pids_of(kernel)
