@@ -323,6 +323,17 @@ def test_clusters_end_as_the_model_predicts(
             assert host.directory.exists() == expected.runs, order
 
 
+def test_time_limit_starts_with_the_first_ready_task(host: Host, clocks: Clocks) -> None:
+    expected = Expected(limit=3.0)
+    open_cluster(host.owner, time_limit=3.0)
+    task = {"role": "worker", "index": 0, "host": "localhost", "port": 0}
+    host.owner.request("reserve_ports", cluster="c", tasks=[{**task, "settings": {}, "gpus": []}])
+    for name in ("twelve", "ready", "six", "ready", "six"):
+        assert "c" in host.clusters
+        EVENTS[name](host, expected, clocks)
+    assert host.owner.reasons() == [LIMIT_REACHED] == [expected.reason]
+
+
 def test_lease_outlives_the_death_of_the_owner(host: Host) -> None:
     """The end of the parent is a signal, and the agent's pipes may stay open."""
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL

@@ -723,4 +723,8 @@ def test_failed_task_of_the_data_service_answers_with_an_error(
         run.at_once(run.restart)
         assert run.task.state is READY
         assert prober.probe(run.task.address).state == "refused"
+        run.at_once(run.crash)
+        assert prober.probe(run.task.address).state == "foreign"
+        run.at_once(run.task.stop)
+        assert prober.probe(run.task.address).state == "refused"
         prober.close()
