@@ -25,7 +25,8 @@ from tfd_notebook.net import ports, probe
 _STEADY_SECONDS = 60.0
 _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
-_INSPECT_SECONDS = 2.0
+#: The doctor leaves out tasks that do not answer, so the limit is longer than delays by load.
+_INSPECT_SECONDS = 10.0
 #: Seconds after which the cancellation of the supervision is repeated.
 _CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
