@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Bytes that must remain free for the journal's records.
 _SPARE_BYTES = 100_000
 #: Longer than the timeout of the agent's request to a task.
-_INSPECT_SECONDS = 5.0
+_INSPECT_SECONDS = 15.0
 
 
 class ClusterDataService:
