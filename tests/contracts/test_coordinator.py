@@ -31,12 +31,13 @@ with coordinator.strategy.scope():
 def add():
     return total.assign_add(1.0)
 
-@tf.function
-def wait_for(path):
-    rounds = 0
-    while tf.equal(tf.size(tf.io.matching_files(path)), 0):
-        rounds += 1
-    return rounds
+def new_gate():
+    with tf.device("/job:ps/task:0"):
+        return tf.queue.FIFOQueue(10, tf.float32, shapes=())
+
+def open_gate(gate):
+    # More elements than closures, because that of a killed worker may still take one.
+    gate.enqueue_many([[1.0] * 5])
 
 @tf.function
 def fail(number):
@@ -136,9 +137,10 @@ print("error", error_of(cancelled.fetch))
     assert "error CancelledError" in output
 
 
-def test_join_has_a_timeout_and_responds_to_ctrl_c(kernel: Kernel, tmp_path: Path) -> None:
-    output = kernel.run(f"""
-running = coordinator.schedule(wait_for, args=({str(tmp_path / "never")!r},))
+def test_join_has_a_timeout_and_responds_to_ctrl_c(kernel: Kernel) -> None:
+    output = kernel.run("""
+gate = new_gate()
+running = coordinator.schedule(tf.function(gate.dequeue))
 print(error_of(lambda: coordinator.join(timeout=0.1)))
 try:
     coordinator.join(timeout=0.1)
@@ -150,7 +152,8 @@ except TimeoutError:
     cell = kernel.begin("print('joining', flush=True); coordinator.join()", until="joining")
     kernel.manager.interrupt_kernel()
     assert "KeyboardInterrupt" in kernel.finish(cell)
-    assert "cancelled True" in kernel.run("print('cancelled', coordinator.cancel(running))")
+    output = kernel.run("print('cancelled', coordinator.cancel(running)); open_gate(gate)")
+    assert "cancelled True" in output
 
 
 def test_error_of_a_function_is_raised_with_function_and_worker(kernel: Kernel) -> None:
@@ -191,12 +194,12 @@ print(error_of(coordinator.join))
     assert "wrong batch" in output
 
 
-def test_closure_of_a_killed_worker_runs_on_another(kernel: Kernel, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    output = kernel.run(f"""
+def test_closure_of_a_killed_worker_runs_on_another(kernel: Kernel) -> None:
+    output = kernel.run("""
 before = total.numpy()
+gate = new_gate()
 coordinator.pause_worker(1)
-value = coordinator.schedule(wait_for, args=({str(gate)!r},))
+value = coordinator.schedule(tf.function(gate.dequeue))
 pid = cluster.snapshot().task("worker:0").pid
 print("pid", pid)
 """)
@@ -204,9 +207,10 @@ print("pid", pid)
     kernel.run("coordinator.resume_worker(1)")
     os.kill(int(output.split("pid ")[1]), signal.SIGKILL)
     await_that(kernel, "last().attempts == 2")
-    gate.touch()
-    output = kernel.run("print('result', value.fetch() >= 0, last().worker, last().state)")
-    assert "result True 1 ready" in output
+    output = kernel.run(
+        "open_gate(gate); print('result', value.fetch(), last().worker, last().state)"
+    )
+    assert "result 1.0 1 ready" in output
     await_that(kernel, "cluster.snapshot().task('worker:0').pid not in (pid, None)")
     await_that(kernel, "cluster.snapshot().task('worker:0').state == 'ready'")
     output = kernel.run("""
