@@ -82,6 +82,7 @@ def test_constant_load_needs_one_direction(seed: int) -> None:
     assert simulation.decisions[-1][0] < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_seconds", [2.5, 5.0, 20.0])
 @pytest.mark.parametrize("demand", [40.0, 1000.0, 4800.0])
 def test_doubled_load_is_followed_within_two_starts(start_seconds: float, demand: float) -> None:

@@ -356,6 +356,7 @@ def test_cluster_stops_at_its_time_limit(fake):
     assert any("time limit" in notice.what for notice in cluster.snapshot().notices)
 
 
+@pytest.mark.slow
 def test_end_of_an_allocation_is_announced(fake):
     with tfd.Cluster(launcher=fake) as cluster:
         reason = "the allocation reached its time limit"
@@ -381,6 +382,7 @@ def test_windows_is_refused_with_an_error(monkeypatch):
         tfd.Cluster(launcher="fake")
 
 
+@pytest.mark.slow
 def test_range_of_data_workers_is_kept_and_ended(cluster, fake):
     cluster.adapt(3, 4)
     until(lambda: len(fake.task_hosts[0].tasks) == 4)  # with the dispatcher
@@ -421,6 +423,7 @@ def test_adapt_needs_a_running_cluster(cluster):
         cluster.adapt(1, 2)
 
 
+@pytest.mark.slow
 def test_failed_change_is_reported_and_not_repeated_at_once(cluster, fake, monkeypatch):
     calls = []
 

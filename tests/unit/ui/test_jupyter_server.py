@@ -19,6 +19,9 @@ from tfd_notebook import errors
 from tfd_notebook.agent import interpreter
 from tfd_notebook.ui import jupyter_server
 
+#: Most tests start a Jupyter server.
+pytestmark = pytest.mark.slow
+
 TOKEN = "a-token-of-the-test"
 
 
@@ -49,12 +52,10 @@ def request(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, An
             return error.code, json.load(error)
 
 
-@pytest.mark.slow
 def test_list_is_empty_without_detached_clusters(address: str) -> None:
     assert request(address) == (200, {"clusters": []})
 
 
-@pytest.mark.slow
 def test_unauthenticated_requests_are_refused(address: str) -> None:
     assert request(address, token="")[0] == 403
     assert request(address, token="another")[0] == 403
@@ -107,7 +108,6 @@ def test_cross_site_requests_are_refused(address: str) -> None:
         assert "XSRF" in json.load(error)["message"] or "Forbidden" in error.reason
 
 
-@pytest.mark.slow
 def test_command_answers_or_reports_an_error() -> None:
     assert json.loads(asyncio.run(jupyter_server.tfd("list", "--json", limit=60))) == []
     with pytest.raises(errors.StateError, match="no running cluster") as error:
@@ -115,7 +115,6 @@ def test_command_answers_or_reports_an_error() -> None:
     assert error.value.fix
 
 
-@pytest.mark.slow
 def test_command_is_ended_after_its_timeout(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -169,7 +168,6 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-@pytest.mark.slow
 def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def request() -> None:
         given_up = asyncio.ensure_future(jupyter_server.unattached_clusters())
@@ -186,7 +184,6 @@ def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.Mon
     asyncio.run(request())
 
 
-@pytest.mark.slow
 def test_failed_list_is_not_shared_with_later_requests(
     lists: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +199,6 @@ def test_failed_list_is_not_shared_with_later_requests(
     asyncio.run(request())
 
 
-@pytest.mark.slow
 def test_server_extension_imports_no_cluster_code() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
@@ -215,7 +211,6 @@ def test_server_extension_imports_no_cluster_code() -> None:
     assert completed.stdout.strip() == "set()"
 
 
-@pytest.mark.slow
 def test_wheel_enables_the_extension() -> None:
     data = json.loads((Path(__file__).parents[3] / "labextension" / "server.json").read_text())
     assert data["ServerApp"]["jpserver_extensions"] == {jupyter_server.__name__: True}
