@@ -67,6 +67,10 @@ test-changed: $(VENV)/.test ## the suites below for the packages that differ fro
 test-full: test ## make test, then each of the suites below
 	for suite in $(SUITES); do $(MAKE) test-$$suite || exit; done
 
+# Stop if one of the commands in $(1) is missing. $(2): their Debian packages.
+NEED = @for command in $(1); do PATH="$$PATH:/usr/sbin:/sbin" command -v $$command >/dev/null || \
+	{ echo "make $@ needs $$command (on Debian and Ubuntu: apt-get install $(2))"; exit 1; }; done
+
 $(SUITES:%=test-%): $(VENV)/.test-full $(VENV)/.front
 # TensorFlow's servers, child processes and kernels.
 test-integration: ## suite: servers, child processes and kernels
@@ -78,17 +82,21 @@ test-coordinator: ## suite: ClusterCoordinator
 	$(PYTEST) tests/coordinator
 test-spark: ## suite: TFCluster on a local Spark
 	$(PYTEST) $(PARALLEL) -n 2 tests/spark
-test-hosts: ## suite: hosts in network namespaces, and Slurm; needs root, iproute2, nftables, openssh-server, stunnel4, slurm, munge
+test-hosts: ## suite: hosts in network namespaces, and Slurm; needs root and Debian packages
+	$(call NEED,ip nft sshd stunnel slurmctld slurmd srun munged,iproute2 nftables openssh-server \
+		stunnel4 slurmctld slurmd slurm-client munge)
 	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
 	$(IF_ROOT) $(PYTEST) $(CONNECTED)
 test-engines: ## suite: the launchers for Dask, ipyparallel and Ray
 	$(PYTEST) $(PARALLEL) -n 2 tests/engines --ignore $(RAY)
 	$(PYTEST) $(RAY)
 test-browser: ## suite: JupyterLab in Chromium; needs chromium
+	$(call NEED,chromium,chromium)
 	$(PYTEST) tests/browser
 test-notebooks: ## suite: all notebooks
 	$(PYTEST) $(NBVAL) $(sort $(wildcard notebooks/*.ipynb))
 test-slow: ## suite: tests that start many processes, wait, or measure time; needs gcc and libc6-dev
+	$(call NEED,gcc,gcc libc6-dev)
 	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" tests/unit tests/integration tests/conformance
 	$(PYTEST) $(EXPLAIN)
 
