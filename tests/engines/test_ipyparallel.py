@@ -45,7 +45,7 @@ def test_busy_engine_is_named(client: ipyparallel.Client, monkeypatch: pytest.Mo
     # The call of the failed start was removed from the engine's queue.
     call = client.history[-len(client.ids)]
 
-    # The hub, because the client forgets results that nothing refers to.
+    # The hub, because the client discards results that nothing refers to.
     def content() -> Any:
         (record,) = client.db_query({"msg_id": call}, keys=["result_content"])
         return record["result_content"]
