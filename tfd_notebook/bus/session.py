@@ -22,7 +22,7 @@ Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
 #: A client with more unacknowledged messages is closed or overloaded, and receives nothing.
-_MAX_UNACKNOWLEDGED = 50
+MAX_UNACKNOWLEDGED = 50
 #: Seconds without an answer after which a client is removed. Front ends send a message a minute.
 SILENT_SECONDS = 300.0
 #: Maximum clients of a session. Beyond it, the client with the oldest message is removed.
@@ -159,7 +159,7 @@ class Session:
     def watched(self) -> bool:
         """True if a client reads the messages."""
         return any(
-            not client.acknowledges or self._seq - client.acknowledged_seq < _MAX_UNACKNOWLEDGED
+            not client.acknowledges or self._seq - client.acknowledged_seq < MAX_UNACKNOWLEDGED
             for client in self._clients.values()
         )
 

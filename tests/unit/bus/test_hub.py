@@ -33,9 +33,11 @@ from tfd_notebook.bus.session import ControllerPresence, Session
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed, difference
 from tfd_notebook.cluster import commands, registry
 from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.data.bottleneck.live_limit import LiveLimit
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Series
+from tfd_notebook.launchers import Fake
 from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import (
@@ -372,9 +374,56 @@ def panel() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(launcher="fake", data_workers=2, workers=1, name="shown") as cluster:
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+def cluster(fake: Fake) -> Iterator[Cluster]:
+    with Cluster(launcher=fake, data_workers=2, workers=1, name="shown") as cluster:
         yield cluster
+
+
+class FakeProxy:
+    """A cluster of another kernel, which counts its snapshots."""
+
+    state, ended = "ready", False
+    coordinator: FakeCoordinator | None = None
+    streams: Mapping[str, Any] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.version = 0
+        self.elements = 0
+        self.built = 0
+
+    @property
+    def has_coordinator(self) -> bool:
+        return self.coordinator is not None
+
+    def current_coordinator(self) -> FakeCoordinator | None:
+        return self.coordinator
+
+    def change(self) -> None:
+        self.version += 1
+        self.elements += 1
+        registry.notify_change()
+
+    def snapshot(self) -> Snapshot:
+        self.built += 1
+        row = StreamRow("train", "stream", "running", elements=self.elements)
+        return snapshot(name=self.name, streams=(row,))
+
+
+@pytest.fixture
+def proxies() -> Iterator[dict[str, FakeProxy]]:
+    """Yield two clusters of other kernels, by name."""
+    clusters = {name: FakeProxy(name) for name in ("one", "two")}
+    registry.register_provider("fake", lambda: clusters)
+    try:
+        yield clusters
+    finally:
+        registry.register_provider("fake", dict)
 
 
 @pytest.mark.slow
@@ -429,18 +478,17 @@ def unknown(panel: Browser, client: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("acks", [True, False])
 def test_silent_client_is_dropped_and_reconnects(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, acks: bool
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch, acks: bool
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
-    fake_coordinator = FakeCoordinator()
-    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
+    proxies["one"].coordinator = fake_coordinator = FakeCoordinator()
     panel.send("hello", acks=acks)
-    panel.send("subscribe", clusters=["shown"])
+    panel.send("subscribe", clusters=["one"])
     until(lambda: fake_coordinator.present == 1)
     until(lambda: unknown(panel, "tab"))
     until(lambda: fake_coordinator.present == 0)
     count = len(panel.received("state"))
-    cluster._monitor.notice("info", "published to no client")
+    proxies["one"].change()
     assert panel.request("list", client="other")["value"]
     assert len(panel.received("state")) == count
     monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
@@ -450,16 +498,16 @@ def test_silent_client_is_dropped_and_reconnects(
 
 @pytest.mark.slow
 def test_client_that_sends_messages_is_kept(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
     panel.send("hello", acks=True)
     panel.send("hello", client="gone", acks=True)
-    panel.send("subscribe", clusters=["shown"])
+    panel.send("subscribe", clusters=["one"])
 
     def other_is_forgotten() -> bool:
         panel.send("ack", seq=0)
-        cluster._monitor.notice("info", "more")
+        proxies["one"].change()
         return unknown(panel, "gone")
 
     until(other_is_forgotten)
@@ -488,7 +536,7 @@ def test_client_without_messages_need_not_acknowledge(
 
 @pytest.mark.slow
 def test_client_is_kept_while_a_cell_delays_its_messages(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.events import EventManager, available_events
 
@@ -502,7 +550,7 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
         panel.send("hello", client="gone", acks=True)
 
         def other_is_forgotten() -> bool:
-            cluster._monitor.notice("info", "more")
+            proxies["one"].change()
             return unknown(panel, "gone")
 
         until(other_is_forgotten)
@@ -517,32 +565,12 @@ def test_client_is_kept_while_a_cell_delays_its_messages(
 def test_number_of_clients_is_limited(panel: Browser) -> None:
     for number in range(1000):
         panel.send("hello", client=f"tab-{number}", acks=False)
-    panel.send("subscribe", client="tab-999", clusters=["shown"])
-    panel.send("subscribe", client="tab-0", clusters=["shown"])
-    until(lambda: unknown(panel, "tab-0"))
+    oldest = 1000 - session.MAX_CLIENTS
+    for number in (999, oldest, oldest - 1):
+        panel.send("subscribe", client=f"tab-{number}", clusters=["shown"])
+    until(lambda: unknown(panel, f"tab-{oldest - 1}"))
     assert not unknown(panel, "tab-999")
-    assert len(panel.session._clients) <= session.MAX_CLIENTS
-
-
-class FakeProxy:
-    """A cluster of another kernel, which counts its snapshots."""
-
-    state, ended, has_coordinator = "ready", False, False
-    streams: Mapping[str, Any] = {}
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.version = 0
-        self.built = 0
-
-    def change(self) -> None:
-        self.version += 1
-        registry.notify_change()
-
-    def snapshot(self) -> Snapshot:
-        self.built += 1
-        row = StreamRow("train", "stream", "running", elements=self.version)
-        return snapshot(name=self.name, streams=(row,))
+    assert not unknown(panel, f"tab-{oldest}")
 
 
 class BlockedCluster(FakeProxy):
@@ -572,7 +600,7 @@ def blocked() -> Iterator[BlockedCluster]:
 
 
 def test_blocked_command_does_not_delay_other_clusters(
-    panel: Browser, cluster: Cluster, blocked: BlockedCluster
+    panel: Browser, cluster: Cluster, proxies: dict[str, FakeProxy], blocked: BlockedCluster
 ) -> None:
     panel.send("hello")
     panel.send("command", request_id="first", command="logs", name="blocked")
@@ -580,7 +608,7 @@ def test_blocked_command_does_not_delay_other_clusters(
     panel.send("hello", client="second")
     until(lambda: any(hello.get("known") == "second" for hello in panel.received("hello")))
     before = len(panel.received("state"))
-    cluster._monitor.notice("info", "published while a command is blocked")
+    proxies["one"].change()
     until(lambda: len(panel.received("state")) > before)
     assert panel.request("pause", name="shown")["error"]["code"]
     assert panel.request("stop", name="shown")["value"] == "stopped"
@@ -601,16 +629,29 @@ def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: Bloc
     assert blocked.commands == expected
 
 
-@pytest.mark.parametrize("command", ["detach", "renew"])
-def test_lease_command_does_not_wait_for_starting_tasks(cluster: Cluster, command: str) -> None:
-    cluster.detach(1)
+@pytest.fixture
+def start_gate(
+    cluster: Cluster, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> tuple[threading.Event, threading.Event]:
+    """Return the events that a start of new tasks sets, and for which it waits."""
     entered, release = threading.Event(), threading.Event()
+    reserve_ports = fake.task_hosts[0].reserve_ports
 
-    def scale(counts: Any) -> None:
+    def wait(tasks: Any, *, timeout: float = 30.0) -> dict[str, str]:
         entered.set()
         assert release.wait(60)
+        return reserve_ports(tasks)
 
-    cluster._task_manager.scale = scale  # type: ignore[method-assign]
+    monkeypatch.setattr(fake.task_hosts[0], "reserve_ports", wait)
+    return entered, release
+
+
+@pytest.mark.parametrize("command", ["detach", "renew"])
+def test_lease_command_does_not_wait_for_starting_tasks(
+    cluster: Cluster, start_gate: tuple[threading.Event, threading.Event], command: str
+) -> None:
+    cluster.detach(1)
+    entered, release = start_gate
     scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 3})
     scaling.start()
     event = threading.Event()
@@ -639,14 +680,10 @@ def test_invalid_request_is_not_sent_to_another_kernel(blocked: BlockedCluster) 
     assert not blocked.entered.is_set()
 
 
-def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Cluster) -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def scale(counts: Any) -> None:
-        entered.set()
-        assert release.wait(60)
-
-    cluster._task_manager.scale = scale  # type: ignore[method-assign]
+def test_logs_can_be_read_while_tasks_are_changed(
+    panel: Browser, start_gate: tuple[threading.Event, threading.Event]
+) -> None:
+    entered, release = start_gate
     try:
         panel.send("command", request_id="scale", command="scale", name="shown", data_workers=3)
         assert entered.wait(60)
@@ -658,24 +695,23 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
 
 @pytest.mark.slow
 def test_client_that_is_behind_gets_no_more_messages(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
+    monkeypatch.setattr(session, "MAX_UNACKNOWLEDGED", 5)
     panel.send("hello", acks=True)
     until(lambda: panel.received("state"))
-    rows = iter(range(10_000))
 
     def change() -> bool:
-        cluster._monitor.notice("info", f"news {next(rows)}")
+        proxies["one"].change()
         return len(panel.received("state")) >= 5
 
     until(change)
     count = len(panel.received("state"))
-    cluster._monitor.notice("info", "unread")
+    proxies["one"].change()
     assert panel.request("list")["value"]  # it still answers commands
     assert len(panel.received("state")) == count
     panel.send("ack", seq=count)
-    until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "unread")
+    until(lambda: elements(panel, "one") == proxies["one"].elements)
 
 
 def test_gap_is_closed_by_a_full_state(panel: Browser, cluster: Cluster) -> None:
@@ -790,17 +826,6 @@ listing.join()
     assert completed.stdout == "[{}]\n", completed.stderr
 
 
-@pytest.fixture
-def proxies() -> Iterator[dict[str, FakeProxy]]:
-    """Yield two clusters of other kernels, by name."""
-    clusters = {name: FakeProxy(name) for name in ("one", "two")}
-    registry.register_provider("fake", lambda: clusters)
-    try:
-        yield clusters
-    finally:
-        registry.register_provider("fake", dict)
-
-
 def elements(panel: Browser, name: str) -> int | None:
     cluster = panel.tree.get("clusters", {}).get(name)
     return None if cluster is None else cluster["streams"]["train"]["elements"]
@@ -853,9 +878,9 @@ def test_change_is_published_without_a_check(
     monkeypatch.setattr(hub, "CHECK_SECONDS", 10_000.0)
     panel.send("hello")
     until(lambda: "shown" in panel.tree.get("clusters", {}))
-    for number in range(1, 4):
-        cluster._monitor.notice("info", "news")
-        until(lambda n=number: len(panel.tree["clusters"]["shown"]["notices"]) == n)  # type: ignore[misc]
+    for count in range(3, 6):
+        cluster.scale(data_workers=count)
+        until(lambda n=count: panel.tree["clusters"]["shown"]["observed"]["data_worker"] == n)  # type: ignore[misc]
 
 
 def test_changes_in_one_interval_are_published_together(
@@ -910,8 +935,7 @@ def test_nothing_is_built_without_clients(panel: Browser, proxies: dict[str, Fak
 def test_state_is_read_without_a_snapshot(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(type(cluster._monitor), "snapshot")
-    monkeypatch.delattr(type(cluster._monitor), "_observed")
+    monkeypatch.delattr(Monitor, "snapshot")
     assert (cluster.state, cluster.ended) == ("ready", False)
 
 
@@ -928,33 +952,19 @@ def test_nothing_is_sent_without_clients(panel: Browser, cluster: Cluster) -> No
 
 @pytest.mark.slow
 def test_kernel_without_changes_sends_keep_alives(
-    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
-    elements = iter(range(1, 100_000))
-    row = StreamRow("train", "stream", "running")
-    rows = {"working": False}
+    proxy = proxies["one"]
 
-    def consumers() -> tuple[StreamRow, ...]:
-        return (replace(row, elements=next(elements) if rows["working"] else 5),)
-
-    monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
-    checks, keep_alive = itertools.count(), hub.Hub._keep_alive
-    latest = [0]
-
-    def counted(*arguments: Any) -> None:
-        keep_alive(*arguments)
-        latest[0] = next(checks)
-
-    monkeypatch.setattr(hub.Hub, "_keep_alive", counted)
-
-    def sent_after_checks() -> int:
+    def sent_after_checks(elements: int = 0) -> int:
         """Return the number of keep-alives after the hub has inspected new snapshots."""
-        last = latest[0] + 3
+        last = proxy.built + 3
 
         def checked() -> bool:
-            cluster._monitor.notice("info", "measured")
-            return latest[0] >= last
+            proxy.elements += elements
+            proxy.version += 1
+            return proxy.built >= last
 
         until(checked)
         return len(panel.received("alive"))
@@ -962,11 +972,10 @@ def test_kernel_without_changes_sends_keep_alives(
     panel.request("list")  # wakes the hub
     idle = sent_after_checks()
     assert sent_after_checks() == idle
-    rows["working"] = True
-    assert sent_after_checks() > idle
+    assert sent_after_checks(elements=1) > idle
     monkeypatch.setenv(hub.KEEP_ALIVE, "0")
-    disabled = sent_after_checks()
-    assert sent_after_checks() == disabled
+    disabled = sent_after_checks(elements=1)
+    assert sent_after_checks(elements=1) == disabled
 
 
 # Forms
@@ -1020,15 +1029,16 @@ def test_invalid_form_is_refused(options: Any) -> None:
 # Presence
 
 
-def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
+def test_presence_moves_to_the_next_coordinator() -> None:
     presence, first, second = ControllerPresence(), FakeCoordinator(), FakeCoordinator()
+    cluster: Any = FakeProxy("shown")
     viewed, running = [frozenset({"shown", "gone"})], {"shown": cluster}
     presence.renew(running, viewed)
-    cluster._training._coordinator = first  # type: ignore[assignment]
+    cluster.coordinator = first
     presence.renew(running, viewed)
     presence.renew(running, viewed)
     assert first.present == 1
-    cluster._training._coordinator = second  # type: ignore[assignment]
+    cluster.coordinator = second
     presence.renew(running, viewed)
     assert (first.present, second.present) == (0, 1)
     presence.renew(running, [frozenset()])
@@ -1036,10 +1046,9 @@ def test_presence_moves_to_the_next_coordinator(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_open_widget_counts_as_present(cluster: Cluster) -> None:
-    fake_coordinator = FakeCoordinator()
-    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
-    with browser(cluster=cluster) as widget:
+def test_open_widget_counts_as_present(proxies: dict[str, FakeProxy]) -> None:
+    proxies["one"].coordinator = fake_coordinator = FakeCoordinator()
+    with browser(cluster=proxies["one"]) as widget:
         widget.send("hello")
         until(lambda: fake_coordinator.present == 1)
         widget.send("bye")
@@ -1049,15 +1058,16 @@ def test_open_widget_counts_as_present(cluster: Cluster) -> None:
     until(lambda: fake_coordinator.present == 0)
 
 
-def test_panel_that_shows_closures_counts_as_present(panel: Browser, cluster: Cluster) -> None:
-    fake_coordinator = FakeCoordinator()
-    cluster._training._coordinator = fake_coordinator  # type: ignore[assignment]
+def test_panel_that_shows_closures_counts_as_present(
+    panel: Browser, proxies: dict[str, FakeProxy]
+) -> None:
+    proxies["one"].coordinator = fake_coordinator = FakeCoordinator()
     panel.send("hello")
     until(lambda: panel.tree)
     panel.send("subscribe", clusters=["missing"])
     assert panel.request("list")["value"]
     assert fake_coordinator.present == 0
-    panel.send("subscribe", clusters=["shown"])
+    panel.send("subscribe", clusters=["one"])
     until(lambda: fake_coordinator.present == 1)
 
 

@@ -63,7 +63,7 @@ def test_flush_is_answered_after_the_changes(panel: Panel) -> None:
 @pytest.mark.parametrize("acks", [True, False])
 def test_client_that_acknowledges_nothing_receives_nothing(acks: bool) -> None:
     panel = Panel(acks)
-    for number in range(session._MAX_UNACKNOWLEDGED):
+    for number in range(session.MAX_UNACKNOWLEDGED):
         assert panel.session.watched
         panel.push(replace(FIRST, state=str(number)))
     assert panel.session.watched is not acks
