@@ -26,7 +26,7 @@ from tfd_notebook.net import agent_protocol, unix_socket
 SOCKET = "agent.sock"
 #: Bytes of frames that a session keeps until its client acknowledges them. A client that missed
 #: more requests the whole state.
-_KEPT_BYTES = 16_000_000
+KEPT_BYTES = 16_000_000
 #: Bytes of overhead of a kept frame.
 _FRAME_BYTES = 200
 #: Bytes of an oversized line that are read to find out which request it is.
@@ -136,7 +136,7 @@ class Session:
     def _keep(self, frame: _Kept) -> None:
         self._kept.append(frame)
         self._kept_bytes += frame.size
-        while self._kept_bytes > _KEPT_BYTES:
+        while self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= self._kept.popleft().size
 
     def _acknowledge(self, seq: int) -> None:

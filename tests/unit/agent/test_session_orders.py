@@ -542,7 +542,7 @@ def test_duplicated_requests_and_replies_are_ignored(loop: VirtualTimeLoop, star
 def test_client_that_missed_more_than_the_kept_frames_requests_the_whole_state(
     loop: VirtualTimeLoop, monkeypatch: pytest.MonkeyPatch, start: str, frames: int
 ) -> None:
-    monkeypatch.setattr(agent_sessions, "_KEPT_BYTES", 350 * frames)
+    monkeypatch.setattr(agent_sessions, "KEPT_BYTES", 350 * frames)
     explore(lambda: Agent(loop), start, "ruxedco", kind=LimitedPair)
 
 
@@ -551,7 +551,7 @@ def test_client_that_missed_more_than_the_kept_frames_requests_the_whole_state(
 def test_hello_reports_whether_all_missed_frames_follow(
     loop: VirtualTimeLoop, monkeypatch: pytest.MonkeyPatch, agent: Agent, received: int, missed: int
 ) -> None:
-    monkeypatch.setattr(agent_sessions, "_KEPT_BYTES", 3 * 350)
+    monkeypatch.setattr(agent_sessions, "KEPT_BYTES", 3 * 350)
     pair = Pair(agent).run("oud")
     for number in range(received):
         agent.session.send(notice(f"event {number}"))
