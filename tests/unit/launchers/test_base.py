@@ -74,4 +74,4 @@ def test_duplicate_hosts_are_named():
 def test_invalid_port_of_a_host_is_named(port):
     label = f"a@b:{port}"
     with pytest.raises(errors.UsageError, match=f"port '{port}' in host '{label}': expected 1 to"):
-        SSH([label])._connect_arguments(label)
+        SSH([label]).hosts()

@@ -99,7 +99,7 @@ def test_interrupted_connect_leaves_no_session(monkeypatch, reached):
 
 @pytest.mark.slow
 def test_silent_agent_is_not_reported_as_lost(monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(session, "CONNECT_SECONDS", 0.3)
     with (
         unix_socket.listen(tmp_path / "agent.sock", 1),
         pytest.raises(errors.LaunchError, match="did not answer") as caught,

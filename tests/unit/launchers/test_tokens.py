@@ -179,9 +179,10 @@ def test_agents_receive_variable_names_only(config: spec.ClusterConfig) -> None:
 
 def test_detached_cluster_description_has_no_secret() -> None:
     env = {"HF_TOKEN": "s3cret"}
-    with tfd.Cluster(launcher="fake", data_workers=1, name="secret", env=env) as cluster:
+    fake = tfd.launchers.Fake()
+    with tfd.Cluster(launcher=fake, data_workers=1, name="secret", env=env) as cluster:
         cluster.detach(1)
-        described = cluster._task_manager.task_host.description  # type: ignore[attr-defined]
+        described = fake.task_hosts[0].description
         assert described["config"]["env"] == {"HF_TOKEN": ""}
         assert "s3cret" not in json.dumps(described)
         cluster.stop()

@@ -19,7 +19,7 @@ from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.net import agent_protocol, ports, reconnect, unix_socket, validation
 from tfd_notebook.net.bounded_write import write_all
 
-_CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 #: Seconds to wait for the agent's answer to "close_session" on a network that may be broken.
 _CLOSE_TIMEOUT_SECONDS = 2.0
 
@@ -56,7 +56,7 @@ class SocketChannel:
     @classmethod
     def to(cls, path: Path) -> SocketChannel:
         """Return a channel to the socket of an agent on this host, or raise OSError."""
-        return cls(unix_socket.connect(path, _CONNECT_SECONDS))
+        return cls(unix_socket.connect(path, CONNECT_SECONDS))
 
     def send(self, data: bytes) -> None:
         with self._sending:
@@ -133,11 +133,11 @@ class AgentSession:
         )
         self._thread.start()
         reconnect.send_heartbeats(self._ping, self._closed)
-        if not self.client.ready.wait(_CONNECT_SECONDS):
+        if not self.client.ready.wait(CONNECT_SECONDS):
             self.close()
             # Not AgentLost: the agent may be slow or suspended, and its tasks still exist.
             raise LaunchError(
-                f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s",
+                f"the agent on {host} did not answer within {CONNECT_SECONDS:g} s",
                 fix="the host may be overloaded or suspended: try again",
             )
         if self.client.why_lost:
