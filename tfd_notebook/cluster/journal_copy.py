@@ -15,9 +15,9 @@ from tfd_notebook.errors import InvalidMessage, TfdError
 from tfd_notebook.net import messages, runtime_dir, validation
 
 #: Maximum bytes that one refresh copies. The next refresh continues.
-_MAX_REFRESH = 256_000_000
+MAX_REFRESH = 256_000_000
 #: Maximum size of the copy in bytes.
-_MAX_TOTAL = 4_000_000_000
+MAX_TOTAL = 4_000_000_000
 
 
 class JournalCopy:
@@ -52,7 +52,7 @@ class JournalCopy:
             The host sent data that is not part of a journal, or more than the maximum size.
         """
         copied = 0
-        while copied < _MAX_REFRESH:
+        while copied < MAX_REFRESH:
             try:
                 new = self._fetch(dict(self._have))
             except InvalidMessage:
@@ -75,8 +75,8 @@ class JournalCopy:
                 data = base64.b64decode(packed, validate=True)
             except ValueError:
                 raise validation.invalid(f"content of {name}", packed, "base64") from None
-            if sum(self._have.values()) + len(data) > _MAX_TOTAL:
-                raise InvalidMessage(f"the journal has more than {_MAX_TOTAL / 1e9:g} GB")
+            if sum(self._have.values()) + len(data) > MAX_TOTAL:
+                raise InvalidMessage(f"the journal has more than {MAX_TOTAL / 1e9:g} GB")
             self._append(name, data)
             self._have[name] = have + len(data)
             stored += len(data)

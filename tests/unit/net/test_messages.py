@@ -19,6 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent.admin_policy import Limits, limits
@@ -461,8 +462,7 @@ def test_invalid_message_ends_the_session_and_names_the_host() -> None:
     link = AgentSession("agent", HOST, lambda: channel)
     link.client.listen("c", received.append)
     channel.go_on.set()
-    link._thread.join(60)
-    assert channel.closed
+    until(lambda: channel.closed)
     assert f"session with {HOST}" in link.client.why_lost
     assert "task.pid" in link.client.why_lost
     assert [type(event) for event in received] == [TasksLost]
@@ -670,8 +670,8 @@ def test_journal_copy_follows_no_links(tmp_path: Path) -> None:
 
 
 def test_large_journal_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfd_notebook.cluster.journal_copy._MAX_REFRESH", 10_000)
-    monkeypatch.setattr("tfd_notebook.cluster.journal_copy._MAX_TOTAL", 25_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy.MAX_REFRESH", 10_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy.MAX_TOTAL", 25_000)
     more = base64.b64encode(bytes(1000)).decode()
     copy_ = JournalCopy(lambda have: {JOURNAL: [have.get(JOURNAL, 0), more]})
     copy_.refresh()

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -104,10 +105,10 @@ def test_port_in_use_without_a_listener() -> None:
 
 
 def test_forbidden_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(port: int) -> socket.socket:
+    def refused(sock: socket.socket, address: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(ports, "_reserve", refused)
+    monkeypatch.setattr(socket.socket, "bind", refused)
     with pytest.raises(PortInUse, match="Permission denied"):
         ports.reserve_port(80)
 
@@ -169,10 +170,10 @@ def test_port_without_a_listener_is_an_error() -> None:
 def test_filter_that_cannot_be_attached_is_an_error(
     server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(sock: socket.socket, program: bytes) -> None:
+    def refused(sock: socket.socket, *option: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(ports, "_attach", refused)
+    monkeypatch.setattr(socket.socket, "setsockopt", refused)
     with pytest.raises(FilterFailed, match="Cannot allocate memory") as caught:
         ports.restrict_port(port_of(server), host="localhost")
     assert "net.core.optmem_max" in str(caught.value.fix)

@@ -212,12 +212,11 @@ def test_probe_leaves_no_connection() -> None:
 
 
 def test_probe_can_be_closed_by_another_thread() -> None:
-    with listening(None) as address:
-        prober = Prober()
-        with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(prober.probe, address, SECONDS)
-            until(lambda: prober._channels)
-            time.sleep(0.05)
+    prober = Prober()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        address = "{}:{}".format(*server.getsockname())
+        result = pool.submit(prober.probe, address, SECONDS)
+        with server.accept()[0]:
             prober.close()
             assert result.result().state == "unreachable"
 
