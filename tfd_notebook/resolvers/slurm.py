@@ -16,7 +16,7 @@ from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
 #: Timeout for one command that queries Slurm's controller, in seconds.
-_REQUEST_SECONDS = 10.0
+REQUEST_SECONDS = 10.0
 #: Limit of a range of hosts. A longer range is a typo.
 _MAX_HOSTS = 100_000
 
@@ -288,12 +288,10 @@ def _slurm_output(command: list[str], place: str) -> str:
             f"{place}: command {command[0]} not found", fix="use a host that can submit jobs"
         )
     try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, timeout=_REQUEST_SECONDS
-        )
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS)
     except subprocess.TimeoutExpired:
         raise NoAnswer(
-            f"{place}: {command[0]} did not answer within {_REQUEST_SECONDS:g} s",
+            f"{place}: {command[0]} did not answer within {REQUEST_SECONDS:g} s",
             fix="see scontrol ping",
         ) from None
     if completed.returncode == 0:

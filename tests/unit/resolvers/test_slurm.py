@@ -232,7 +232,7 @@ class TestSlurm:
         command.write_text(f"#!/bin/sh\n{does}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        monkeypatch.setattr("tfd_notebook.resolvers.slurm._REQUEST_SECONDS", 0.5)
+        monkeypatch.setattr("tfd_notebook.resolvers.slurm.REQUEST_SECONDS", 0.5)
         resolver = SlurmResolver(job=7)
         if kind is None:
             assert resolver.cluster_spec().num_tasks("worker") == 3

@@ -10,7 +10,7 @@ import pytest
 from tests._grpc import Server, status
 from tfd_notebook import errors
 from tfd_notebook.model.snapshot import NodeRow, Snapshot, SparkRow
-from tfd_notebook.resolvers import SparkResolver
+from tfd_notebook.resolvers import SparkResolver, providers
 
 
 class Shown:
@@ -72,12 +72,11 @@ def test_check_compares_the_servers_identity() -> None:
 
 
 def test_missing_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfd_notebook.spark.driver import registry
-
-    monkeypatch.setattr(registry, "_running", {})
+    running: dict[str, Any] = {}
+    monkeypatch.setattr(providers, "spark_clusters", lambda: running)
     with pytest.raises(errors.NotThere, match="no cluster of this process"):
         SparkResolver().tasks()
-    monkeypatch.setattr(registry, "_running", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
+    running.update(one=Shown(), two=Shown(node("ps", 0, "a:1")))
     assert SparkResolver().tasks() == {"ps": {0: "a:1"}}
     with pytest.raises(errors.UsageError, match="expected a TFCluster"):
         SparkResolver(3)
