@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
+from typing import Any
 
 import pytest
 
@@ -10,28 +12,26 @@ from tfd_notebook.coordinator import connection
 from tfd_notebook.errors import StateError
 
 
-def connect_once_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the notice at the connection after `count` connections."""
-    monkeypatch.setattr(connection, "_count", count)
-    monkeypatch.setattr(connection, "_counted", False)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        connection.record_connection()
-    return [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+@pytest.fixture
+def module() -> Any:
+    """Return the module as a new process imports it."""
+    spec = importlib.util.find_spec(connection.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
 
 
-def test_five_connections_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [connect_once_after(count, monkeypatch) for count in range(5)] == [[]] * 5
-
-
-@pytest.mark.parametrize("count", [5, 14])
-def test_sixth_and_later_connections_warn(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    (warning,) = connect_once_after(count, monkeypatch)
-    assert warning.startswith(f"ResourceWarning: this is connection {count + 1} of this process")
-    assert "The maximum is 15: restart the kernel soon" in warning
-
-
-def test_sixteenth_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StateError, match="connected to clusters 15 times") as caught:
-        connect_once_after(15, monkeypatch)
-    assert "Next: restart the kernel" in str(caught.value)
+def test_sixth_and_later_connections_warn_and_the_sixteenth_is_refused(module: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            module.record_connection()
+    for number in range(6, 16):
+        with pytest.warns(ResourceWarning, match=f"connection {number} of this process") as caught:
+            module.record_connection()
+        assert "The maximum is 15: restart the kernel soon" in str(caught[0].message)
+    with pytest.raises(StateError, match="connected to clusters 15 times") as refused:
+        module.record_connection()
+    assert "Next: restart the kernel" in str(refused.value)
