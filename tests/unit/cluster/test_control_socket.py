@@ -233,7 +233,7 @@ def test_socket_remains_while_a_remote_kernel_is_open(
     listening: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = [object()]
-    monkeypatch.setattr(providers, "_remote_kernels", [lambda: kernels])
+    monkeypatch.setattr(providers, "remote_kernels", lambda: kernels)
     clusters()["here"].stop()
     assert listening.exists()
     kernels.clear()

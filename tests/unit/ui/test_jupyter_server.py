@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from tests._jupyter import serving
 from tfd_notebook import errors
 from tfd_notebook.agent import interpreter
+from tfd_notebook.launchers.client import detached
 from tfd_notebook.ui import jupyter_server
 
 #: Most tests start a Jupyter server.
@@ -140,7 +142,7 @@ def test_only_unattached_clusters_are_listed(monkeypatch: pytest.MonkeyPatch) ->
         return json.dumps(known)
 
     monkeypatch.setattr(jupyter_server, "tfd", tfd)
-    monkeypatch.setattr(jupyter_server, "_any_detached", lambda: True)
+    monkeypatch.setattr(detached, "detached", lambda: [object()])
     listed = asyncio.run(jupyter_server.unattached_clusters())
     assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0), ("left", 4.0)]
     assert "pid" not in listed[0]
@@ -163,8 +165,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.touch()
     code = f"open({str(file)!r}, 'a').write('list\\n'); print('[]')"
     monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
-    monkeypatch.setattr(jupyter_server, "_any_detached", lambda: True)
-    monkeypatch.setattr(jupyter_server, "_listing", None)
+    monkeypatch.setattr(detached, "detached", lambda: [object()])
     return file
 
 
@@ -177,7 +178,8 @@ def test_concurrent_requests_share_one_list(lists: Path, monkeypatch: pytest.Mon
         assert await asyncio.gather(*asking) == [[]] * 5
         assert await jupyter_server.unattached_clusters() == []
         assert lists.read_text() == "list\n"
-        monkeypatch.setattr(jupyter_server, "_SHARED_SECONDS", 0.0)
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + 3600)
         assert await jupyter_server.unattached_clusters() == []
         assert lists.read_text() == "list\nlist\n"
 

@@ -106,7 +106,7 @@ def test_tutorials_are_copied_and_changed_ones_are_kept(tmp_path: Path) -> None:
 
 
 def test_lab_needs_jupyterlab(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "_LAB", "jupyterlab_that_is_missing")
+    monkeypatch.setitem(sys.modules, "jupyterlab", None)
     assert main(["lab", str(tmp_path / "tutorials")]) == 1
     assert 'Next: pip install "tfd-notebook[lab]"' in capsys.readouterr().err
     assert not (tmp_path / "tutorials").exists()
