@@ -297,7 +297,6 @@ def test_native_tf_data_server_stops_without_the_gil() -> None:
     config = tf.data.experimental.service.DispatcherConfig(port=0)
     server = tf.data.experimental.service.DispatchServer(config)
     assert callable(server._stop), VERSION
-    assert type(server._server).__name__ in servers._VTABLES, VERSION
     assert servers.unlocked_stop(server._server) is not None, VERSION
     servers.stop(server)
 
