@@ -7,7 +7,6 @@ BIN    := $(VENV)/bin
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 # Only root may run the tests that mount or that create network namespaces.
 ROOT   := $(filter 0,$(shell id -u))
-IF_ROOT := $(if $(ROOT),,: only root may run:)
 AND_ROOT := $(if $(ROOT),root or ,not root and )
 # nbval's imports take seconds in each process.
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider -p no:nbval
@@ -21,7 +20,7 @@ EXPLAIN := tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts.
 CONNECTED := tests/hosts/test_coordinator_hosts.py
-SUITES := integration conformance coordinator spark engines hosts browser notebooks slow
+SUITES := conformance coordinator engines browser spark integration notebooks slow hosts
 RAY    := tests/engines/test_ray.py
 NBVAL  := -p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
@@ -31,9 +30,11 @@ FRONT  := $(shell find labextension/src labextension/style labextension/schema \
 LINK   := $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
 SERVER := $(VENV)/etc/jupyter/jupyter_server_config.d/tfd-notebook.json
 # uv resolves and installs in a fifth of pip's time. It does not read pip's configuration.
-PIP_SETTING = $$($(BIN)/python -m pip config list | sed -n "s/^[a-z:]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1)
-UV     = PATH="$$PATH:$(abspath $(BIN))" UV_DEFAULT_INDEX="$(call PIP_SETTING,index-url)" \
-	UV_FIND_LINKS="$(call PIP_SETTING,find-links)" uv
+PIP_SETTING = $$($(BIN)/python -m pip config list | \
+	sed -n "s/^[a-z:]*\.$(1)='\(.*\)'$$/\1/p" | head -n 1 | sed 's/\\n/ /g; s/^ *//; s/  */,/g')
+UV     = PATH="$$PATH:$(abspath $(BIN))" \
+	UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call PIP_SETTING,index-url)}" \
+	UV_FIND_LINKS="$${UV_FIND_LINKS:-$(call PIP_SETTING,find-links)}" uv
 INSTALL = $(UV) pip install --quiet --python $(BIN)/python
 NPM    := cd labextension && PATH="$(abspath $(BIN)):$$PATH" npm
 USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
@@ -43,7 +44,7 @@ NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 |
 .PHONY: help demo test test-fast test-front test-changed test-full flaky $(SUITES:%=test-%) lint lab bench bench-old docs constraints clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/.demo ## train on real images through a tf.data service, in the terminal
 	$(BIN)/tfd demo
@@ -61,11 +62,15 @@ N ?= 12
 flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each third run with busy cores; prints a table
 	$(BIN)/python -m tests.flaky $(N) $(MAKE) --no-print-directory test-fast
 
+# Run each suite, and fail at the end if one has failed.
+EACH = suites="$(1)" || exit; for suite in $$suites; do $(MAKE) test-$$suite || failed="$$failed $$suite"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+
 test-changed: $(VENV)/.test ## the suites below for the packages that differ from the branch main
-	for suite in $$($(BIN)/python -m tests.changed main); do $(MAKE) test-$$suite || exit; done
+	$(call EACH,$$($(BIN)/python -m tests.changed main))
 
 test-full: test ## make test, then each of the suites below
-	for suite in $(SUITES); do $(MAKE) test-$$suite || exit; done
+	$(call EACH,$(SUITES))
 
 # Stop if one of the commands in $(1) is missing. $(2): their Debian packages.
 NEED = @for command in $(1); do PATH="$$PATH:/usr/sbin:/sbin" command -v $$command >/dev/null || \
@@ -85,19 +90,20 @@ test-spark: ## suite: TFCluster on a local Spark
 test-hosts: ## suite: hosts in network namespaces, and Slurm; needs root and Debian packages
 	$(call NEED,ip nft sshd stunnel slurmctld slurmd srun munged,iproute2 nftables openssh-server \
 		stunnel4 slurmctld slurmd slurm-client munge)
-	$(IF_ROOT) $(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
-	$(IF_ROOT) $(PYTEST) $(CONNECTED)
+	@[ $$(id -u) = 0 ] || { echo "make $@ needs root, to create network namespaces"; exit 1; }
+	$(PYTEST) $(PARALLEL) tests/hosts --ignore $(CONNECTED)
+	$(PYTEST) $(CONNECTED)
 test-engines: ## suite: the launchers for Dask, ipyparallel and Ray
 	$(PYTEST) $(PARALLEL) -n 2 tests/engines --ignore $(RAY)
 	$(PYTEST) $(RAY)
 test-browser: ## suite: JupyterLab in Chromium; needs chromium
-	$(call NEED,chromium,chromium)
 	$(PYTEST) tests/browser
 test-notebooks: ## suite: all notebooks
 	$(PYTEST) $(NBVAL) $(sort $(wildcard notebooks/*.ipynb))
 test-slow: ## suite: tests that start many processes, wait, or measure time; needs gcc and libc6-dev
 	$(call NEED,gcc,gcc libc6-dev)
-	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" tests/unit tests/integration tests/conformance
+	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" tests/unit tests/contracts tests/integration tests/conformance \
+		--ignore $(EXPLAIN)
 	$(PYTEST) $(EXPLAIN)
 
 # The independent checks of the gate, which `make test` runs side by side.

@@ -1,41 +1,32 @@
-"""Print the suites of ``make test-full`` for the files that differ from a commit."""
+"""Print the suites of ``make test-full`` for the files that differ from a branch."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-#: Suites by the start of a path. All rows that match count.
+ALL = "conformance coordinator engines browser spark integration notebooks slow hosts"
+#: Suites by the start of a path. All rows that match count. `slow` has tests of all packages.
 SUITES = {
-    "tfd_notebook/_compat": "integration conformance coordinator spark slow",
-    "tfd_notebook/agent": "integration coordinator spark engines hosts slow",
-    "tfd_notebook/net": "integration spark hosts slow",
-    "tfd_notebook/launchers": "integration engines hosts slow",
-    "tfd_notebook/cluster": "integration coordinator hosts notebooks",
+    "tfd_notebook/": "integration slow",
+    "tfd_notebook/_compat": "conformance coordinator spark",
+    "tfd_notebook/agent": "coordinator spark engines hosts",
+    "tfd_notebook/bus": "coordinator browser",
+    "tfd_notebook/cluster": "coordinator hosts notebooks",
     "tfd_notebook/coordinator": "coordinator notebooks",
-    "tfd_notebook/data": "integration conformance notebooks slow",
-    "tfd_notebook/spark": "spark notebooks",
+    "tfd_notebook/data": "conformance notebooks",
+    "tfd_notebook/launchers": "engines hosts",
+    "tfd_notebook/model": "coordinator",
+    "tfd_notebook/net": "spark hosts",
     "tfd_notebook/remote_kernel": "hosts",
-    "tfd_notebook/": "integration",
+    "tfd_notebook/spark": "spark notebooks",
     "tfd_notebook/ui": "browser notebooks",
-    "tfd_notebook/bus": "browser",
     "labextension": "browser",
-    **{f"tests/{name}": name for name in ("integration", "conformance", "coordinator", "spark")},
-    **{f"tests/{name}": name for name in ("engines", "hosts", "browser")},
     "notebooks": "notebooks",
+    "tests/unit": "slow",
+    **{f"tests/{name}/": name for name in ALL.split() if name != "slow"},
+    **dict.fromkeys(("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/_"), ALL),
 }
-#: The quick suites first.
-ORDER = [
-    "conformance",
-    "coordinator",
-    "engines",
-    "browser",
-    "spark",
-    "integration",
-    "notebooks",
-    "slow",
-    "hosts",
-]
 
 
 def suites(paths: list[str]) -> list[str]:
@@ -47,17 +38,21 @@ def suites(paths: list[str]) -> list[str]:
         if path.startswith(start)
         for name in row.split()
     }
-    return sorted(names, key=ORDER.index)
+    return sorted(names, key=ALL.index)
 
 
-def changed(commit: str) -> list[str]:
-    """Return the tracked and untracked files that differ from `commit`."""
-    commands = (("diff", "--name-only", commit), ("ls-files", "--others", "--exclude-standard"))
+def changed(branch: str) -> list[str]:
+    """Return the files that differ from the last common commit with `branch`."""
+    base = git("merge-base", branch, "HEAD")
     return [
-        path
-        for command in commands
-        for path in subprocess.check_output(("git", *command), text=True).splitlines()
+        *git("diff", "--no-renames", "--name-only", *base),
+        *git("ls-files", "--others", "--exclude-standard"),
     ]
+
+
+def git(*arguments: str) -> list[str]:
+    """Return the lines of output of a git command."""
+    return subprocess.check_output(("git", *arguments), text=True).splitlines()
 
 
 if __name__ == "__main__":
