@@ -242,6 +242,7 @@ def _import_wrappers_on_use() -> None:
         spec = imported.__spec__
         if "wrappers" in name.split(".") and spec is not None and spec.loader is not None:
             module = sys.modules[name] = _ModuleOnUse(name)
+            _LOCKS[name] = threading.RLock()
             # The attributes that the import system sets, which code that lists modules reads.
             vars(module).update(
                 {key: value for key, value in vars(imported).items() if key in _SET}
@@ -256,6 +257,10 @@ def _import_wrappers_on_use() -> None:
 _SET = ("__file__", "__cached__", "__loader__", "__package__", "__path__", "__spec__")
 
 
+#: The locks of modules that are imported at first use, by name.
+_LOCKS: dict[str, threading.RLock] = {}
+
+
 class _ModuleOnUse(types.ModuleType):
     """A module whose code runs when one of its names is read for the first time.
 
@@ -266,7 +271,7 @@ class _ModuleOnUse(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
-        with _RUNS:
+        with _LOCKS[self.__name__]:
             # The code of the module reads its names too, in `from .name import ...`.
             if type(self) is _ModuleOnUse and not self.__dict__.get("_runs"):
                 self.__dict__["_runs"] = True
@@ -276,9 +281,6 @@ class _ModuleOnUse(types.ModuleType):
                 finally:
                     del self.__dict__["_runs"]
         return object.__getattribute__(self, name)
-
-
-_RUNS = threading.RLock()
 
 
 @contextlib.contextmanager
