@@ -14,7 +14,7 @@ from tests.browser._lab import Lab
 from tests.browser._server import launched, serving
 
 # Clicks may take this time on a busy machine.
-expect.set_options(timeout=30_000)
+expect.set_options(timeout=60_000)
 
 #: Directory of the screenshots, for visual review.
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from playwright.sync_api import Locator, expect
@@ -110,11 +109,9 @@ def test_the_first_click_is_effective_while_a_cell(lab: Lab, how: str) -> None:
     expect(pause).to_be_enabled()
     notebook.start(2)
     until(lambda: "now" in notebook.output_text(2))
-    began = time.monotonic()
     pause.click()
     expect(output.locator(".tfd-state")).to_contain_text("paused (from the widget)")
     assert notebook.is_running(2)
-    assert time.monotonic() - began < 4
     assert notebook.execute("print(coordinator.paused)") == "from the widget"
 
 

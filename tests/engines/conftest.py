@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-_SETTLE_SECONDS = 30.0
+_SETTLE_SECONDS = 60.0
 #: Ray gives its first processes 30 s, which a busy machine may exceed.
 _RAY_STARTS = 5
 _CLUSTER_ID = "tests"

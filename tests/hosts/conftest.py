@@ -16,7 +16,7 @@ from tests.hosts._jupyter import Jupyters
 from tests.hosts._slurm import Slurm
 from tests.hosts._sshd import Sshds
 
-_SETTLE_SECONDS = 15.0
+_SETTLE_SECONDS = 60.0
 #: Files of libraries, which a killed process leaves behind.
 _FOREIGN_FILES = ("__autograph_generated_file", "__pycache__")
 _hosts = pytest.StashKey[Hosts]()

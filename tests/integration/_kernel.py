@@ -121,7 +121,7 @@ class Notebook(Kernel):
         widget.open()
         return widget
 
-    def await_that(self, holds: Callable[[], Any], timeout: float = 20) -> Any:
+    def await_that(self, holds: Callable[[], Any], timeout: float = 60) -> Any:
         """Read messages of the kernel until `holds()` is true, and return its value."""
         deadline = time.monotonic() + timeout
         while not (value := holds()):
@@ -141,7 +141,7 @@ class Notebook(Kernel):
     def subshell(self) -> str:
         request = self.client.session.msg("create_subshell_request")
         self.client.control_channel.send(request)
-        reply = self.client.get_control_msg(timeout=10)
+        reply = self.client.get_control_msg(timeout=60)
         return str(reply["content"]["subshell_id"])
 
     def _next(self, deadline: float, output: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from tests._waiting import until
 
 #: Timeout in seconds for the end of processes that Spark manages.
-_SETTLE_SECONDS = 30.0
+_SETTLE_SECONDS = 60.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

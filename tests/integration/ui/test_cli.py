@@ -110,7 +110,7 @@ def test_busy_process_is_listed_watched_and_stopped(
     read_until(following, "WorkerServer running")
 
     assert tfd("stop", "cell") == "cluster 'cell' is stopped\n"
-    assert notebook.wait(30) == 0
+    assert notebook.wait(60) == 0
     read_until(watcher, "cluster 'cell' has ended")
     assert (watcher.wait(60), following.wait(60)) == (0, 0)
     assert tfd("list") == "no running cluster\n"

@@ -246,6 +246,8 @@ def _adopt(host: Host, expected: Expected, _: Clocks) -> None:
     if expected.open:
         left = None if expected.lease is None else expected.lease - expected.now
         assert reply["lease"] == pytest.approx(left)
+    else:
+        assert not isinstance(reply, dict)
 
 
 def _leave(host: Host, expected: Expected, _: Clocks) -> None:

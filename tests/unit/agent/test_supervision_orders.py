@@ -719,12 +719,14 @@ def test_failed_task_of_the_data_service_answers_with_an_error(
         run.at_once(run.crash)
         assert run.task.state is FAILED
         prober = Prober()
-        assert "has failed: killed by signal 11" in prober.probe(run.task.address).reason
+        assert (
+            "has failed: killed by signal 11" in prober.probe(run.task.address, timeout=60.0).reason
+        )
         run.at_once(run.restart)
         assert run.task.state is READY
-        assert prober.probe(run.task.address).state == "refused"
+        assert prober.probe(run.task.address, timeout=60.0).state == "refused"
         run.at_once(run.crash)
-        assert prober.probe(run.task.address).state == "foreign"
+        assert prober.probe(run.task.address, timeout=60.0).state == "foreign"
         run.at_once(run.task.stop)
-        assert prober.probe(run.task.address).state == "refused"
+        assert prober.probe(run.task.address, timeout=60.0).state == "refused"
         prober.close()

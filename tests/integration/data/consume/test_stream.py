@@ -83,7 +83,7 @@ def test_discard_false_keeps_the_first_elements(consumers):
 def test_sinks_see_each_element_before_wait_returns(consumers):
     received = []
     with Stream(numbers(), consumers, sinks=[lambda x: received.append(int(x))]) as stream:
-        stream.wait(elements=100, timeout=20)
+        stream.wait(elements=100, timeout=60)
         assert received[:100] == list(range(100))
 
 
@@ -183,7 +183,7 @@ def test_wait_raises_the_reason_of_its_end(consumers):
     with pytest.raises(errors.StateError, match="not started"):
         Stream(numbers(), consumers).wait()
     with pytest.raises(errors.DataError, match="5 of 10"):
-        Stream(numbers(5), consumers).start().wait(elements=10, timeout=20)
+        Stream(numbers(5), consumers).start().wait(elements=10, timeout=60)
     with Stream(numbers(), consumers) as stream:
         iter(stream)
         with pytest.raises(errors.TimeLimit, match="no reader"):
@@ -227,7 +227,7 @@ def test_checkpoint_of_a_distributed_dataset_is_refused(service, tmp_path, consu
 
 def test_frame_has_one_row_per_second(consumers):
     with Stream(numbers().map(lambda i: tf.fill([100], i)), consumers) as stream:
-        stream.wait(elements=100, timeout=20)
+        stream.wait(elements=100, timeout=60)
         until(lambda: len(stream.to_frame()) >= 2)
         frame = stream.to_frame()
     assert list(frame.columns) == [

@@ -659,7 +659,7 @@ class TestFunctions:
                 ids.append(kernel.stdout.readline().strip())
         finally:
             for kernel in kernels:
-                kernel.communicate(timeout=20)
+                kernel.communicate(timeout=60)
         assert len(set(tokens)) == 2
         read = [values(distribute.from_dataset_id(outside, "dynamic", i)) for i in ids]
         assert read == [[0, 10, 20, 30], [0, 100, 200, 300]]
