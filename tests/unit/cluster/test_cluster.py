@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 import time
 
 import pytest
@@ -11,12 +10,11 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed
-from tfd_notebook.cluster import data_service, registry
+from tfd_notebook.cluster import data_service
 from tfd_notebook.cluster.adaptation import Bounds
 from tfd_notebook.cluster.adaptation_loop import Adaptation
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.launchers import Fake
-from tfd_notebook.model.events import ExpiryChanged, HostDisconnected, HostReconnected, TasksLost
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
 
@@ -152,7 +150,6 @@ def test_each_server_gets_its_cluster_spec(fake):
         "worker": [address["worker:0"], address["worker:1"]],
         "ps": [address["ps:0"], address["ps:1"]],
     }
-    assert cluster._task_manager.cluster_spec() == training
     assert task_host.settings == {
         "worker:0": {"cluster": training, "job": "worker", "index": 0},
         "worker:1": {"cluster": training, "job": "worker", "index": 1},
@@ -165,13 +162,15 @@ def test_each_server_gets_its_cluster_spec(fake):
         },
     }
     cluster.scale(workers=3)
-    grown = cluster._task_manager.cluster_spec()
-    assert grown["worker"][:2] == training["worker"]
+    addresses = [task.address for task in cluster.tasks if task.role is Role.WORKER]
+    assert addresses[:2] == training["worker"]
+    grown = {**training, "worker": addresses}
     assert task_host.settings["worker:2"] == {"cluster": grown, "job": "worker", "index": 2}
     cluster.scale(workers=1)
-    assert cluster._task_manager.cluster_spec() == dict(training, worker=[address["worker:0"]])
+    shrunk = {**training, "worker": addresses[:1]}
+    assert cluster.resolver.cluster_spec().as_dict() == shrunk
     task_host.set_state("worker:0", TaskState.FAILED, "it died", pid=None)
-    assert cluster._task_manager.cluster_spec() == {"ps": training["ps"]}
+    assert cluster.resolver.cluster_spec().as_dict() == {"ps": training["ps"]}
     cluster.scale(workers=1)  # restarts the failed worker
     assert cluster.snapshot().task("worker:0").state is TaskState.READY
 
@@ -277,50 +276,6 @@ def test_cluster_can_be_inspected_before_the_start(fake):
     assert cluster.state == "stopped"
 
 
-def test_lost_agent_is_reported(cluster, fake):
-    fake.task_hosts[0]._on_event(TasksLost("it died"))
-    assert cluster.state == "lost"
-    assert {task.state for task in cluster.tasks} == {TaskState.LOST}
-
-
-@pytest.mark.parametrize(
-    ("event", "state", "reason"),
-    [
-        (TasksLost("it died"), "lost", "it died"),
-        (HostDisconnected("localhost", 600.0), "ready", "the connection to its host is lost"),
-        (HostReconnected("localhost", 3.0), "ready", ""),
-    ],
-    ids=["lost", "disconnected", "reconnected"],
-)
-def test_snapshots_contain_an_event_with_its_effects(cluster, fake, event, state, reason):
-    def add_state():
-        snapshot = cluster.snapshot()
-        if event in snapshot.events:
-            states.append((snapshot.state, {task.reason for task in snapshot.tasks}))
-
-    if isinstance(event, HostReconnected):
-        fake.task_hosts[0]._on_event(HostDisconnected("localhost", 600.0))
-    states = []
-    registry.on_change(add_state)
-    try:
-        fake.task_hosts[0]._on_event(event)
-    finally:
-        registry.remove_on_change(add_state)
-    assert states
-    assert all(each == (state, {reason}) for each in states)
-
-
-def test_commands_are_performed(cluster):
-    ran = threading.Event()
-    cluster._monitor.command(ran.set)
-    assert ran.wait(60)
-    failed = threading.Event()
-    cluster._monitor.command(lambda: 1 / 0)
-    cluster._monitor.command(failed.set)
-    assert failed.wait(60)
-    assert any("ZeroDivisionError" in notice.what for notice in cluster.snapshot().notices)
-
-
 def test_measurements_become_rates(cluster, fake):
     task_host = fake.task_hosts[0]
     task_host.measure("data_worker:0", cpu_percent=50.0, rss_mb=10.0, bytes_sent=1000)
@@ -354,19 +309,6 @@ def test_cluster_stops_at_its_time_limit(fake):
     cluster = tfd.Cluster(launcher=fake, policy=tfd.Policy(time_limit=0.1))
     until(lambda: cluster.ended)
     assert any("time limit" in notice.what for notice in cluster.snapshot().notices)
-
-
-@pytest.mark.slow
-def test_end_of_an_allocation_is_announced(fake):
-    with tfd.Cluster(launcher=fake) as cluster:
-        reason = "the allocation reached its time limit"
-        cluster._context.monitor.apply(ExpiryChanged(590.0, reason))
-        until(lambda: "ends in 10 min" in str(cluster.snapshot().notices))
-        cluster._context.monitor.apply(ExpiryChanged(3600.0, "a later limit"))
-        cluster._context.monitor.apply(ExpiryChanged(0.1, reason))
-        until(lambda: cluster.ended)
-    assert cluster.state == "stopped"
-    assert reason in str(cluster.snapshot().notices)
 
 
 def test_only_schedulers_have_a_job_script(fake):
@@ -438,8 +380,6 @@ def test_failed_change_is_reported_and_not_repeated_at_once(cluster, fake, monke
         r"changing to 3 data workers failed: no host is free\. No data worker is added for \d+ s",
         notice.what,
     )
-    checks = cluster.version
-    cluster._monitor.wait(lambda _: cluster.version != checks, 1.5)
     assert len(calls) == 1
     assert cluster.snapshot().planned[Role.DATA_WORKER] == 2
 

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import (
     AdaptationChanged,
     ClusterEnded,
     ConsumerMeasured,
+    Event,
     ExpiryChanged,
     GpusMeasured,
+    HostDisconnected,
     HostReconnected,
     JournalMeasured,
     LeaseChanged,
@@ -24,6 +27,7 @@ from tfd_notebook.model.events import (
     TaskChanged,
     TaskMeasured,
     TaskRemoved,
+    TasksLost,
     WorkersAdapted,
 )
 from tfd_notebook.model.snapshot import AdaptationRow
@@ -176,3 +180,33 @@ def test_end_and_reconnects_are_reported(monitor: Monitor) -> None:
     reconnected, _, ended = monitor.snapshot().notices
     assert "host-a after 3 s (worker:1, worker:0)" in reconnected.what
     assert "its lease has expired" in ended.what
+
+
+@pytest.mark.parametrize(
+    ("event", "state", "reason"),
+    [
+        (TasksLost("it died"), "lost", "it died"),
+        (HostDisconnected("host-a", 600.0), "ready", "the connection to its host is lost"),
+        (HostReconnected("host-a", 3.0), "ready", ""),
+    ],
+    ids=["lost", "disconnected", "reconnected"],
+)
+def test_snapshots_contain_an_event_with_its_effects(
+    monitor: Monitor, event: Event, state: str, reason: str
+) -> None:
+    def add_state() -> None:
+        snapshot = monitor.snapshot()
+        if event in snapshot.events:
+            states.append((snapshot.state, {(row.state, row.reason) for row in snapshot.tasks}))
+
+    monitor.apply(StateChanged("ready"))
+    if isinstance(event, HostReconnected):
+        monitor.apply(HostDisconnected("host-a", 600.0))
+    states: list[Any] = []
+    registry.on_change(add_state)
+    try:
+        monitor.apply(event)
+    finally:
+        registry.remove_on_change(add_state)
+    assert states
+    assert all(each == (state, {(state, reason)}) for each in states)
