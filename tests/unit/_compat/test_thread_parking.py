@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from tfd_notebook.errors import StateError
 
 
 def waits_at_a_gate(thread: threading.Thread) -> bool:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return any(each.f_code is thread_parking._GATED for each in thread_parking._frames(frame))
+    stack = traceback.walk_stack(sys._current_frames().get(thread.ident or 0))
+    return any(frame.f_code.co_filename == thread_parking.__file__ for frame, _ in stack)
 
 
 def test_operation_that_has_waited_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
