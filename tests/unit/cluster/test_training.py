@@ -1,4 +1,4 @@
-"""Visibility of this host's GPUs in the kernel, which leaves them to its local workers."""
+"""The resolver of a cluster, and the GPUs that its kernel leaves to its local workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tfd_notebook.launchers import Fake
+from tfd_notebook.model.spec import TaskState
 
 
 @pytest.fixture
@@ -24,6 +25,18 @@ def device_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield calls
     for cluster in tfd.clusters().values():
         cluster.stop()
+
+
+def test_resolver_has_the_workers_that_have_not_ended() -> None:
+    fake = Fake()
+    with tfd.Cluster(workers=2, ps=1, launcher=fake) as cluster:
+        resolver = cluster.resolver
+        before = resolver.cluster_spec().as_dict()
+        assert before["worker"] == [cluster.snapshot().task(f"worker:{n}").address for n in (0, 1)]
+        cluster.scale(workers=1)
+        assert resolver.cluster_spec().as_dict() == {**before, "worker": before["worker"][:1]}
+        fake.task_hosts[0].set_state("worker:0", TaskState.FAILED, "it died", pid=None)
+        assert resolver.cluster_spec().as_dict() == {"ps": before["ps"]}
 
 
 def test_gpus_are_hidden_before_tensorflow_starts(device_calls: list[Any]) -> None:
