@@ -698,6 +698,7 @@ def test_client_that_is_behind_gets_no_more_messages(
     panel: Browser, proxies: dict[str, FakeProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "MAX_UNACKNOWLEDGED", 5)
+    monkeypatch.setattr(hub, "TICK_SECONDS", 0.0)
     panel.send("hello", acks=True)
     until(lambda: panel.received("state"))
 
