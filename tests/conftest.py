@@ -242,7 +242,9 @@ def _threads() -> set[threading.Thread]:
 
 def _position(thread: threading.Thread) -> str:
     """Return the innermost calls of a thread, which show what it waits for."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    from tfd_notebook._compat import frames
+
+    frame = frames.current_frames().get(thread.ident or 0)
     calls = traceback.extract_stack(frame)[-4:] if frame else []
     return "".join(f" < {call.name}:{call.lineno}" for call in reversed(calls))
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from tfd_notebook._compat import frames
 from tfd_notebook._compat.tf_data import graph, py_functions
 from tfd_notebook.agent import fork_server, rank_process, tf_servers
 from tfd_notebook.errors import LaunchError
@@ -197,7 +198,7 @@ def _working_share() -> float | None:
         if number:
             time.sleep(_SAMPLE_PAUSE_SECONDS)
         # Python lists a thread of TensorFlow only while it runs a Python function.
-        working_samples += len(sys._current_frames()) > 1 or _any_thread_works(own_id)
+        working_samples += len(frames.current_frames()) > 1 or _any_thread_works(own_id)
     return working_samples / _THREAD_SAMPLES
 
 

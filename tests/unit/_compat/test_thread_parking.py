@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from typing import Any
@@ -11,12 +10,13 @@ import pytest
 import tensorflow as tf
 
 from tests._waiting import until
+from tfd_notebook._compat import frames
 from tfd_notebook._compat.tf_coordinator import thread_parking
 from tfd_notebook.errors import StateError
 
 
 def waits_at_a_gate(thread: threading.Thread) -> bool:
-    stack = traceback.walk_stack(sys._current_frames().get(thread.ident or 0))
+    stack = traceback.walk_stack(frames.current_frames().get(thread.ident or 0))
     return any(frame.f_code.co_filename == thread_parking.__file__ for frame, _ in stack)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import Any
 
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
+from tfd_notebook._compat import frames
 from tfd_notebook.errors import StateError, TimeLimit
 
 _serve = cluster_coordinator.Worker._process_queue
@@ -67,7 +67,7 @@ def replace_queue(cluster: Any, queue: Any) -> None:
 
 def _is_served(cluster: Any) -> bool:
     """Return True while a thread takes closures for one of the workers."""
-    for frame in sys._current_frames().values():
+    for frame in frames.current_frames().values():
         while frame is not None:
             if frame.f_code is _serve.__code__ and frame.f_locals.get("self") in cluster.workers:
                 return True

@@ -21,6 +21,7 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
+from tfd_notebook._compat import frames
 from tfd_notebook.errors import StateError
 
 #: Every eager operation and every call of a ``tf.function`` uses one of these.
@@ -170,7 +171,7 @@ def _busy() -> dict[int, FrameType]:
     """Return the threads that run an operation now, with their innermost frames."""
     own = threading.get_ident()
     busy = {}
-    for thread, top in sys._current_frames().items():
+    for thread, top in frames.current_frames().items():
         runs = waits = False
         for frame in _frames(top):
             code = frame.f_code
@@ -205,7 +206,7 @@ def _readers(seconds: float) -> dict[int, FrameType]:
     while True:
         readers = {
             thread: top
-            for thread, top in sys._current_frames().items()
+            for thread, top in frames.current_frames().items()
             if thread != own and any(frame.f_code.co_name == _READ for frame in _frames(top))
         }
         if readers or time.monotonic() >= end:
