@@ -7,6 +7,7 @@ import inspect
 import re
 import threading
 import time
+import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -216,6 +217,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
                 self._manager,
             )
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they refer to the resource
             self.fail(error)
         finally:
             del meter.blocked[thread]
@@ -238,6 +240,10 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             sigint.arm(self.meter)
             self._rearm = call[0] + sigint.REARM
         self.meter.blocked[thread] = call
+
+    def close(self) -> None:
+        """Delete TensorFlow's resource, although an error may still refer to this iterator."""
+        self._resource_handle.end_later(early=not self.meter.complete)
 
     def _raise_if_cancelled(self) -> None:
         """Raise the error with which this iterator was cancelled, if any."""

@@ -53,13 +53,15 @@ class IteratorHandle:
         """
         if self.resource is None:
             return
+        only, self.resource = [self.resource], None
         if early:
             _ending.append(self)
         try:
             # The garbage collector can call this anywhere, so it must not take a lock. The start of
             # a `threading.Thread` takes one.
-            start_new_thread(self._delete, ())
+            start_new_thread(self._delete, (only,))
         except RuntimeError:  # no more threads can start: delete it with its last reference
+            self.resource = only.pop()
             self._mark_ended()
 
     def await_earlier(self) -> None:
@@ -72,12 +74,11 @@ class IteratorHandle:
             if not self.data.keys().isdisjoint(other.data):
                 other._ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def _delete(self) -> None:
-        only, self.resource = [self.resource], None
+    def _delete(self, only: list[Any]) -> None:
         deadline = time.monotonic() + _RELEASE_SECONDS
         while _references(only) > _SINGLE_REFERENCE and time.monotonic() < deadline:
             time.sleep(0.01)
-        del only
+        only.clear()
         self._mark_ended()
 
     def _mark_ended(self) -> None:

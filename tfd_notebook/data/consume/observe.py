@@ -123,6 +123,9 @@ class _PlainIterator:
         self.meter.elements += 1
         return element
 
+    def close(self) -> None:
+        self._iterator = None
+
 
 class _ErrorTranslator:
     """Translates the errors of an iterator. The caller registers its consumer."""

@@ -462,6 +462,7 @@ class Stream:
         self._consumers.measure(self)
         self._buffer.put(_END)
         sampler.wake()
+        self._iterator.close()
         self._iterator = None
         _running.discard(self)
         self._changed.notify_all()

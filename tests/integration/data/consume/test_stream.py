@@ -179,6 +179,32 @@ def test_pipeline_error_is_raised_in_the_caller(service):
             pass
 
 
+@pytest.mark.parametrize("fails", ["pipeline", "sink"])
+def test_failed_stream_ends_its_pipeline(consumers, fails):
+    ended = threading.Event()
+
+    def generate():
+        try:
+            yield from range(10**9)
+        finally:
+            ended.set()
+
+    def check(value):
+        raise ValueError("label 0 is invalid")
+
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec((), tf.int64))
+    if fails == "pipeline":
+        dataset = dataset.map(lambda x: tf.numpy_function(check, [x], tf.int64))
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread may sleep for 60 s
+    sinks = [check] if fails == "sink" else []
+    stream = Stream(dataset.with_options(options), consumers, "failing", sinks=sinks).start()
+    with pytest.raises((errors.PipelineError, ValueError), match="label 0 is invalid"):
+        stream.wait(timeout=60)
+    assert ended.wait(60)
+    assert stream.error is not None
+
+
 def test_wait_raises_the_reason_of_its_end(consumers):
     with pytest.raises(errors.StateError, match="not started"):
         Stream(numbers(), consumers).wait()
