@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import os
 import shutil
@@ -42,6 +43,8 @@ _MARK = "TFD_TEST_RUN"
 _BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))
 _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
+#: Directory for the Python stacks of processes that crash. xdist's processes inherit it.
+_CRASHES = Path(os.environ.setdefault("TFD_TEST_CRASHES", str(_BASE)))
 #: Classes of the threads of pyzmq and IPython that run until the process ends.
 _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
 #: Name prefixes of threads that outlast a test: of agents, of the browser's driver, and for Ctrl-C.
@@ -88,6 +91,20 @@ def pytest_configure() -> None:
         }
     )
     tempfile.tempdir = None
+
+
+def pytest_sessionstart() -> None:
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        faulthandler.enable(os.open(_CRASHES / worker, os.O_CREAT | os.O_WRONLY))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> None:
+    """Add the Python stacks of a crash to its report, the thread that crashed first."""
+    text = (_CRASHES / report.node.gateway.id).read_text()
+    stacks = text.partition("\nExtension modules:")[0].split("\n\n")
+    stacks.sort(key=lambda stack: not stack.startswith(("Fatal", "Current")))
+    report.longrepr = f"{report.longrepr}\n" + "\n\n".join(stacks)[:6000]
 
 
 def pytest_unconfigure() -> None:
