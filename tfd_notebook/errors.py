@@ -23,7 +23,8 @@
     │   ├── PipelineError     TFD304  the user's pipeline failed in a data worker
     │   ├── NotSerializable   TFD305  the dataset cannot be sent to the data workers
     │   ├── DispatcherLost    TFD306  the dispatcher does not answer
-    │   └── Interrupted       TFD307  iteration was cancelled
+    │   ├── Interrupted       TFD307  iteration was cancelled
+    │   └── DataChanged       TFD308  a service would change the data
     ├── TimeLimit             TFD400  a wait timed out (also a TimeoutError)
     ├── Unsupported           TFD500  not possible on this platform or version
     ├── Refused               TFD501  the administrator's policy does not allow it
@@ -185,6 +186,10 @@ class DispatcherLost(DataError, code="TFD306"):
 
 class Interrupted(DataError, code="TFD307"):
     """Iteration that ``stop()``, ``interrupt()`` or the end of the cluster cancelled."""
+
+
+class DataChanged(DataError, code="TFD308"):
+    """A dataset whose elements would be wrong if they were read through a tf.data service."""
 
 
 class CoordinatorError(TfdError, code="TFD600"):

@@ -82,6 +82,14 @@ def test_epoch_has_each_element_as_often_as_promised(
     assert Counter(read.as_numpy_iterator()) == dict.fromkeys(range(6), times)
 
 
+def test_pairs_of_different_elements_are_refused(cluster: tfd.Cluster) -> None:
+    pairs = tf.data.Dataset.zip((Range(6), Range(6)))
+    with pytest.raises(errors.DataChanged, match=r'zip\(\).*mode "dynamic"'):
+        pairs.apply(cluster.distribute("dynamic"))
+    read = pairs.apply(cluster.distribute("data"))
+    assert sorted(read.as_numpy_iterator()) == [(number, number) for number in range(6)]
+
+
 def test_python_function_runs_in_the_data_workers(cluster: tfd.Cluster) -> None:
     factor = 1 << 40
     read = python(Range(5), lambda v: v * factor + os.getpid())

@@ -279,6 +279,7 @@ class Cluster:
         compression: str | None = "auto",
         cross_trainer_cache: Any = None,
         target_workers: str = "AUTO",
+        semantics: str = "checked",
     ) -> Callable[[Any], Any]:
         self._data_service.require_service()
         return service.distribute(
@@ -290,16 +291,21 @@ class Cluster:
             max_outstanding_requests=max_outstanding_requests,
             data_transfer_protocol=data_transfer_protocol,
             compression=compression,
+            semantics=semantics,
             cross_trainer_cache=cross_trainer_cache,
             target_workers=target_workers,
         )
 
     @_documented_by(service.register)
     def register(
-        self, dataset: Any, dataset_id: str | None = None, compression: str | None = "auto"
+        self,
+        dataset: Any,
+        dataset_id: str | None = None,
+        compression: str | None = "auto",
+        semantics: str = "checked",
     ) -> str:
         self._data_service.require_service()
-        return service.register(self._data_service, dataset, dataset_id, compression)
+        return service.register(self._data_service, dataset, dataset_id, compression, semantics)
 
     @_documented_by(service.from_dataset_id)
     def from_dataset_id(
@@ -332,10 +338,15 @@ class Cluster:
 
     @_documented_by(service.save)
     def save(
-        self, dataset: Any, path: str, compression: str | None = "AUTO", timeout: float = 600.0
+        self,
+        dataset: Any,
+        path: str,
+        compression: str | None = "AUTO",
+        timeout: float = 600.0,
+        semantics: str = "checked",
     ) -> None:
         self._data_service.require_service()
-        service.save(self._data_service, dataset, path, compression, timeout)
+        service.save(self._data_service, dataset, path, compression, timeout, semantics)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
         """Return `dataset` with its throughput shown under `name`.

@@ -82,6 +82,18 @@ REPEATED = kind(
     "epoch that delivers each element several times",
     "each data worker reads the whole dataset, so an epoch is longer than the dataset",
 )
+WRONG = kind(
+    "TFD827",
+    "error",
+    "service that changes the elements",
+    "the data workers join elements that do not belong together, or lose some",
+)
+CHANGED = kind(
+    "TFD828",
+    "warning",
+    "epoch that differs through the service",
+    "the operation runs on each data worker, on its own share of the data or with its own state",
+)
 RELATIVE = kind(
     "TFD831",
     "error",
@@ -293,6 +305,22 @@ def repeated(inspected: InspectedDataset) -> Iterator[Finding]:
             f'use {variable_of(cluster.owner, "cluster")}.distribute("dynamic") to get each '
             "element once",
         )
+
+
+@check("dataset")
+def changed(inspected: InspectedDataset) -> Iterator[Finding]:
+    """Detect operations whose results differ through a service.
+
+    A dataset without a service is examined as if ``distribute("dynamic")`` read it.
+    """
+    if inspected.origin is None or inspected.examined is None:
+        return
+    mode = "DYNAMIC" if inspected.use is None else inspected.use.delivery.mode
+    workers = 2 if inspected.cluster is None else len(inspected.cluster.data_workers())
+    for change in inspected.examined.semantics.changes(mode, workers):
+        if inspected.use is not None or change.refused:
+            kind = WRONG if change.refused else CHANGED
+            yield kind.finding(f'with "{mode.lower()}", {change}', change.fix)
 
 
 @check("dataset")

@@ -102,7 +102,7 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
     if generator is not None:
         label, inputs, kind = f"from_generator({_display_name(generator)})", (), "Generator"
     else:
-        label = f"{_user_name(kind)}({_argument(dataset, functions)})"
+        label = f"{user_name(kind)}({_argument(dataset, functions)})"
     return Stage(
         kind=kind,
         label=label,
@@ -114,6 +114,37 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
         number=_number(dataset),
         parallel="Parallel" in type(dataset).__name__,
     )
+
+
+def nodes_of(definition: Any, last: Stage) -> dict[str, Stage]:
+    """Return the stage of each node of a graph that has one, by the node's name.
+
+    Parameters
+    ----------
+    definition : tf.compat.v1.GraphDef
+        The graph of a dataset.
+    last : Stage
+        The dataset's last stage.
+    """
+    nodes = {node.name: node for node in definition.node}
+
+    def before(node: Any) -> list[Any]:
+        names = (name.split(":")[0] for name in node.input if not name.startswith("^"))
+        return [nodes[name] for name in names if "Dataset" in nodes[name].op]
+
+    found: dict[str, Stage] = {}
+    end = next(node for node in definition.node if node.op == "_Retval")
+    todo = [(nodes[end.input[0].split(":")[0]], last)]
+    while todo:
+        node, stage = todo.pop()
+        kind = kind_of(node.op)
+        reads = kind in ("FlatMap", "Interleave") and stage.kind in (*READERS, "Generator")
+        if kind == stage.kind or reads:
+            found[node.name] = stage
+            todo += list(zip(before(node), stage.inputs, strict=False))
+        else:  # a node without a stage: options
+            todo += [(each, stage) for each in before(node)[:1]]
+    return found
 
 
 def delivery_of(dataset: Any) -> Any:
@@ -235,7 +266,8 @@ def kind_of(name: str) -> str:
     return re.sub(r"^(Parallel|Forever|Finite)(?=[A-Z])", "", name)
 
 
-def _user_name(kind: str) -> str:
+def user_name(kind: str) -> str:
+    """Return the name of a kind of stages in the user's code, such as ``"take_while"``."""
     import tensorflow as tf
 
     if kind in _USER_NAMES:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
-from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, kind_of, stages_of
+from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, stages_of
 
 _AUTOTUNE = -1
 #: Bytes of a graph above which it contains the data, so that copies cost too much.
@@ -44,36 +44,15 @@ def _rewritten(dataset: Any, stage: Stage, changes: Mapping[str, _Change]) -> An
     if not 0 < len(serialized) < _LARGEST:
         return None
     definition = tf.compat.v1.GraphDef.FromString(serialized)
-    node = _find(definition, stages_of(dataset), stage)
-    if node is None or node.op not in changes:
+    stages = nodes_of(definition, stages_of(dataset))
+    name = next((name for name, each in stages.items() if each.dataset is stage.dataset), None)
+    op = next((node.op for node in definition.node if node.name == name), "")
+    if name is None or op not in changes:
         return None
-    changes[node.op](definition, node.name)
+    changes[op](definition, name)
     variant = tf.raw_ops.DatasetFromGraph(graph_def=definition.SerializeToString())
     changed = tf.data.experimental.from_variant(variant, dataset.element_spec)
     return changed.with_options(dataset.options())
-
-
-def _find(definition: Any, last: Stage, target: Stage) -> Any:
-    """Return the graph node of the stage `target`, in the pipeline that ends in `last`."""
-    nodes = {node.name: node for node in definition.node}
-
-    def before(node: Any) -> list[Any]:
-        names = (name.split(":")[0] for name in node.input if not name.startswith("^"))
-        return [nodes[name] for name in names if "Dataset" in nodes[name].op]
-
-    end = next(node for node in definition.node if node.op == "_Retval")
-    todo = [(nodes[end.input[0].split(":")[0]], last)]
-    while todo:
-        node, stage = todo.pop()
-        kind = kind_of(node.op)
-        reads = kind in ("FlatMap", "Interleave") and stage.kind in READERS
-        if kind != stage.kind and not reads:
-            todo += [(each, stage) for each in before(node)[:1]]  # a node without a stage: options
-        elif stage.dataset is target.dataset:
-            return node
-        else:
-            todo += list(zip(before(node), stage.inputs, strict=False))
-    return None
 
 
 def _with_constants(definition: Any, name: str, **values: int) -> Any:

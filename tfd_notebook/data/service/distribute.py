@@ -21,6 +21,7 @@ from tfd_notebook.data.consume.observe import check_dataset, watch
 from tfd_notebook.data.service import validation
 from tfd_notebook.data.service.options import STATIC, ReadOptions, compression_of, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
+from tfd_notebook.data.service.semantics import check_semantics
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 
@@ -29,6 +30,7 @@ def distribute(
     processing_mode: Any,
     *,
     compression: str | None = "auto",
+    semantics: str = "checked",
     **options: Any,
 ) -> Callable[[Any], Any]:
     """Return a function for ``Dataset.apply`` that runs the dataset on the data workers.
@@ -54,6 +56,9 @@ def distribute(
     cross_trainer_cache : tf.data.experimental.service.CrossTrainerCache, optional
     target_workers : {"AUTO", "ANY", "LOCAL"}
         The workers to read from. Default ``"AUTO"``.
+    semantics : {"checked", "tensorflow"}
+        ``"checked"`` (default) refuses a pipeline that would join or lose elements, and warns of
+        other changes. ``"tensorflow"`` checks nothing.
 
     Returns
     -------
@@ -66,6 +71,8 @@ def distribute(
 
     Raises
     ------
+    DataChanged
+        Elements would be joined with wrong ones, or lost.
     UsageError, NoWorkers, NotSerializable, FinishedJob, DispatcherLost
         Either here or when the function is called. Later calls do not hang.
 
@@ -73,11 +80,12 @@ def distribute(
     --------
     tf.data.experimental.service.distribute
     """
-    return _distributor(cluster, ReadOptions(mode_of(processing_mode), **options), compression)
+    reading = ReadOptions(mode_of(processing_mode), **options)
+    return _distributor(cluster, reading, compression, check_semantics(semantics))
 
 
 def _distributor(
-    cluster: DataServiceProtocol, reading: ReadOptions, compression: str | None
+    cluster: DataServiceProtocol, reading: ReadOptions, compression: str | None, semantics: str
 ) -> Callable[[Any], Any]:
     """Return the function of `distribute`."""
     compression_of(compression, on_this_host=True)
@@ -91,7 +99,7 @@ def _distributor(
             num_consumers=None,
             cross_trainer_cache=None,
         )
-        return _distributor(cluster, alone, compression)(dataset)
+        return _distributor(cluster, alone, compression, "tensorflow")(dataset)
 
     def through_service(dataset: Any) -> Any:
         from tensorflow.data.experimental import service
@@ -113,7 +121,7 @@ def _distributor(
 
         check_dataset(dataset)
         if graph.is_traced(dataset):
-            validation.prepare_traced(cluster, dataset, reading.mode)
+            validation.prepare_traced(cluster, dataset, reading.mode, semantics)
             validation.print_delivery(cluster, reading.mode)
             with warnings.catch_warnings():
                 # TensorFlow warns about its own call, and the caller cannot change that call.
@@ -128,7 +136,9 @@ def _distributor(
     def apply_eagerly(dataset: Any, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality
 
-        pipeline = validation.prepare(cluster, dataset, reading.mode, permanent=permanent)
+        pipeline = validation.prepare(
+            cluster, dataset, reading.mode, semantics, permanent=permanent
+        )
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)
         read = through_service(dataset)
@@ -142,7 +152,7 @@ def _distributor(
             and cluster.policy.on_loss == "raise"
         ):
             read = read.apply(assert_cardinality(cardinality))
-        validation.print_delivery(cluster, reading.mode)
+        validation.print_delivery(cluster, reading.mode, pipeline.semantics)
         before = validation.BeforeReading(cluster, job_name)
         compressed = compression_of(compression, cluster.service_on_this_host) is not None
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
@@ -171,6 +181,7 @@ def register(
     dataset: Any,
     dataset_id: str | None = None,
     compression: str | None = "auto",
+    semantics: str = "checked",
 ) -> str:
     """Register a dataset with the service, for `from_dataset_id` in this or another process.
 
@@ -183,6 +194,8 @@ def register(
         the dispatcher chooses an id.
     compression : {"auto", "AUTO", "snappy", None}
         As in `distribute`.
+    semantics : {"checked", "tensorflow"}
+        As in `distribute`. It also applies to `from_dataset_id` in this process.
 
     Returns
     -------
@@ -200,7 +213,7 @@ def register(
     from tensorflow.data.experimental import service
 
     chosen = compression_of(compression, cluster.service_on_this_host)
-    prepared = validation.prepare(cluster, dataset, "OFF")
+    prepared = validation.prepare(cluster, dataset, "OFF", check_semantics(semantics))
     registered = validation.translated(
         lambda: service.register_dataset(
             cluster.service_target, dataset, compression=chosen, dataset_id=dataset_id
@@ -211,6 +224,7 @@ def register(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
         buffers=buffers_of(dataset),
+        semantics=prepared.semantics if semantics == "checked" else None,
     )
     return registered_id
 
@@ -258,6 +272,9 @@ def from_dataset_id(
     plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
     full_name = job_name and f"dataset_id=/{plain_id}/{job_name}"
     validation.check_job(cluster, reading, full_name)
+    known = cluster.registered.get(plain_id, Registered(-1, None))
+    if known.semantics is not None:
+        validation.check_changes(cluster, known.semantics, reading.mode, "checked")
     read = validation.translated(
         lambda: service.from_dataset_id(
             service=cluster.service_target,
@@ -266,9 +283,8 @@ def from_dataset_id(
             **reading.tensorflow_arguments(cluster.service_in_process),
         )
     )
-    validation.print_delivery(cluster, reading.mode)
+    validation.print_delivery(cluster, reading.mode, known.semantics)
     before = validation.BeforeReading(cluster, full_name)
-    known = cluster.registered.get(plain_id, Registered(-1, None))
     read._tfd_service = ServiceReadOptions(
         Delivery(
             weakref.ref(cluster), known.cardinality, reading.mode, job_name, splits=known.splits
@@ -285,6 +301,7 @@ def save(
     path: str,
     compression: str | None = "AUTO",
     timeout: float = 600.0,
+    semantics: str = "checked",
 ) -> None:
     """Write a dataset to `path` on the data workers, and wait until it is complete.
 
@@ -302,6 +319,8 @@ def save(
     timeout : float
         Seconds to wait. Default 600. Workers receive the request with their next heartbeat, up to
         30 seconds later.
+    semantics : {"checked", "tensorflow"}
+        As in `distribute`.
 
     Raises
     ------
@@ -324,7 +343,7 @@ def save(
             "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
-    validation.prepare(cluster, dataset, "DYNAMIC")
+    validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
     address = cluster.service_target.partition("://")[2]
     validation.translated(
         lambda: tf.data.experimental.distributed_save(

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
+from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service.py_functions import find_functions
+from tfd_notebook.data.service.semantics import Semantics
 from tfd_notebook.errors import NotSerializable
 
 #: Bytes. TensorFlow aborts the process when a definition reaches 2 GB, including some kilobytes
@@ -57,6 +59,8 @@ class Pipeline:
         Whether it has a ``shard(SHARD_HINT, SHARD_HINT)``.
     keeps_count : bool
         Whether splitting its source by elements keeps the number of its elements.
+    semantics : Semantics
+        The changes that a service makes to its elements.
     """
 
     size: int
@@ -64,6 +68,7 @@ class Pipeline:
     resources: tuple[str, ...]
     has_shard_hint: bool
     keeps_count: bool
+    semantics: Semantics
 
 
 def examine(dataset: Any) -> Pipeline:
@@ -97,6 +102,9 @@ def examine(dataset: Any) -> Pipeline:
         has_shard_hint=any(_hints(body, tf) for body in _bodies(graph_def)),
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
+        semantics=Semantics(
+            graph_def, stages_of(dataset), dataset.options().deterministic is not False
+        ),
     )
 
 

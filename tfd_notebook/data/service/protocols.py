@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tfd_notebook._compat.tf_data.pipeline_model import Buffer, Splits
 from tfd_notebook.data.bottleneck.usage import DataWorkers
+from tfd_notebook.data.service.semantics import Semantics
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import Policy
 
@@ -32,12 +33,15 @@ class Registered:
         The dataset that reads it, while it is referenced.
     buffers : tuple of Buffer
         Buffers of the dataset in the memory of each data worker.
+    semantics : Semantics, optional
+        The changes that the service makes to its elements. None if they are not checked.
     """
 
     cardinality: int
     splits: Splits | None
     read: weakref.ref[Any] | None = None
     buffers: tuple[Buffer, ...] = ()
+    semantics: Semantics | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
+from tfd_notebook.data.service.semantics import Semantics, refuse, summary
 from tfd_notebook.errors import (
     DispatcherLost,
     FinishedJob,
@@ -46,7 +47,11 @@ def print_note(text: str) -> None:
 
 
 def prepare(
-    cluster: DataServiceProtocol, dataset: Any, mode: str, permanent: bool = True
+    cluster: DataServiceProtocol,
+    dataset: Any,
+    mode: str,
+    semantics: str,
+    permanent: bool = True,
 ) -> graph_inspection.Pipeline:
     """Check `dataset`, and send the Python functions that it needs to the workers.
 
@@ -71,6 +76,7 @@ def prepare(
             stacklevel=5,
         )
     _check_sendable(cluster, pipeline, dataset, tf)
+    check_changes(cluster, pipeline.semantics, mode, semantics)
     cluster.check_room(pipeline.size)
     if pipeline.tokens and not cluster.service_in_process:
         user = None if permanent or not tf.executing_eagerly() else dataset
@@ -87,7 +93,23 @@ def prepare(
     return pipeline
 
 
-def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str) -> None:
+def check_changes(
+    cluster: DataServiceProtocol, pipeline: Semantics, mode: str, semantics: str
+) -> None:
+    """Refuse a pipeline whose elements would be wrong, and warn of other changes."""
+    if semantics == "tensorflow":
+        return
+    changes = pipeline.changes(mode, require_workers(cluster))
+    refuse(changes, mode)
+    if text := summary(changes):
+        warnings.warn(
+            f"an epoch through the service differs from one without it. {text}",
+            UserWarning,
+            stacklevel=6,
+        )
+
+
+def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semantics: str) -> None:
     """Send to the workers the functions of a dataset that a ``tf.function`` creates.
 
     TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
@@ -98,7 +120,10 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str) -> Non
     check_dataset(dataset)
     check_service(cluster)
     _check_elements(cluster, dataset, tf)
-    token_lists = map(py_functions.find_functions, graph.traced_definitions(dataset))
+    definitions = list(graph.traced_definitions(dataset))
+    for definition in definitions:
+        check_changes(cluster, Semantics(definition), mode, semantics)
+    token_lists = map(py_functions.find_functions, definitions)
     tokens = list(dict.fromkeys(token for found_tokens in token_lists for token in found_tokens))
     if tokens and not cluster.service_in_process:
         cluster.install_functions(*py_functions.pack(tokens))
@@ -285,13 +310,20 @@ def listed_as(job_name: str | None) -> str | None:
     return f"job {job_name}" if job_name else None
 
 
-def print_delivery(cluster: DataServiceProtocol, mode: str) -> None:
-    """Print, once for each cluster and mode, how many times an epoch delivers each element."""
+def print_delivery(
+    cluster: DataServiceProtocol, mode: str, pipeline: Semantics | None = None
+) -> None:
+    """Print, once for each cluster and mode, how the data workers share the data.
+
+    The number of times that an epoch contains an element is only printed if `pipeline` is known
+    and keeps it.
+    """
     printed = _printed_modes.setdefault(cluster, set())
     if mode in printed:
         return
     printed.add(mode)
     count = require_workers(cluster)
+    keeps = pipeline is not None and pipeline.keeps_elements(mode)
     if mode == "OFF" and count == 1:
         text = "the data worker reads the whole dataset, so an epoch contains every element once"
     elif mode == "OFF":
@@ -300,12 +332,16 @@ def print_delivery(cluster: DataServiceProtocol, mode: str) -> None:
             f"each of the {count} data workers reads the whole dataset, so an epoch contains every "
             f'element {times}. Use mode "dynamic" to get every element once'
         )
-    elif mode == "DYNAMIC":
+    elif mode == "DYNAMIC" and keeps:
         text = "an epoch contains every element once, in no fixed order"
+    elif mode == "DYNAMIC":
+        text = "the data workers share the sources, in no fixed order"
     elif mode == "HINT":
         text = "each data worker reads the share that shard(SHARD_HINT, SHARD_HINT) selects"
     else:
-        text = "each data worker reads a fixed share, so an epoch contains every element once"
+        text = "each data worker reads a fixed share"
+        if keeps:
+            text += ", so an epoch contains every element once"
     print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}.')
 
 

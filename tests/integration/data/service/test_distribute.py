@@ -361,7 +361,7 @@ class TestCardinality:
             Range(7).flat_map(lambda x: Range(3)),
             tf.data.Dataset.zip(Range(9), Range(9)).map(lambda x, y: x),
         ]
-        read = [through(outside, dataset, mode) for dataset in datasets]
+        read = [through(outside, each, mode, semantics="tensorflow") for each in datasets]
         assert {int(dataset.cardinality()) for dataset in read} == {tf.data.UNKNOWN_CARDINALITY}
         assert all(at_once(*read))
 
@@ -548,7 +548,10 @@ class TestRefused:
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 2), -1)
         increment = tf.Variable(1, dtype=tf.int64)
         dataset = Range(5).map(lambda x: table.lookup(x) + increment)
-        assert values(through(outside, dataset, "dynamic")) == [1, 3, 5, 7, 9]
+        with pytest.warns(UserWarning, match="variables keep the value"):
+            read = through(outside, dataset, "dynamic")
+        increment.assign(100)
+        assert values(read) == [1, 3, 5, 7, 9]
 
     def test_elements_that_are_datasets_need_local_workers(
         self, outside: Cluster, inside: Cluster

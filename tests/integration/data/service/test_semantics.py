@@ -1,0 +1,127 @@
+"""Refusals and warnings for pipelines that a running service would change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+
+pytestmark = pytest.mark.integration
+
+D = tf.data.Dataset
+PAIRS = D.zip((D.range(6), D.range(6)))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="checked") as cluster:
+        yield cluster
+
+
+def codes(dataset: tf.data.Dataset) -> set[str]:
+    return set(tfd.doctor(dataset).codes)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "mode"),
+    [
+        (PAIRS, "dynamic"),
+        (PAIRS.batch(2), "file"),
+        (D.range(6).shuffle(6), "data"),
+        (D.range(6).filter(lambda x: tf.random.uniform(()) > 0.5), "data"),
+    ],
+)
+def test_wrong_elements_are_refused_before_anything_is_sent(
+    cluster: tfd.Cluster, dataset: tf.data.Dataset, mode: str
+) -> None:
+    with pytest.raises(errors.DataChanged, match=f'mode "{mode}"') as caught:
+        dataset.apply(cluster.distribute(mode))
+    assert 'semantics="tensorflow"' in str(caught.value.fix)
+    assert caught.value.code == "TFD308"
+
+
+def test_check_can_be_turned_off(cluster: tfd.Cluster) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = PAIRS.take(4).apply(cluster.distribute("dynamic", semantics="tensorflow"))
+    assert 4 <= len(list(read)) <= 6
+
+
+def test_pairs_are_right_if_the_results_are_divided(cluster: tfd.Cluster) -> None:
+    read = PAIRS.apply(cluster.distribute("data"))
+    assert sorted(read.as_numpy_iterator()) == [(number, number) for number in range(6)]
+
+
+def test_other_changes_are_one_warning(cluster: tfd.Cluster) -> None:
+    with pytest.warns(UserWarning, match=r"take\(4\).*8 may arrive.*after distribute") as caught:
+        read = D.range(6).take(4).skip(1).apply(cluster.distribute("dynamic"))
+    assert len(caught) == 1
+    assert 3 <= len(list(read)) <= 6
+
+
+def test_single_worker_keeps_pairs_until_another_joins() -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
+        with pytest.warns(UserWarning, match="second data worker"):
+            read = PAIRS.apply(single.distribute("dynamic"))
+        assert sorted(read.as_numpy_iterator()) == [(number, number) for number in range(6)]
+
+
+def test_registered_dataset_is_checked_when_its_mode_is_known(cluster: tfd.Cluster) -> None:
+    dataset_id = cluster.register(PAIRS)
+    with pytest.raises(errors.DataChanged, match="zip"):
+        cluster.from_dataset_id("dynamic", dataset_id)
+    assert len(list(cluster.from_dataset_id("data", dataset_id))) == 6
+    unchecked = cluster.register(PAIRS.prefetch(1), semantics="tensorflow")
+    assert len(list(cluster.from_dataset_id("dynamic", unchecked))) <= 6
+
+
+def test_registration_warns_of_state(cluster: tfd.Cluster) -> None:
+    variable = tf.Variable(1, dtype=tf.int64)
+    with pytest.warns(UserWarning, match="variables keep the value"):
+        cluster.register(D.range(3).map(lambda x: x + variable))
+
+
+def test_dataset_in_a_function_is_checked(cluster: tfd.Cluster) -> None:
+    @tf.function
+    def count() -> tf.Tensor:
+        pairs = D.zip((D.range(6), D.range(6))).apply(cluster.distribute("dynamic"))
+        return pairs.reduce(0, lambda total, _: total + 1)
+
+    with pytest.raises(Exception, match=r"TFD308.*zip"):  # AutoGraph replaces the error
+        count()
+
+
+def test_saved_dataset_is_checked(tmp_path: Path) -> None:
+    with (
+        tfd.Cluster(data_workers=1, launcher="inprocess", name="saving") as saving,
+        pytest.warns(UserWarning, match="second data worker"),
+    ):
+        saving.save(PAIRS, str(tmp_path / "pairs"), timeout=60)
+    assert len(list(D.load(str(tmp_path / "pairs")))) == 6
+
+
+def test_invalid_value_is_refused_at_once(cluster: tfd.Cluster) -> None:
+    with pytest.raises(errors.UnknownName, match="'strict'"):
+        cluster.distribute("dynamic", semantics="strict")
+
+
+def test_doctor_reports_the_changes(cluster: tfd.Cluster) -> None:
+    assert "TFD827" in codes(PAIRS)
+    assert "TFD827" not in codes(D.range(6).batch(2))
+    unchecked = PAIRS.take(4).apply(cluster.distribute("dynamic", semantics="tensorflow"))
+    assert {"TFD827", "TFD828"} <= codes(unchecked)
+    assert not {"TFD827", "TFD828"} & codes(D.range(6).apply(cluster.distribute("dynamic")))
+
+
+def test_note_promises_only_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="noted") as noted:
+        noted.register(D.range(6))
+        D.range(6).take(5).apply(noted.distribute("dynamic", semantics="tensorflow"))
+        assert "share the sources" in (text := capsys.readouterr().err)
+        assert "every element once" not in text

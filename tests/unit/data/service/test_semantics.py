@@ -1,0 +1,316 @@
+"""Changes that a service makes to the elements of a pipeline, found in its graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import op_def_pb2
+from tensorflow.python.client import pywrap_tf_session
+
+from tfd_notebook import errors
+from tfd_notebook._compat.tf_data.pipeline_model import kind_of
+from tfd_notebook.data.service import graph_inspection, semantics
+
+D = tf.data.Dataset
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+SHARE = tf.data.experimental.SHARD_HINT
+
+
+def changes(dataset: Any, mode: str, workers: int = 2) -> list[semantics.Change]:
+    return graph_inspection.examine(dataset).semantics.changes(mode, workers)
+
+
+def kinds(dataset: Any, mode: str) -> set[str]:
+    return {change.kind for change in changes(dataset, mode)}
+
+
+def numbers(count: int = 9) -> Any:
+    return D.range(count)
+
+
+def draw(seed: int | None = None) -> Any:
+    return tf.random.uniform((), seed=seed) > 0.5
+
+
+def generated() -> Any:
+    def generate() -> Any:
+        yield from range(9)
+
+    return D.from_generator(generate, output_signature=tf.TensorSpec((), tf.int64))
+
+
+def from_state(dataset: Any) -> Any:
+    generator = tf.random.Generator.from_seed(1)
+    return dataset.map(lambda x: x + generator.uniform((), maxval=9, dtype=tf.int64))
+
+
+def from_variable(dataset: Any, changed: bool = False) -> Any:
+    variable = tf.Variable(3, dtype=tf.int64)
+    return dataset.map(lambda x: x + (variable.assign_add(1) if changed else variable))
+
+
+def from_table(dataset: Any, mutable: bool) -> Any:
+    if mutable:
+        return dataset.map(tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0).lookup)
+    keys = tf.constant([1], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys), 0)
+    return dataset.map(table.lookup)
+
+
+SOUND: dict[str, Callable[[], Any]] = {
+    "map": lambda: numbers().map(lambda x: x + 1),
+    "parallel map": lambda: numbers().map(lambda x: x + 1, num_parallel_calls=tf.data.AUTOTUNE),
+    "filter": lambda: numbers().filter(lambda x: x > 3),
+    "interleave": lambda: numbers().interleave(lambda x: D.range(x).take(2).batch(2)),
+    "zip in a function": lambda: numbers().flat_map(lambda x: D.zip((D.range(x), D.range(x)))),
+    "slices of pairs": lambda: D.from_tensor_slices(([1, 2], [3, 4])).map(lambda a, b: a + b),
+    "concatenate": lambda: numbers().concatenate(numbers()),
+    "repeat": lambda: numbers().repeat(2),
+    "cache": lambda: numbers().cache().prefetch(2),
+    "unbatch": lambda: D.from_tensor_slices([[1, 2], [3, 4]]).unbatch(),
+    "random numbers": lambda: numbers().map(lambda x: (x, draw())),
+    "stateless": lambda: numbers().map(lambda x: tf.random.stateless_uniform((), seed=(1, x))),
+    "constant table": lambda: from_table(numbers(), mutable=False),
+    "all of it": lambda: numbers().take(-1).skip(0),
+    "endless batches": lambda: numbers().repeat().batch(2, drop_remainder=True),
+    "generator": lambda: generated().take(3).batch(2),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC", "FILE", "DATA"])
+def test_sound_pipelines_have_no_findings(name: str, mode: str) -> None:
+    assert changes(SOUND[name](), mode) == []
+
+
+#: Pipelines with what changes by source, by result, and in each mode.
+CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
+    "zip": (lambda: D.zip((numbers(), numbers())), {"pairing"}, set(), set()),
+    "zip of parts": (
+        lambda: D.zip((numbers().skip(1), numbers())),
+        {"pairing", "counting"},
+        set(),
+        set(),
+    ),
+    "choose": (
+        lambda: D.choose_from_datasets([numbers(), numbers()], D.range(2).repeat()),
+        {"pairing"},
+        set(),
+        set(),
+    ),
+    "sample": (lambda: D.sample_from_datasets([numbers(), numbers()]), set(), {"order"}, set()),
+    "sample to the first end": (
+        lambda: D.sample_from_datasets([numbers(), numbers()], stop_on_empty_dataset=True),
+        {"counting"},
+        {"order"},
+        set(),
+    ),
+    "resample": (
+        lambda: numbers().rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.5, 0.5]),
+        {"pairing", "counting", "grouping"},
+        {"order"},
+        set(),
+    ),
+    "take": (lambda: numbers().take(3), {"counting"}, set(), set()),
+    "skip": (lambda: numbers().skip(3), {"counting"}, set(), set()),
+    "enumerate": (lambda: numbers().enumerate(), {"counting"}, set(), set()),
+    "counter": (lambda: D.zip((D.counter(), numbers())), {"counting"}, set(), set()),
+    "shard": (lambda: numbers().shard(2, 0), {"counting"}, set(), set()),
+    "take_while": (lambda: numbers().take_while(lambda x: x < 3), {"counting"}, set(), set()),
+    "scan": (
+        lambda: numbers().scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),
+        {"counting"},
+        set(),
+        set(),
+    ),
+    "unique": (lambda: numbers().unique(), {"counting"}, set(), set()),
+    "batch": (lambda: numbers().batch(2), {"grouping"}, set(), set()),
+    "parallel batch": (
+        lambda: numbers().batch(2, num_parallel_calls=2),
+        {"grouping"},
+        set(),
+        set(),
+    ),
+    "full batches": (lambda: numbers().batch(2, drop_remainder=True), {"counting"}, set(), set()),
+    "padded batch": (lambda: numbers().padded_batch(2), {"grouping"}, set(), set()),
+    "ragged batch": (lambda: numbers().ragged_batch(2), {"grouping"}, set(), set()),
+    "rebatch": (lambda: numbers().batch(2).rebatch(3), {"grouping"}, set(), set()),
+    "window": (
+        lambda: numbers().window(3).flat_map(lambda w: w.batch(3)),
+        {"grouping"},
+        set(),
+        set(),
+    ),
+    "groups": (
+        lambda: numbers().group_by_window(lambda x: x % 2, lambda _, w: w.batch(2), 2),
+        {"grouping"},
+        set(),
+        set(),
+    ),
+    "repeated generator": (lambda: generated().repeat(2).take(3), {"counting"}, set(), set()),
+    "shuffle": (lambda: numbers().shuffle(3), set(), {"order"}, set()),
+    "shuffle in a function": (
+        lambda: numbers().flat_map(lambda x: D.range(x).shuffle(3)),
+        set(),
+        {"order"},
+        set(),
+    ),
+    "files": (lambda: D.list_files(__file__), set(), {"order"}, set()),
+    "seeded shuffle": (lambda: numbers().shuffle(3, seed=1), set(), set(), {"random"}),
+    "one seeded order": (
+        lambda: numbers().shuffle(3, seed=1, reshuffle_each_iteration=False),
+        set(),
+        set(),
+        set(),
+    ),
+    "any order": (
+        lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False),
+        set(),
+        {"order"},
+        set(),
+    ),
+    "random filter": (lambda: numbers().filter(lambda x: draw()), set(), {"order"}, set()),
+    "seeded numbers": (lambda: numbers().map(lambda x: draw(seed=1)), set(), set(), {"random"}),
+    "random source": (lambda: D.random(seed=1), set(), set(), {"random"}),
+    "generator state": (lambda: from_state(numbers()), set(), set(), {"random"}),
+    "variable": (lambda: from_variable(numbers()), set(), set(), {"captured"}),
+    "own variable": (lambda: from_variable(numbers(), True), set(), set(), {"captured"}),
+    "table": (lambda: from_table(numbers(), mutable=True), set(), set(), {"captured"}),
+    "file cache": (lambda: numbers().cache("somewhere"), set(), set(), {"external"}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_changes_are_found_by_mode(name: str) -> None:
+    create, by_source, by_result, always = CHANGED[name]
+    pipeline = graph_inspection.examine(create()).semantics
+    expected = {
+        "OFF": always,
+        "DYNAMIC": by_source | always,
+        "FILE": by_source | always,
+        "DATA": by_result | always,
+    }
+    for mode, kinds_expected in expected.items():
+        found = pipeline.changes(mode, 2)
+        assert {change.kind for change in found} == kinds_expected
+        refused = {change.kind for change in found if change.refused}
+        assert refused == {"pairing", "order"} & kinds_expected
+        assert found == sorted(found, key=lambda change: not change.refused)
+        assert not any(change.refused for change in pipeline.changes(mode, 1))
+
+
+def test_seed_of_the_program_counts() -> None:
+    tf.random.set_seed(1)
+    try:
+        assert kinds(numbers().shuffle(3), "OFF") == {"random"}
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_options_of_the_dataset_count() -> None:
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = numbers().map(lambda x: x, num_parallel_calls=2).with_options(options)
+    assert kinds(dataset, "DATA") == {"order"}
+
+
+def test_hint_divides_at_the_shard() -> None:
+    assert kinds(numbers().shard(SHARE, SHARE).take(3), "HINT") == {"counting"}
+    assert kinds(numbers().take(3).shard(SHARE, SHARE), "HINT") == set()
+    assert kinds(numbers().shuffle(3).shard(SHARE, SHARE), "HINT") == {"order"}
+    assert kinds(numbers().shard(SHARE, SHARE).shuffle(3), "HINT") == set()
+
+
+def test_file_or_data_depends_on_the_source() -> None:
+    files = tf.data.TextLineDataset(["a", "b"]).shuffle(3).take(1)
+    assert kinds(files, "FILE_OR_DATA") == {"counting"}
+    assert kinds(numbers().shuffle(3).take(1), "FILE_OR_DATA") == {"order"}
+
+
+def test_change_names_operation_line_and_amount() -> None:
+    import tfd_notebook
+
+    tfd_notebook.explain  # noqa: B018 - the first use records lines
+    (change,) = changes(numbers().take(4), "DYNAMIC", workers=3)
+    assert re.fullmatch(r"take\(4\) \(test_semantics\.py:\d+\)", change.operation)
+    assert "takes 4, so 12 may arrive" in str(change)
+    assert "after distribute" in change.fix
+
+
+def test_each_operation_of_tensorflow_is_in_the_table() -> None:
+    buffer = pywrap_tf_session.TF_GetAllOpList()
+    listed = op_def_pb2.OpList.FromString(pywrap_tf_session.TF_GetBuffer(buffer))
+    variant = tf.variant.as_datatype_enum
+    known = {
+        kind_of(op.name.removeprefix("Experimental"))
+        for op in listed.op
+        if "Dataset" in op.name and any(each.type == variant for each in op.output_arg)
+    }
+    # Operations on positions, and on graphs, which no function of the public API creates.
+    internal = {"AutoShard", "DatasetFromGraph", "GlobalShuffle", "IndexFlatMap", "WeightedFlatMap"}
+    assert known - internal - set(semantics.OPERATIONS) == set()
+    # `Parallel` and versions are a part of the name of some operations only.
+    assert set(semantics.OPERATIONS) - known <= {"Interleave", "Batch"}
+
+
+def test_unknown_operation_is_reported_as_not_examined() -> None:
+    definition = tf.compat.v1.GraphDef()
+    definition.node.add(name="source", op="RangeDataset")
+    node = definition.node.add(name="new", op="TelepathyDatasetV7", input=["source"])
+    node.attr["f"].func.name = "body"
+    definition.node.add(name="after", op="MapDataset", input=["new"])
+    body = definition.library.function.add()
+    body.signature.name = "body"
+    body.node_def.add(name="inner", op="DreamDataset")
+    (change,) = semantics.Semantics(definition).changes("OFF", 2)
+    assert change.kind == "unknown"
+    assert "DreamDataset, TelepathyDatasetV7" in change.what
+    assert not change.refused
+
+
+def test_each_node_is_visited_once() -> None:
+    dataset = numbers().map(lambda x: x + 1)
+    for _ in range(28):
+        dataset = dataset.prefetch(2)
+    pipeline = graph_inspection.examine(dataset).semantics
+    pipeline.changes("DYNAMIC", 2)
+    assert pipeline.visited < 50
+    before = pipeline.visited
+    pipeline.changes("DATA", 2)
+    assert pipeline.visited == before + 31  # the datasets; functions are visited once
+
+
+@pytest.mark.slow
+def test_large_graph_needs_no_recursion() -> None:
+    definition = tf.compat.v1.GraphDef()
+    definition.node.add(name="n0", op="RangeDataset")
+    for number in range(1, 100_000):
+        definition.node.add(name=f"n{number}", op="PrefetchDataset", input=[f"n{number - 1}"])
+    pipeline = semantics.Semantics(definition)
+    assert pipeline.changes("DYNAMIC", 2) == []
+    assert pipeline.visited == 100_000
+
+
+def test_summary_is_one_paragraph_with_each_step_once() -> None:
+    dataset = numbers().take(3).batch(2).skip(1)
+    text = semantics.summary(changes(dataset, "DYNAMIC"))
+    assert text.count("take() after distribute") == 1
+    assert "batch" not in text  # several short batches contain the same elements
+    assert "\n" not in text
+    assert semantics.summary([]) == ""
+
+
+def test_refusal_names_mode_and_step() -> None:
+    with pytest.raises(errors.DataChanged, match=r'zip\(.*\(mode "dynamic"\)') as caught:
+        semantics.refuse(changes(D.zip((numbers(), numbers())), "DYNAMIC"), "DYNAMIC")
+    assert 'semantics="tensorflow"' in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("value", ["Checked", "", None, 1, "exact"])
+def test_invalid_semantics_are_refused(value: object) -> None:
+    with pytest.raises(errors.UnknownName, match="semantics"):
+        semantics.check_semantics(value)

@@ -1,0 +1,588 @@
+"""Changes that a tf.data service makes to the elements of a dataset.
+
+Each data worker runs the pipeline before ``distribute`` on its own share of the sources. In some
+modes it runs all of it, and delivers a share of the results. Operations that count, pair, order,
+draw or remember elements then do so on each data worker. TensorFlow does not report this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
+from tfd_notebook.errors import DataChanged, UnknownName
+
+#: Values of the argument ``semantics``.
+SEMANTICS = ("checked", "tensorflow")
+
+_SOUND = "sound"
+#: How each dataset operation depends on the elements before it, by its kind (`kind_of`).
+#: Operations that are not listed are reported as not examined.
+OPERATIONS: Mapping[str, str] = {
+    kind: effect
+    for effect, kinds in {
+        # The source consists of one unit, which one data worker receives.
+        "single": "Tensor Generator",
+        "source": "Range TensorSlice SparseTensorSlice List TextLine TFRecord FixedLengthRecord "
+        "CSV Sql LMDB MatchingFiles Load SnapshotDatasetReader SnapshotNestedDatasetReader "
+        "SnapshotChunk ListSnapshotChunks DataService",
+        # Each result depends on one element only.
+        _SOUND: "Map Filter FlatMap Interleave LegacyParallelInterleave Unbatch ParseExample "
+        "Prefetch Concatenate Repeat Options Model Optimize Finalize Rewrite IgnoreErrors "
+        "MaxIntraOpParallelism PrivateThreadPool ThreadPool BytesProducedStats LatencyStats "
+        "SetStatsAggregator AssertNext AssertPrev NonSerializable Sleep ChooseFastest "
+        "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant",
+        "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch Window SlidingWindow "
+        "GroupByWindow GroupByReducer Rebatch",
+        "counting": "Take Skip TakeWhile Scan Shard Unique AssertCardinality",
+        "pairing": "Zip DirectedInterleave",
+        "ordering": "Shuffle ShuffleAndRepeat",
+        "random": "Random Sampling",
+        "external": "Cache Snapshot Save",
+    }.items()
+    for kind in kinds.split()
+}
+#: Operations that select elements with a function.
+_SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
+#: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
+_DRAWING = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "SampleDistorted",
+    "TruncatedNormal",
+)
+#: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
+_GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
+_VARIABLES = ("VarHandleOp", "_VarHandlesOp")
+#: Tables that can change after their creation.
+_TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
+#: Modes in which each data worker gets a share of the sources, or of the results.
+_BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE"), "DATA"
+_READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
+_NO_END = (1 << 62) - 1
+
+
+@dataclass(frozen=True)
+class Change:
+    """A difference between an epoch through the service and an epoch without it.
+
+    Parameters
+    ----------
+    kind : str
+        ``"pairing" "order" "counting" "grouping" "random" "captured" "external"`` or
+        ``"unknown"``.
+    operation : str
+        The operation in the user's notation, with its line if known.
+    what : str
+        The change, without a full stop.
+    fix : str
+        The next step.
+    refused : bool
+        Whether ``semantics="checked"`` refuses the dataset.
+    """
+
+    kind: str
+    operation: str
+    what: str
+    fix: str
+    refused: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.what}"
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Properties of the functions of an operation."""
+
+    draws: bool = False  # other numbers in each call
+    seeded: bool = False  # the same numbers in each iterator
+    generates: bool = False  # numbers of a tf.random.Generator
+    derives: bool = False  # numbers from an explicit state
+    assigns: bool = False  # changes a variable
+    shuffles: bool = False  # a shuffle without a seed
+    unknown: tuple[str, ...] = ()
+
+    def plus(self, other: _Facts) -> _Facts:
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return _Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
+
+
+@dataclass
+class _Flow:
+    """Properties of the elements after an operation."""
+
+    divided: bool = False  # several units of the sources can have produced them
+    hinted: bool = False  # a shard(SHARD_HINT) is before it
+    drawn: bool = False  # a random source is before it
+    only_drawn: bool = False  # all sources before it are random
+    endless: bool = False
+
+
+class Semantics:
+    """The operations of a pipeline, and the changes that a service makes to their results.
+
+    Parameters
+    ----------
+    definition : tf.compat.v1.GraphDef
+        The graph of the dataset.
+    last : Stage, optional
+        The last stage of the dataset, for the user's names and lines.
+    deterministic : bool
+        Whether parallel operations keep the order of the elements. Default true.
+
+    Attributes
+    ----------
+    visited : int
+        Number of nodes that were examined.
+    """
+
+    def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
+        self._nodes = {node.name: node for node in definition.node}
+        self._functions = {each.signature.name: each for each in definition.library.function}
+        self._facts: dict[str, _Facts] = {}
+        self._stages = {} if last is None else nodes_of(definition, last)
+        self._deterministic = deterministic
+        self.visited = 0
+
+    def changes(self, mode: str, workers: int) -> list[Change]:
+        """Return the changes of an epoch that is read in `mode`.
+
+        Parameters
+        ----------
+        mode : str
+            The name of TensorFlow's ShardingPolicy.
+        workers : int
+            Number of data workers. With one of them, no change is refused.
+        """
+        if mode == "FILE_OR_DATA":
+            mode = "FILE" if self._reads_files else _BY_RESULT
+        found: dict[tuple[str, str], Change] = {}
+        flows: dict[str, _Flow] = {}
+        for node in self._ordered():
+            before = [flows[each.name] for each in self._before(node)]
+            flow = flows[node.name] = self._flow(node, before)
+            for change in self._changes(node, flow, before, mode, workers):
+                if workers < 2 and change.refused:
+                    change = dataclasses.replace(
+                        change,
+                        what=f"{change.what}. This begins with the second data worker",
+                        refused=False,
+                    )
+                found.setdefault((change.kind, change.operation), change)
+        return sorted(found.values(), key=lambda change: not change.refused)
+
+    def keeps_elements(self, mode: str) -> bool:
+        """Return True if the data workers together deliver the elements of the pipeline."""
+        changing = ("pairing", "order", "counting", "unknown")
+        return not any(change.kind in changing for change in self.changes(mode, 2))
+
+    @cached_property
+    def _reads_files(self) -> bool:
+        bodies = [self._nodes.values(), *(each.node_def for each in self._functions.values())]
+        return any(kind_of(node.op) in _READERS for body in bodies for node in body)
+
+    def _ordered(self) -> list[Any]:
+        """Return the dataset operations of the pipeline, each after those that it reads."""
+        ordered: dict[str, Any] = {}
+        todo = [(node, False) for node in self._nodes.values() if _is_dataset(node)]
+        while todo:
+            node, ready = todo.pop()
+            if node.name in ordered:
+                continue
+            if ready:
+                ordered[node.name] = node
+                self.visited += 1
+            else:
+                todo.append((node, True))
+                todo += [(each, False) for each in self._before(node)]
+        return list(ordered.values())
+
+    def _input(self, name: str) -> Any:
+        """Return the node that an input names, without the nodes that only pass it on."""
+        node = self._nodes.get(name.lstrip("^").partition(":")[0])
+        while node is not None and node.op == "Identity":
+            node = self._nodes.get(node.input[0].lstrip("^").partition(":")[0])
+        return node
+
+    def _before(self, node: Any) -> list[Any]:
+        inputs = (self._input(name) for name in node.input if not name.startswith("^"))
+        return [each for each in inputs if each is not None and _is_dataset(each)]
+
+    def _flow(self, node: Any, before: list[_Flow]) -> _Flow:
+        kind = _kind(node)
+        divided = any(each.divided for each in before)
+        if not before and OPERATIONS.get(kind) != "single":
+            divided = True  # a source, or datasets from outside of a tf.function
+        if kind == "Repeat":
+            divided = divided or self._constant(node, 1) != 1
+        if kind in ("Concatenate", "Zip", "DirectedInterleave"):
+            divided = True
+        hinted = any(each.hinted for each in before)
+        if kind == "Shard":
+            hinted = hinted or self._constant(node, 1) == -1
+        source = kind == "Random"
+        return _Flow(
+            divided,
+            hinted,
+            source or any(each.drawn for each in before),
+            source or (bool(before) and all(each.only_drawn for each in before)),
+            self._is_endless(kind, node, before),
+        )
+
+    def _is_endless(self, kind: str, node: Any, before: list[_Flow]) -> bool:
+        if kind == "Repeat":
+            return (self._constant(node, 1) or -1) < 0
+        if kind in ("Take", "TakeWhile"):
+            return False
+        combine = all if kind == "Zip" else any
+        return bool(before) and combine(each.endless for each in before)
+
+    def _changes(
+        self, node: Any, flow: _Flow, before: list[_Flow], mode: str, workers: int
+    ) -> Iterator[Change]:
+        kind, facts = _kind(node), self._facts_of(node)
+        effect = OPERATIONS.get(kind)
+        name = self._name(node)
+
+        def change(kind: str, what: str, fix: str, refused: bool = False) -> Change:
+            return Change(kind, name, what, fix, refused)
+
+        by_source = any(each.divided and not each.only_drawn for each in before) and (
+            mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))
+        )
+        by_result = mode == _BY_RESULT or (mode == "HINT" and not flow.hinted)
+        if effect is None or facts.unknown:
+            names = ", ".join(dict.fromkeys((*facts.unknown, *(() if effect else (node.op,)))))
+            yield change(
+                "unknown",
+                f"{names} is not examined, so the elements may differ",
+                "compare the elements with and without the service",
+            )
+        if by_source:
+            yield from self._by_source(kind, effect, node, change, before, workers)
+        if by_result:
+            yield from self._by_result(kind, effect, node, change, facts, before)
+        yield from self._repeated(kind, node, change, facts, mode)
+        if effect == "external" and (path := self._path(kind, node)):
+            yield change(
+                "external",
+                f"each data worker writes all of its elements to {path}",
+                "write after distribute, where one process does it",
+            )
+
+    def _by_source(
+        self,
+        kind: str,
+        effect: str | None,
+        node: Any,
+        change: Callable[..., Change],
+        before: list[_Flow],
+        workers: int,
+    ) -> Iterator[Change]:
+        """Yield the changes if each data worker gets a share of the sources."""
+        after = f"call {user_name(kind)}() after distribute"
+        if effect == "pairing" and not self._numbers(node):
+            if kind == "DirectedInterleave" and self._selects_at_random(node):
+                if node.attr["stop_on_empty_dataset"].b:
+                    yield change(
+                        "counting",
+                        "each data worker stops at the end of its first dataset",
+                        "use stop_on_empty_dataset=False",
+                    )
+                return
+            yield change(
+                "pairing",
+                "elements that do not belong together are joined, because each data worker gets "
+                "other parts of each source",
+                "make the pairs in one source, as from_tensor_slices((features, labels)) does, or "
+                'use processing_mode="data", which divides the results',
+                refused=True,
+            )
+        elif effect == "pairing":
+            yield change(
+                "counting",
+                "each data worker counts from 0, so a number occurs several times",
+                "number the elements after distribute",
+            )
+        elif effect == "counting" and (kind != "Shard" or self._constant(node, 1) != -1):
+            count = self._constant(node, 1) if kind in ("Take", "Skip") else None
+            if count is not None and (count == 0 if kind == "Skip" else count < 0):
+                return
+            what = "each data worker counts its own elements"
+            if count is not None and kind == "Take":
+                what = f"each data worker takes {count}, so {workers * count} may arrive"
+            elif count is not None:
+                what = f"each data worker skips {count}, so {workers * count} may be missing"
+            yield change("counting", what, after)
+        elif effect == "grouping" and not any(each.endless for each in before):
+            if self._drops(node):
+                what = (
+                    "each data worker drops its incomplete last batch, so elements are missing, at "
+                    "most a batch for each data worker"
+                )
+                yield change("counting", what, after)
+            else:
+                what = "each data worker groups its own elements, so several groups may be short"
+                yield change("grouping", what, after)
+
+    def _by_result(
+        self,
+        kind: str,
+        effect: str | None,
+        node: Any,
+        change: Callable[..., Change],
+        facts: _Facts,
+        before: list[_Flow],
+    ) -> Iterator[Change]:
+        """Yield the changes if each data worker runs all, and delivers a share of the results."""
+        loses = "so elements are missing and others occur several times"
+        if (effect == "ordering" and not self._seeds(node)) or facts.shuffles:
+            yield change(
+                "order",
+                f"the order differs on each data worker, {loses}",
+                f'use processing_mode="dynamic", or call {user_name(kind)}() after distribute',
+                refused=True,
+            )
+        elif self._is_unordered(node):
+            yield change(
+                "order",
+                f"parallel calls deliver in any order, which differs on each data worker, {loses}",
+                "use deterministic=True",
+                refused=True,
+            )
+        drawn = kind in (*_SELECTING, "DirectedInterleave") and any(each.drawn for each in before)
+        if (kind in _SELECTING and (facts.draws or facts.generates)) or drawn or kind == "Sampling":
+            yield change(
+                "order",
+                f"the random selection differs on each data worker, {loses}",
+                'use processing_mode="dynamic", or select after distribute',
+                refused=True,
+            )
+
+    def _repeated(
+        self, kind: str, node: Any, change: Callable[..., Change], facts: _Facts, mode: str
+    ) -> Iterator[Change]:
+        """Yield the changes of random numbers and of captured state, in all modes."""
+        unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
+        variables, tables = self._captured(node)
+        if variables and (facts.generates or (facts.assigns and facts.derives)):
+            yield change(
+                "random",
+                "a generator, or a layer with a seed, gives the same numbers on each data worker "
+                "and in each epoch",
+                f"{unseeded}with a seed that is a part of the element",
+            )
+        elif variables and facts.assigns:
+            yield change(
+                "captured",
+                "each data worker changes its own copy of a variable, in each epoch from the start",
+                "change it after distribute",
+            )
+        elif variables:
+            yield change(
+                "captured",
+                "variables keep the value that they have now",
+                "distribute the dataset again after a variable has changed",
+            )
+        if tables:
+            yield change(
+                "captured",
+                "tables keep the entries that they have now",
+                "distribute the dataset again after a table has changed",
+            )
+        if facts.seeded or (kind in ("Random", "Sampling") and self._is_seeded_source(node)):
+            yield change(
+                "random",
+                "the seed gives the same numbers on each data worker",
+                f"{unseeded}with a seed that is a part of the element",
+            )
+        if kind in ("Shuffle", "ShuffleAndRepeat") and self._seeds(node):
+            reshuffles = "reshuffle_each_iteration" not in node.attr or (
+                node.attr["reshuffle_each_iteration"].b
+            )
+            if reshuffles:
+                yield change(
+                    "random",
+                    "the seed gives the same order in each epoch",
+                    "omit the seed, also of tf.random.set_seed, or shuffle after distribute",
+                )
+
+    def _name(self, node: Any) -> str:
+        stage = self._stages.get(node.name)
+        name = user_name(_kind(node)) if stage is None else stage.name
+        if _kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
+            name = name.replace("sample_from", "choose_from")
+        return name if stage is not None else f"{name}()"
+
+    def _constant(self, node: Any, index: int) -> Any:
+        """Return the value of an input that is a constant, else None."""
+        import tensorflow as tf
+
+        source = self._input(node.input[index]) if index < len(node.input) else None
+        if source is None or source.op != "Const":
+            return None
+        value = tf.make_ndarray(source.attr["value"].tensor)
+        return value.item() if value.size == 1 else None
+
+    def _seeds(self, node: Any) -> bool:
+        """Return True if a shuffle has a seed."""
+        return any(self._constant(node, index) not in (0, None) for index in (2, 3))
+
+    def _is_seeded_source(self, node: Any) -> bool:
+        first = 2 if _kind(node) == "Sampling" else 0
+        return any(self._constant(node, index) not in (0, None) for index in (first, first + 1))
+
+    def _drops(self, node: Any) -> bool:
+        """Return True if an incomplete last group is dropped."""
+        inputs = [self._input(name) for name in node.input]
+        import tensorflow as tf
+
+        return any(
+            each is not None
+            and each.op == "Const"
+            and each.attr["dtype"].type == tf.bool.as_datatype_enum
+            and bool(tf.make_ndarray(each.attr["value"].tensor))
+            for each in inputs
+        )
+
+    def _numbers(self, node: Any) -> bool:
+        """Return True if one input of a zip counts without end, as in enumerate()."""
+        before = self._before(node)
+        return len(before) == 2 and any(
+            (_kind(each) == "Range" and (self._constant(each, 1) or 0) > _NO_END)
+            or (_kind(each) == "Scan" and self._counts(each))
+            for each in before
+        )
+
+    def _counts(self, scan: Any) -> bool:
+        """Return True for the scan of ``tf.data.Dataset.counter``."""
+        repeats = self._before(scan)
+        source = self._before(repeats[0]) if repeats else []
+        return bool(source) and _kind(source[0]) == "Tensor"
+
+    def _selects_at_random(self, node: Any) -> bool:
+        """Return True if a random source selects the dataset of each element."""
+        selector = self._input(node.input[0])
+        while selector is not None and _kind(selector) != "Random":
+            selector = next(iter(self._before(selector)), None)
+        return selector is not None
+
+    def _is_unordered(self, node: Any) -> bool:
+        setting = node.attr["deterministic"].s if "deterministic" in node.attr else b""
+        return setting == b"false" or (setting == b"default" and not self._deterministic)
+
+    def _path(self, kind: str, node: Any) -> str:
+        if kind == "Cache":
+            value = self._constant(node, 1)
+        else:
+            value = next((v for i in (1, 2) if isinstance(v := self._constant(node, i), bytes)), "")
+        return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+    def _captured(self, node: Any) -> tuple[bool, bool]:
+        """Return whether the functions of `node` use variables, and tables that can change."""
+        ops = [each.op for each in map(self._input, node.input) if each is not None]
+        return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
+
+    def _facts_of(self, node: Any) -> _Facts:
+        facts = _Facts()
+        for name in _called(node):
+            facts = facts.plus(self._function(name))
+        return facts
+
+    def _function(self, name: str) -> _Facts:
+        """Return the facts of a function and of those that it calls."""
+        if name in self._facts or name not in self._functions:
+            return self._facts.get(name, _Facts())
+        self._facts[name] = facts = _Facts()  # for a function that calls itself
+        body = self._functions[name].node_def
+        zeros = {each.name for each in body if each.op == "Const" and not _number_of(each)}
+        for node in body:
+            self.visited += 1
+            seeded = bool(node.attr["seed"].i or node.attr["seed2"].i)
+            draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
+            kind = _kind(node)
+            facts = facts.plus(
+                _Facts(
+                    draws=draws and not seeded,
+                    seeded=draws and seeded,
+                    derives=node.op.startswith("StatelessRandom"),
+                    generates=node.op.startswith(_GENERATING)
+                    and node.op != "StatefulPartitionedCall",
+                    assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
+                    shuffles=OPERATIONS.get(kind) == "ordering"
+                    and {each.partition(":")[0] for each in node.input[2:4]} <= zeros,
+                    unknown=(node.op,) if _is_dataset(node) and kind not in OPERATIONS else (),
+                )
+            ).plus(self._facts_of(node))
+        self._facts[name] = facts
+        return facts
+
+
+def _kind(node: Any) -> str:
+    return kind_of(node.op.removeprefix("Experimental"))
+
+
+def _is_dataset(node: Any) -> bool:
+    """Return True if a node's output is a dataset."""
+    return "Dataset" in node.op and not node.op.startswith(_NO_DATASETS)
+
+
+#: Ops with these names use datasets, and their output is none.
+_NO_DATASETS = (
+    "DatasetCardinality",
+    "DatasetFingerprint",
+    "DatasetTo",
+    "ExperimentalDataset",
+    "InitializeTableFromDataset",
+    "ReduceDataset",
+    "RegisterDataset",
+)
+
+
+def _called(node: Any) -> Iterator[str]:
+    for attr in node.attr.values():
+        for function in (attr.func, *attr.list.func):
+            if function.name:
+                yield function.name
+    yield node.op
+
+
+def _number_of(node: Any) -> float:
+    import tensorflow as tf
+
+    value = tf.make_ndarray(node.attr["value"].tensor)
+    return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else 1.0
+
+
+def check_semantics(semantics: Any) -> str:
+    """Return `semantics`. Raise UnknownName if it is not one of `SEMANTICS`."""
+    if semantics in SEMANTICS:
+        return str(semantics)
+    raise UnknownName(
+        f"invalid semantics={semantics!r}", fix=f"use one of {', '.join(map(repr, SEMANTICS))}"
+    )
+
+
+def refuse(changes: list[Change], mode: str) -> None:
+    """Raise DataChanged for the first change that is refused."""
+    for change in changes:
+        if change.refused:
+            raise DataChanged(
+                f'{change} (mode "{mode.lower()}")',
+                fix=f'{change.fix}. semantics="tensorflow" turns this check off',
+            )
+
+
+def summary(changes: list[Change]) -> str:
+    """Return one paragraph about `changes`, or an empty text."""
+    reported = [change for change in changes if change.kind != "grouping"]
+    if not reported:
+        return ""
+    fixes = dict.fromkeys(change.fix for change in reported)
+    return f"{'; '.join(map(str, reported))}. Next: {'; '.join(fixes)}"
