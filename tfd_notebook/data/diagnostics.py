@@ -316,8 +316,10 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     if inspected.origin is None or inspected.examined is None:
         return
     mode = "DYNAMIC" if inspected.use is None else inspected.use.delivery.mode
-    workers = 2 if inspected.cluster is None else len(inspected.cluster.data_workers())
-    for change in inspected.examined.semantics.changes(mode, workers):
+    cluster = inspected.cluster
+    workers = 2 if cluster is None else len(cluster.data_workers())
+    in_process = cluster is not None and cluster.service_in_process
+    for change in inspected.examined.semantics.changes(mode, workers, in_process):
         if inspected.use is not None or change.refused:
             kind = WRONG if change.refused else CHANGED
             yield kind.finding(f'with "{mode.lower()}", {change}', change.fix)

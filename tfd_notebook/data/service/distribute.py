@@ -18,8 +18,8 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, watch
-from tfd_notebook.data.service import validation
-from tfd_notebook.data.service.options import STATIC, ReadOptions, compression_of, mode_of
+from tfd_notebook.data.service import elements, validation
+from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.data.service.semantics import check_semantics
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
@@ -52,7 +52,8 @@ def distribute(
         coordinated read uses ``"grpc"`` here, because ``"local"`` cannot serve it.
     compression : {"auto", "AUTO", "snappy", None}
         ``"auto"`` (default) does not compress on one host and leaves it to TensorFlow
-        (``"AUTO"``) between hosts.
+        (``"AUTO"``) between hosts. It uses ``"AUTO"`` also for elements that TensorFlow can only
+        send compressed, such as a single ragged tensor.
     cross_trainer_cache : tf.data.experimental.service.CrossTrainerCache, optional
     target_workers : {"AUTO", "ANY", "LOCAL"}
         The workers to read from. Default ``"AUTO"``.
@@ -88,7 +89,7 @@ def _distributor(
     cluster: DataServiceProtocol, reading: ReadOptions, compression: str | None, semantics: str
 ) -> Callable[[Any], Any]:
     """Return the function of `distribute`."""
-    compression_of(compression, on_this_host=True)
+    elements.check_compression(compression)
     job_name = reading.job_name
 
     def distribute_again(dataset: Any, compression: str | None = compression) -> Any:
@@ -101,17 +102,21 @@ def _distributor(
         )
         return _distributor(cluster, alone, compression, "tensorflow")(dataset)
 
+    def transfer_of(dataset: Any) -> elements.Transfer:
+        by_reference = reading.transfer(cluster.service_in_process) == "local"
+        on_this_host = cluster.service_on_this_host
+        return elements.transfer_of(compression, dataset.element_spec, on_this_host, by_reference)
+
     def through_service(dataset: Any) -> Any:
         from tensorflow.data.experimental import service
 
         validation.check_job(cluster, reading, job_name)
         arguments = reading.tensorflow_arguments(cluster.service_in_process)
+        transfer = transfer_of(dataset)
         return validation.translated(
             lambda: dataset.apply(
                 service.distribute(
-                    service=cluster.service_target,
-                    compression=compression_of(compression, cluster.service_on_this_host),
-                    **arguments,
+                    service=cluster.service_target, compression=transfer.compression, **arguments
                 )
             )
         )
@@ -154,7 +159,6 @@ def _distributor(
             read = read.apply(assert_cardinality(cardinality))
         validation.print_delivery(cluster, reading.mode, pipeline.semantics)
         before = validation.BeforeReading(cluster, job_name)
-        compressed = compression_of(compression, cluster.service_on_this_host) is not None
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         infinite = reading.needs_infinite is not None
@@ -163,7 +167,11 @@ def _distributor(
             weakref.ref(cluster), expected, reading.mode, job_name, infinite, splits
         )
         read._tfd_service = ServiceReadOptions(
-            delivery, dataset, compressed, distribute_again, lambda: before.joined
+            delivery,
+            dataset,
+            transfer_of(dataset).compressed_by_choice,
+            distribute_again,
+            lambda: before.joined,
         )
         cluster.registered[key] = Registered(
             cardinality if pipeline.keeps_count else -1,
@@ -212,11 +220,18 @@ def register(
     """
     from tensorflow.data.experimental import service
 
-    chosen = compression_of(compression, cluster.service_on_this_host)
+    elements.check_compression(compression)
     prepared = validation.prepare(cluster, dataset, "OFF", check_semantics(semantics))
+    spec = dataset.element_spec
+    # Readers in other processes, and coordinated reads, cannot read by reference.
+    by_reference = cluster.service_in_process and elements.uncompressible(spec) is not None
+    transfer = elements.transfer_of(compression, spec, cluster.service_on_this_host, by_reference)
     registered = validation.translated(
         lambda: service.register_dataset(
-            cluster.service_target, dataset, compression=chosen, dataset_id=dataset_id
+            cluster.service_target,
+            dataset,
+            compression=transfer.compression,
+            dataset_id=dataset_id,
         )
     )
     registered_id = str(registered.numpy().decode())
@@ -275,14 +290,17 @@ def from_dataset_id(
     known = cluster.registered.get(plain_id, Registered(-1, None))
     if known.semantics is not None:
         validation.check_changes(cluster, known.semantics, reading.mode, "checked")
+    arguments = reading.tensorflow_arguments(cluster.service_in_process)
     read = validation.translated(
         lambda: service.from_dataset_id(
             service=cluster.service_target,
             dataset_id=plain_id,
             element_spec=element_spec,
-            **reading.tensorflow_arguments(cluster.service_in_process),
+            **arguments,
         )
     )
+    by_reference = arguments["data_transfer_protocol"] == "local"
+    elements.transfer_of("auto", read.element_spec, cluster.service_on_this_host, by_reference)
     validation.print_delivery(cluster, reading.mode, known.semantics)
     before = validation.BeforeReading(cluster, full_name)
     read._tfd_service = ServiceReadOptions(
@@ -344,6 +362,7 @@ def save(
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
     validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
+    elements.check_datasets(dataset.element_spec)
     address = cluster.service_target.partition("://")[2]
     validation.translated(
         lambda: tf.data.experimental.distributed_save(

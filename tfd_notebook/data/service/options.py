@@ -25,7 +25,6 @@ MODES = {
 STATIC = frozenset(("FILE", "DATA", "FILE_OR_DATA", "HINT"))
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
-_COMPRESSIONS = ("auto", "AUTO", "snappy", "SNAPPY", None)
 
 
 @dataclass(frozen=True)
@@ -158,14 +157,3 @@ def mode_of(processing_mode: Any) -> str:
             fix=f"use one of {', '.join(MODES)}",
         )
     return str(name)
-
-
-def compression_of(compression: Any, on_this_host: bool) -> str | None:
-    """Return TensorFlow's value for `compression`. ``"auto"`` compresses only between hosts."""
-    if compression not in _COMPRESSIONS:
-        raise UnknownName(
-            f"invalid compression={compression!r}", fix='use "auto", "AUTO", "snappy" or None'
-        )
-    if compression == "auto":
-        return None if on_this_host else "AUTO"
-    return compression.upper() if compression else None

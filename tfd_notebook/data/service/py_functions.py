@@ -7,8 +7,11 @@ process that defines the dataset, and `install` registers them in a data worker.
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 import inspect
+import operator
+import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -28,6 +31,18 @@ LARGEST = 200_000_000
 _LARGE = 1_000_000
 
 _DEPTH = 6
+
+#: Classes of objects whose state changes while they are used, by module and name.
+_STATEFUL = (
+    ("numpy.random", "Generator"),
+    ("numpy.random", "RandomState"),
+    ("random", "Random"),
+    ("tensorflow", "Variable"),
+    ("tensorflow", "random.Generator"),
+    ("tensorflow", "lookup.experimental.MutableHashTable"),
+    ("keras", "Variable"),
+    ("keras", "random.SeedGenerator"),
+)
 
 
 def find_functions(graph_def: Any) -> list[str]:
@@ -103,6 +118,38 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
             "the dataset (tf.data.TFRecordDataset, Dataset.load)",
         )
     return names, blob
+
+
+def copied_state(token: str) -> tuple[str, ...]:
+    """Return the objects with changing state that a function refers to, with their classes.
+
+    Each data worker has a copy of them, as they are when the function is sent.
+    """
+    registered = py_functions.lookup(token)
+    if registered is None:
+        return ()
+    classes = tuple(_stateful_classes())
+    found: dict[str, None] = {}
+    visited: set[int] = set()
+    todo = [("", py_functions.user_function(registered), _DEPTH)]
+    while todo:
+        path, value, depth = todo.pop()
+        if id(value) in visited or inspect.ismodule(value):
+            continue
+        visited.add(id(value))
+        if isinstance(value, classes):
+            found[f"{path} ({type(value).__name__})"] = None
+        elif depth:
+            for name, inner in _referenced_objects(value):
+                todo.append((f"{path}.{name}" if path else name, inner, depth - 1))
+    return tuple(found)
+
+
+def _stateful_classes() -> Iterator[type]:
+    for module, name in _STATEFUL:
+        if module in sys.modules:
+            with contextlib.suppress(AttributeError):
+                yield operator.attrgetter(name)(sys.modules[module])
 
 
 class FunctionWatch:

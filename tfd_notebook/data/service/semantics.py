@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
+from tfd_notebook._compat.tf_data.py_functions import OPS
+from tfd_notebook.data.service.py_functions import copied_state
 from tfd_notebook.errors import DataChanged, UnknownName
 
 #: Values of the argument ``semantics``.
@@ -74,7 +76,7 @@ class Change:
     Parameters
     ----------
     kind : str
-        ``"pairing" "order" "counting" "grouping" "random" "captured" "external"`` or
+        ``"pairing" "order" "counting" "grouping" "random" "captured" "python" "external"`` or
         ``"unknown"``.
     operation : str
         The operation in the user's notation, with its line if known.
@@ -106,6 +108,7 @@ class _Facts:
     derives: bool = False  # numbers from an explicit state
     assigns: bool = False  # changes a variable
     shuffles: bool = False  # a shuffle without a seed
+    states: tuple[str, ...] = ()  # objects of Python functions
     unknown: tuple[str, ...] = ()
 
     def plus(self, other: _Facts) -> _Facts:
@@ -150,7 +153,7 @@ class Semantics:
         self._deterministic = deterministic
         self.visited = 0
 
-    def changes(self, mode: str, workers: int) -> list[Change]:
+    def changes(self, mode: str, workers: int, in_process: bool = False) -> list[Change]:
         """Return the changes of an epoch that is read in `mode`.
 
         Parameters
@@ -159,6 +162,8 @@ class Semantics:
             The name of TensorFlow's ShardingPolicy.
         workers : int
             Number of data workers. With one of them, no change is refused.
+        in_process : bool
+            Whether the data workers run in this process. They then share its Python objects.
         """
         if mode == "FILE_OR_DATA":
             mode = "FILE" if self._reads_files else _BY_RESULT
@@ -174,7 +179,8 @@ class Semantics:
                         what=f"{change.what}. This begins with the second data worker",
                         refused=False,
                     )
-                found.setdefault((change.kind, change.operation), change)
+                if change.kind != "python" or not in_process:
+                    found.setdefault((change.kind, change.operation), change)
         return sorted(found.values(), key=lambda change: not change.refused)
 
     def keeps_elements(self, mode: str) -> bool:
@@ -390,6 +396,13 @@ class Semantics:
                 "variables keep the value that they have now",
                 "distribute the dataset again after a variable has changed",
             )
+        if facts.states:
+            yield change(
+                "python",
+                f"each data worker has a copy of {' and '.join(facts.states)} as it is now",
+                "create it inside the function, or use functions of the modules random and "
+                "numpy.random, whose seeds differ on each data worker",
+            )
         if tables:
             yield change(
                 "captured",
@@ -517,6 +530,7 @@ class Semantics:
                     assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
                     shuffles=OPERATIONS.get(kind) == "ordering"
                     and {each.partition(":")[0] for each in node.input[2:4]} <= zeros,
+                    states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
                     unknown=(node.op,) if _is_dataset(node) and kind not in OPERATIONS else (),
                 )
             ).plus(self._facts_of(node))

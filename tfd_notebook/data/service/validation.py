@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
+from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.options import STATIC, ReadOptions
@@ -75,7 +76,7 @@ def prepare(
             UserWarning,
             stacklevel=5,
         )
-    _check_sendable(cluster, pipeline, dataset, tf)
+    _check_sendable(pipeline)
     check_changes(cluster, pipeline.semantics, mode, semantics)
     cluster.check_room(pipeline.size)
     if pipeline.tokens and not cluster.service_in_process:
@@ -99,7 +100,7 @@ def check_changes(
     """Refuse a pipeline whose elements would be wrong, and warn of other changes."""
     if semantics == "tensorflow":
         return
-    changes = pipeline.changes(mode, require_workers(cluster))
+    changes = pipeline.changes(mode, require_workers(cluster), cluster.service_in_process)
     refuse(changes, mode)
     if text := summary(changes):
         warnings.warn(
@@ -115,11 +116,8 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
     TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
     the resources that it uses are not known before.
     """
-    import tensorflow as tf
-
     check_dataset(dataset)
     check_service(cluster)
-    _check_elements(cluster, dataset, tf)
     definitions = list(graph.traced_definitions(dataset))
     for definition in definitions:
         check_changes(cluster, Semantics(definition), mode, semantics)
@@ -131,24 +129,12 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
         cluster.enable_static_sharding()
 
 
-def _check_sendable(
-    cluster: DataServiceProtocol, pipeline: graph_inspection.Pipeline, dataset: Any, tf: Any
-) -> None:
+def _check_sendable(pipeline: graph_inspection.Pipeline) -> None:
     if pipeline.resources:
         raise NotSerializable(
             f"a function of the dataset uses {' and '.join(pipeline.resources)} outside of the "
             "dataset, which a data worker cannot access",
             fix="use tensors, variables or a tf.lookup.StaticHashTable",
-        )
-    _check_elements(cluster, dataset, tf)
-
-
-def _check_elements(cluster: DataServiceProtocol, dataset: Any, tf: Any) -> None:
-    specs = tf.nest.flatten(dataset.element_spec)
-    if not cluster.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
-        raise NotSerializable(
-            "the dataset's elements are datasets, which cannot be sent",
-            fix="flatten them first: .flat_map(lambda window: window.batch(size))",
         )
 
 
@@ -368,3 +354,9 @@ def translated(call: Callable[[], Any]) -> Any:
         ) from error
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
         raise UsageError(str(getattr(error, "message", error))) from error
+    except encoding_error() as error:
+        raise NotSerializable(
+            f"the type of the dataset's elements cannot be sent to the dispatcher: {error}",
+            fix='give an extension type a __name__ = "package.Name", and replace classes of attrs '
+            "by named tuples or dicts",
+        ) from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
@@ -201,6 +204,39 @@ def test_changes_are_found_by_mode(name: str) -> None:
         assert refused == {"pairing", "order"} & kinds_expected
         assert found == sorted(found, key=lambda change: not change.refused)
         assert not any(change.refused for change in pipeline.changes(mode, 1))
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        (np.random.default_rng(1), "Generator"),
+        (np.random.RandomState(1), "RandomState"),
+        (random.Random(1), "Random"),
+        (tf.Variable(1), "ResourceVariable"),
+        (tf.random.Generator.from_seed(1), "Generator"),
+        (types.SimpleNamespace(random=np.random.default_rng(1)), "state.random (Generator)"),
+    ],
+)
+def test_state_of_a_python_function_is_found(state: Any, name: str) -> None:
+    def used(value: int) -> int:
+        return value + (state is None)
+
+    dataset = numbers().map(lambda x: tf.numpy_function(lambda v: used(v), [x], tf.int64))
+    pipeline = graph_inspection.examine(dataset).semantics
+    (change,) = pipeline.changes("OFF", 2)
+    assert change.kind == "python"
+    assert name in change.what
+    assert pipeline.changes("OFF", 2, in_process=True) == []
+
+
+def test_python_function_without_state_is_sound() -> None:
+    table, lock = {1: 2}, [3]
+
+    def used(value: int) -> int:
+        return table.get(value, lock[0]) + np.random.randint(3) + random.randrange(3)
+
+    dataset = numbers().map(lambda x: tf.numpy_function(used, [x], tf.int64))
+    assert changes(dataset, "OFF") == []
 
 
 def test_seed_of_the_program_counts() -> None:
