@@ -1,0 +1,41 @@
+"""The types of a dataset's elements, as TensorFlow's tf.data service sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def parts_of(element_spec: Any) -> Iterator[Any]:
+    """Yield the ``tf.TypeSpec`` of each part of an element, and of the values of optionals."""
+    import tensorflow as tf
+
+    for spec in tf.nest.flatten(element_spec):
+        yield spec
+        if isinstance(spec, tf.OptionalSpec):
+            yield from parts_of(getattr(spec, "_element_spec", ()))
+
+
+def is_one_variant(element_spec: Any) -> bool:
+    """Return True if an element is a single variant tensor, which may be a scalar.
+
+    TensorFlow's gRPC transfer expects that such a tensor is a compressed element. The shape of
+    ragged tensors is not known before they are read, because a batch of them is a vector.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.util import structure
+
+    if structure.get_flat_tensor_types(element_spec) != [tf.variant]:
+        return False
+    # The specification does not contain their shape: 3 variants for each tensor.
+    if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(element_spec)):
+        return False
+    return bool(structure.get_flat_tensor_shapes(element_spec)[0].is_compatible_with(()))
+
+
+def encoding_error() -> type[Exception]:
+    """Return the class of the error for a specification that TensorFlow cannot encode."""
+    from tensorflow.python.saved_model import nested_structure_coder
+
+    error: type[Exception] = nested_structure_coder.NotEncodableError
+    return error
