@@ -101,8 +101,8 @@ class ClusterDataService:
         name : str, optional
             Default ``"stream-1"`` and so on.
         buffer : int, optional
-            Maximum number of elements that wait for a reader. Default: the number that fits into
-            128 MB, from 2 to 64.
+            Maximum number of elements that wait for a reader. By default, the buffer is full with
+            64 elements or 128 MB. It takes 128 MB and one element at most.
         sinks : sequence of callable
             Called with each element, in the stream's thread. An error in a sink fails the stream.
         discard : bool

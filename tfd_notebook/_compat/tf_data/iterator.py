@@ -113,6 +113,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             [None if s.rank is None else s.as_list() for s in self._flat_output_shapes],
         )
         self._static_bytes, self._sizes = _sizes(self._flat_output_types, self._flat_output_shapes)
+        self._counts_all = all(self._sizes)
         self._unpack = getattr(spec, "_from_compatible_tensor_list", None) or functools.partial(
             _from_tensors, spec
         )
@@ -226,11 +227,14 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         if self._static_bytes is not None:
             meter.bytes += self._static_bytes
         else:
-            meter.bytes += sum(
+            total = sum(
                 tensor._num_elements() * size
                 for tensor, size in zip(tensors, self._sizes, strict=True)
                 if size
             )
+            meter.bytes += total
+            if self._counts_all:
+                meter.latest = total
         return self._unpack(tensors)
 
     def enter(self, thread: int, call: Blocked) -> None:

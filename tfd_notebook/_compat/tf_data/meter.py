@@ -53,6 +53,8 @@ class IteratorMetrics:
     elements, bytes, waited
         Counted by Python's ``next``. `read` adds the consumption of a ``tf.function``, as of the
         latest `sample`.
+    latest : int
+        Bytes of the latest element, if they vary and are all counted. Otherwise 0.
     blocked : dict of int to Blocked
         The calls in progress, by thread.
     iterator : callable
@@ -84,6 +86,7 @@ class IteratorMetrics:
         "finished",
         "interrupted",
         "iterator",
+        "latest",
         "on_end",
         "use",
         "waited",
@@ -92,6 +95,7 @@ class IteratorMetrics:
     def __init__(self) -> None:
         self.elements = 0
         self.bytes = 0
+        self.latest = 0
         self.waited = 0.0
         self.blocked: dict[int, Blocked] = {}
         self.clock: GraphClock | None = None

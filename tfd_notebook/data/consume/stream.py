@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -19,6 +20,7 @@ from tfd_notebook.data.bottleneck.live_limit import LiveLimit
 from tfd_notebook.data.consume import checkpoint as consume_checkpoint
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
+from tfd_notebook.data.consume.element_size import element_bytes, static_bytes
 from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.model.limit import Limit
@@ -35,10 +37,13 @@ _NEVER = math.inf
 #: Marks the end of the elements in the buffer.
 _END: Any = object()
 
-#: Limits of the default buffer. A full buffer stops the threads of the pipeline. With 12 elements,
-#: their restarts cost more CPU than the pipeline itself, if the elements are not copied.
+#: Limits of the default buffer. It is full as soon as it reaches one of them. A full buffer stops
+#: the threads of the pipeline. With 12 elements, their restarts cost more CPU than the pipeline
+#: itself, if the elements are not copied.
 _BUFFER_BYTES = 128_000_000
-_BUFFER_ELEMENTS = (2, 64)
+_BUFFER_ELEMENTS = 64
+#: Assumed bytes of an element that cannot be measured. Two of them fill the buffer.
+_UNKNOWN_BYTES = _BUFFER_BYTES // 2
 
 #: Seconds that a reader sleeps if the buffer is empty, by its size, so that several small elements
 #: arrive. The pause is too short for the buffer to become full.
@@ -67,7 +72,9 @@ class Stream:
     name : str, optional
         Default ``"stream"``. A number is appended if a running consumer has that name.
     buffer : int, optional
-        Maximum number of buffered elements. Default: as fits into 128 MB, from 2 to 64.
+        Maximum number of buffered elements. By default, the buffer is full with 64 elements or 128
+        MB. It takes 128 MB and one element at most, with strings, ragged and sparse tensors. Two
+        elements of unknown size, such as datasets, fill it.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.
     discard : bool
@@ -98,7 +105,6 @@ class Stream:
             if not callable(sink):
                 raise UsageError(f"invalid sink {sink!r}: expected a callable")
         self._sinks = tuple(sinks)
-        self._limit = buffer
         self._keep = not discard
         self._buffer: SimpleQueue[Any] = SimpleQueue()
         self._changed = threading.Condition()
@@ -112,6 +118,17 @@ class Stream:
         self._quiet = False
         self._thread: threading.Thread | None = None
         self._iterator, self._meter = open_iterator(dataset, consumers)
+        #: Bytes of each buffered element, if they vary. Readers do not use them and need no lock.
+        self._sizes: deque[int] | None = None
+        self._bytes = 0
+        #: Number of elements that fill the buffer. It varies with their size.
+        self._limit = 1
+        if buffer is not None:
+            self._limit = buffer
+        elif (size := static_bytes(self._iterator.element_spec)) is not None:
+            self._limit = min(_BUFFER_ELEMENTS, _count(_BUFFER_BYTES, size))
+        else:
+            self._sizes = deque()
         self.series = Series(keep=3600)
         self.live = LiveLimit()
         self._consumers = consumers
@@ -134,7 +151,10 @@ class Stream:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements taken from the dataset, without strings."""
+        """Bytes of the dense numeric tensors taken from the dataset.
+
+        Strings and ragged and sparse tensors count as 0 bytes.
+        """
         return self._meter.bytes
 
     @property
@@ -296,15 +316,15 @@ class Stream:
         try:
             element = buffer.get_nowait()
         except Empty:
-            if self._limit is not None and self._limit >= _SLEEP_MIN_BUFFER:
-                elements = min(self._limit, _BUFFER_ELEMENTS[1])
+            if self._limit >= _SLEEP_MIN_BUFFER:
+                elements = min(self._limit, _BUFFER_ELEMENTS)
                 time.sleep(_SLEEP_SECONDS_PER_ELEMENT * elements)
             element = buffer.get()
         if element is _END:
             buffer.put(_END)
             self._raise_error()
             raise StopIteration
-        if self._full and buffer.qsize() <= (self._limit or 0) // 2:
+        if self._full and buffer.qsize() <= self._limit // 2:
             with self._changed:
                 self._changed.notify_all()
         return element
@@ -354,7 +374,7 @@ class Stream:
         self._meter.elements = self._handled
         for element in buffered:
             self._keep = True
-            self._buffer.put(element)
+            self._put(element)
         return self
 
     def throughput(self) -> float:
@@ -402,14 +422,7 @@ class Stream:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            for element in self._iterator:
-                for sink in self._sinks:
-                    sink(element)
-                self._handled += 1
-                if self._keep:
-                    self._offer(element)
-                if self._handled >= self._attention:
-                    self._handle_requests()
+            self._iterate()
         except BaseException as raised:
             error = raised
         with self._changed:
@@ -417,20 +430,46 @@ class Stream:
         # Breaks a reference cycle with this frame, which would keep the iterator alive.
         error = None
 
-    def _offer(self, element: Any) -> None:
-        """Put `element` into the buffer, and wait while the buffer is full."""
+    def _iterate(self) -> None:
+        self._wait_for_room()  # restored elements may fill the buffer
+        for element in self._iterator:
+            for sink in self._sinks:
+                sink(element)
+            self._handled += 1
+            if self._keep:
+                self._put(element)
+                self._wait_for_room()
+            if self._handled >= self._attention:
+                self._handle_requests()
+
+    def _put(self, element: Any) -> None:
         self._buffer.put(element)
-        if self._limit is None:
-            size = self._meter.bytes // self._meter.elements
-            least, most = _BUFFER_ELEMENTS
-            self._limit = max(least, min(most, _BUFFER_BYTES // max(1, size)))
-        if self._buffer.qsize() >= self._limit:
+        if self._sizes is not None:
+            size = self._meter.latest or element_bytes(element)
+            self._sizes.append(_UNKNOWN_BYTES if size is None else size)
+            self._bytes += self._sizes[-1]
+
+    def _wait_for_room(self) -> None:
+        """Wait while the buffer is full."""
+        if self._is_full():
             with self._changed:
                 self._changed.notify_all()
                 self._full = self._parked = True
-                while self._buffer.qsize() >= self._limit and self._cancelled is None:
+                while self._cancelled is None and self._is_full():
                     self._changed.wait()
                 self._full = self._parked = False
+
+    def _is_full(self) -> bool:
+        """Return True if no element may be added. Update the limit to the size of the latest."""
+        count = self._buffer.qsize()
+        sizes = self._sizes
+        if sizes and count:
+            latest = sizes[-1]
+            while len(sizes) > count:  # the readers took the oldest
+                self._bytes -= sizes.popleft()
+            more = _count(_BUFFER_BYTES - self._bytes, latest)
+            self._limit = max(1, min(_BUFFER_ELEMENTS, count + more))
+        return count >= self._limit
 
     def _take_buffer(self) -> list[Any]:
         """Empty the buffer and return its elements."""
@@ -490,6 +529,11 @@ class Stream:
         if self._full:
             return "the buffer is full and has no reader: iterate the stream"
         return "wait longer, or check that the cluster's data workers run"
+
+
+def _count(space: int, size: int) -> int:
+    """Return the number of elements of `size` bytes that fill `space` bytes."""
+    return -(-space // max(1, size))
 
 
 _running: weakref.WeakSet[Stream] = weakref.WeakSet()

@@ -1,5 +1,6 @@
 """Streams in background threads, from a real service and from local pipelines."""
 
+import functools
 import threading
 import time
 
@@ -72,6 +73,125 @@ def test_slow_reader_limits_the_stream(consumers):
         time.sleep(0.1)
         assert len(received) <= taken + 1
         assert [int(next(reader)) for _ in range(3)] == [first + 1, first + 2, first + 3]
+
+
+MEGABYTE = 10**6
+LIMIT = 128 * MEGABYTE
+
+
+def ragged(size):
+    return tf.RaggedTensor.from_row_lengths(tf.zeros([size], tf.uint8), [size - 5, 5])
+
+
+def sparse(size):
+    return tf.sparse.from_dense(tf.ones([size // 12]))
+
+
+def optional(size):
+    return tf.experimental.Optional.from_value((ragged(size), tf.constant(b"x" * size)))
+
+
+def each(*values):
+    """Return a dataset of `values`, which are a count and an element that share its memory."""
+    first, *rest = (
+        tf.data.Dataset.from_tensors(element).repeat(count) for count, element in values
+    )
+    return functools.reduce(tf.data.Dataset.concatenate, rest, first)
+
+
+def varying(*sizes):
+    """Return tensors of `sizes` bytes whose length is unknown."""
+    return tf.data.Dataset.from_tensor_slices([*sizes]).map(lambda n: tf.zeros([n], tf.uint8))
+
+
+#: A dataset of each kind, and the bytes of its elements.
+KINDS = {
+    "dense": lambda: (each((40, tf.zeros([2, 1_000_000]))), [8 * MEGABYTE] * 40),
+    "larger than the limit": lambda: (
+        each((4, tf.zeros([150 * MEGABYTE], tf.uint8))),
+        [150 * MEGABYTE] * 4,
+    ),
+    "images": lambda: (each((200, tf.zeros([1000, 1000, 3], tf.uint8))), [3 * MEGABYTE] * 200),
+    "small numbers": lambda: (numbers(500), [8] * 500),
+    "short first element": lambda: (
+        varying(*(sizes := [10, *[8 * MEGABYTE] * 40, *[10] * 70, 150 * MEGABYTE, 10])),
+        sizes,
+    ),
+    "strings": lambda: (each((40, tf.constant([b"x" * MEGABYTE] * 8))), [8 * MEGABYTE] * 40),
+    "small strings": lambda: (
+        each((100, tf.constant(b"x")), (40, tf.constant(b"x" * 8 * MEGABYTE))),
+        [1] * 100 + [8 * MEGABYTE] * 40,
+    ),
+    "ragged": lambda: (each((40, ragged(8 * MEGABYTE))), [8 * MEGABYTE] * 40),
+    "sparse": lambda: (each((40, sparse(8 * MEGABYTE))), [8 * MEGABYTE] * 40),
+    "optional": lambda: (each((40, optional(4 * MEGABYTE))), [8 * MEGABYTE] * 40),
+    "nested": lambda: (
+        each((40, {"a": (ragged(2 * MEGABYTE), tf.zeros([10**6])), "b": b"x" * 2 * MEGABYTE})),
+        [8 * MEGABYTE] * 40,
+    ),
+}
+
+
+def wait_until_full(stream):
+    """Wait until `stream` reports a full buffer, or has ended."""
+
+    def is_full():
+        try:
+            return stream.wait(timeout=0.01)
+        except errors.TimeLimit as error:
+            return "buffer is full" in str(error)
+
+    until(is_full)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffer_holds_128_mb_and_one_element_at_most(consumers, kind):
+    dataset, sizes = KINDS[kind]()
+    with Stream(dataset, consumers) as stream:
+        reader, read = iter(stream), 0
+        while read < len(sizes):
+            if read % 10 == 0:
+                wait_until_full(stream)
+            count = stream.elements
+            waiting = sizes[read:count]
+            assert sum(waiting) <= LIMIT + sizes[count - 1], (read, count)
+            assert count <= read + 65  # the stream's thread may have the last one
+            if read == 0:
+                assert sum(waiting) >= LIMIT or count == 64
+            next(reader)
+            read += 1
+        assert next(reader, None) is None
+
+
+def test_elements_of_unknown_size_are_buffered_in_pairs(consumers):
+    with Stream(numbers().window(3), consumers) as stream:
+        reader = iter(stream)
+        for read in range(5):
+            wait_until_full(stream)
+            assert 1 <= stream.elements - read <= 2
+            next(reader)
+
+
+def test_explicit_buffer_is_a_number_of_elements(consumers):
+    with Stream(each((40, ragged(8 * MEGABYTE))), consumers, buffer=30) as stream:
+        iter(stream)
+        wait_until_full(stream)
+        assert stream.elements == 30
+
+
+def test_restored_elements_count(tmp_path, consumers):
+    path = str(tmp_path / "position")
+    dataset = each((40, tf.constant([b"x" * MEGABYTE] * 8)))
+    with Stream(dataset, consumers) as stream:
+        iter(stream)
+        wait_until_full(stream)
+        stream.checkpoint(path)
+        full = stream.elements
+    assert full == 16
+    with Stream(dataset, consumers).restore(path) as rest:
+        iter(rest)
+        wait_until_full(rest)
+        assert rest.elements == full
 
 
 def test_discard_false_keeps_the_first_elements(consumers):
