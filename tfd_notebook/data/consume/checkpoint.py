@@ -11,6 +11,8 @@ from tfd_notebook.errors import Unsupported, UsageError
 def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> None:
     """Write a ``tf.train.Checkpoint`` of `iterator`, its position and the buffered elements.
 
+    After the end of the data, `iterator` is None.
+
     Raises
     ------
     Unsupported
@@ -25,7 +27,7 @@ def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> No
         for tensor in tf.nest.flatten(element, expand_composites=True)
     ]
     checkpoint = tf.train.Checkpoint(
-        iterator=iterator,
+        **({} if iterator is None else {"iterator": iterator}),
         elements=tf.Variable(elements, dtype=tf.int64),
         buffered=tf.Variable(tf.constant(flat, dtype=tf.string, shape=[len(flat)])),
     )
@@ -38,27 +40,34 @@ def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> No
         ) from error
 
 
-def load(path: str, iterator: Any) -> tuple[int, list[Any]]:
-    """Restore `iterator` from `save`, and return its position and the buffered elements."""
+def load(path: str, iterator: Any) -> tuple[int, list[Any], bool]:
+    """Restore `iterator` from `save`.
+
+    Return its position, the buffered elements, and whether no data follows them. In that case,
+    `iterator` is unchanged.
+    """
     import tensorflow as tf
 
     try:
         reader = tf.train.load_checkpoint(path)
         elements = int(reader.get_tensor(_key("elements")))
         texts = reader.get_tensor(_key("buffered"))
+        ended = not any(key.startswith("iterator/") for key in reader.get_variable_to_shape_map())
     except (tf.errors.OpError, ValueError) as error:
         raise UsageError(f"{path!r} is not a checkpoint of a stream: {error}") from error
-    tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
+    if not ended:
+        tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
     spec = iterator.element_spec
     parts = tf.nest.flatten(spec, expand_composites=True)
     tensors = [
         tf.io.parse_tensor(text, parts[number % len(parts)].dtype)
         for number, text in enumerate(texts)
     ]
-    return elements, [
+    buffered = [
         tf.nest.pack_sequence_as(spec, tensors[i : i + len(parts)], expand_composites=True)
         for i in range(0, len(tensors), len(parts))
     ]
+    return elements, buffered, ended
 
 
 def _key(name: str) -> str:

@@ -332,6 +332,8 @@ class Stream:
     def checkpoint(self, path: str, timeout: float = 60.0) -> None:
         """Write the position to disk, including the buffered elements.
 
+        After the end of the data, this is possible while elements are buffered.
+
         Parameters
         ----------
         path : str
@@ -343,13 +345,13 @@ class Stream:
         ------
         Unsupported
             TensorFlow cannot save the position of this dataset. This applies to all datasets that
-            read from a tf.data service.
+            read from a tf.data service, before their end.
+        StateError
+            The stream was stopped, failed, or has ended and no element is buffered.
+        TimeLimit
+            The wait took longer than `timeout`.
         """
         with self._changed:
-            if self._has_ended or self._iterator is None:
-                raise StateError(
-                    f"stream {self.name} has ended and has no position", fix="checkpoint earlier"
-                )
             paused, self._paused, self._attention = self._paused, True, 0
             try:
                 parked = self._changed.wait_for(
@@ -357,11 +359,15 @@ class Stream:
                 )
                 if not parked:
                     raise TimeLimit(self._timeout_text(None, timeout), fix=self._hint())
-                if self._has_ended:
-                    raise StateError(f"stream {self.name} ended in the meantime")
-                buffered = self._take_buffer()
-                for element in buffered:
+                taken = self._take_buffer()
+                for element in taken:
                     self._buffer.put(element)
+                buffered = [element for element in taken if element is not _END]
+                if self._state in ("failed", "stopped") or (self._has_ended and not buffered):
+                    raise StateError(
+                        f"stream {self.name} has ended and has no position",
+                        fix="checkpoint earlier",
+                    )
                 consume_checkpoint.save(path, self._iterator, self._handled, buffered)
             finally:
                 self._paused = paused
@@ -370,11 +376,13 @@ class Stream:
     def restore(self, path: str) -> Stream:
         """Continue at the position of `checkpoint`. The stream must not have started."""
         self._require_state("restore", "new")
-        self._handled, buffered = consume_checkpoint.load(path, self._iterator)
+        self._handled, buffered, ended = consume_checkpoint.load(path, self._iterator)
         self._meter.elements = self._handled
         for element in buffered:
             self._keep = True
             self._put(element)
+        if ended:
+            self._iterator = None
         return self
 
     def throughput(self) -> float:
@@ -422,7 +430,8 @@ class Stream:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            self._iterate()
+            if self._iterator is not None:  # not restored at the end of the data
+                self._iterate()
         except BaseException as raised:
             error = raised
         with self._changed:
@@ -501,8 +510,9 @@ class Stream:
         self._consumers.measure(self)
         self._buffer.put(_END)
         sampler.wake()
-        self._iterator.close()
-        self._iterator = None
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None
         _running.discard(self)
         self._changed.notify_all()
 

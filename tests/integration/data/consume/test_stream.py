@@ -363,6 +363,44 @@ def test_checkpoint_includes_buffered_elements(tmp_path, consumers):
         Stream(dataset, consumers).restore(str(tmp_path / "nothing"))
 
 
+def test_checkpoint_after_the_end_includes_unread_elements(service, tmp_path, consumers):
+    path = str(tmp_path / "position")
+    for dataset in (numbers(6), distributed(numbers(6), service)):
+        stream = Stream(dataset, consumers, buffer=10)
+        reader = iter(stream)
+        read = [int(next(reader)) for _ in range(2)]
+        stream.wait(timeout=60)
+        stream.checkpoint(path)
+        rest = Stream(dataset, consumers).restore(path)
+        assert (rest.state, rest.elements) == ("new", 6)
+        rest.checkpoint(path)
+        with Stream(dataset, consumers).restore(path) as again:
+            assert again.wait(timeout=60) is True
+        unread = [int(x) for x in reader]
+        assert sorted(read + unread) == [*range(6)]
+        assert [int(x) for x in rest] == [int(x) for x in again] == unread
+        assert (rest.state, rest.elements, rest.bytes) == ("finished", 6, 0)
+        with pytest.raises(errors.StateError, match="has ended"):
+            stream.checkpoint(path)
+
+
+@pytest.mark.parametrize("ending", ["stop", "sink"])
+def test_stream_that_did_not_finish_has_no_checkpoint_after_its_end(tmp_path, consumers, ending):
+    def sink(element):
+        if ending == "sink" and element == 3:
+            raise RuntimeError("the sink leaks")
+
+    stream = Stream(numbers(), consumers, buffer=10, sinks=[sink])
+    next(iter(stream))
+    if ending == "stop":
+        stream.stop()
+    else:
+        with pytest.raises(RuntimeError, match="leaks"):
+            stream.wait(timeout=60)
+    with pytest.raises(errors.StateError, match="has ended"):
+        stream.checkpoint(str(tmp_path / "position"))
+
+
 def test_checkpoint_of_a_distributed_dataset_is_refused(service, tmp_path, consumers):
     with Stream(distributed(numbers(), service), consumers) as stream:
         stream.wait(elements=5, timeout=60)
