@@ -33,6 +33,13 @@ def is_one_variant(element_spec: Any) -> bool:
     return bool(structure.get_flat_tensor_shapes(element_spec)[0].is_compatible_with(()))
 
 
+def can_be_batched(element_spec: Any) -> bool:
+    """Return True if ``tf.data.Dataset.batch`` accepts such elements."""
+    import tensorflow as tf
+
+    return all(hasattr(spec, "_batch") for spec in tf.nest.flatten(element_spec))
+
+
 def encoding_error() -> type[Exception]:
     """Return the class of the error for a specification that TensorFlow cannot encode."""
     from tensorflow.python.saved_model import nested_structure_coder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook._compat.tf_data.elements import can_be_batched
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Splits
 from tfd_notebook.data.bottleneck.classification import Bottleneck
 from tfd_notebook.data.variable_names import variable_of
@@ -34,6 +35,7 @@ EXTERNAL_WORKERS = (
 )
 STEP = "make the step faster; the data arrives in time"
 SINGLE = "call batch() before the consumer, which now takes single elements"
+_CONVERT = "turn the elements into tensors"
 
 
 #: Advice to give a source more splits, by the kind of its stage.
@@ -59,8 +61,19 @@ def dataset_variable(dataset: Any, default: str = "") -> str:
 
 def batch(origin: Any) -> str:
     """Return the advice to batch `origin`, with the code if a variable holds it."""
+    if not _can_be_batched(origin):
+        return f"{_CONVERT}, and {BATCH}"
     name = dataset_variable(origin)
     return f"{BATCH}: {name}.batch({BATCH_SIZE})" if name else BATCH
+
+
+def single(dataset: Any) -> str:
+    """Return the advice for a consumer of `dataset` that takes single elements."""
+    return SINGLE if _can_be_batched(dataset) else f"{_CONVERT}, and {SINGLE}"
+
+
+def _can_be_batched(dataset: Any) -> bool:
+    return dataset is None or can_be_batched(dataset.element_spec)
 
 
 def copy(dataset: Any, default: str = "") -> str:
@@ -131,7 +144,7 @@ def advise(
     """
     stage = bottleneck.stage
     if bottleneck.kind == "consumer":
-        return SINGLE if stage is not None else STEP
+        return single(dataset) if stage is not None else STEP
     if bottleneck.kind == "stage":
         if (
             stage is not None

@@ -257,7 +257,7 @@ class _Explanation:
 
     def _advise_consumer(self, bottleneck: Bottleneck) -> tuple[str, float | None]:
         if bottleneck.stage is not None or self._step is None:
-            return advice.SINGLE, None
+            return advice.single(self._dataset), None
         alone = measure(self._dataset, max(0.3, self._until - time.monotonic() - 0.5), warm_up=0.5)
         gain = (
             alone.rate / self._measurement.rate if self._measurement.rate and alone.rate else None

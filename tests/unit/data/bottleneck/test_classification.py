@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage
 from tfd_notebook.data.bottleneck.advice import advise
@@ -472,6 +473,8 @@ class TestAdvice:
         class Dataset:
             """Stand-in for a dataset, of which only the variable's name matters."""
 
+            element_spec = ()
+
         origin, read = Dataset(), Dataset()
         transfer, copy = Bottleneck("transfer", 0.9), Bottleneck("device_copy", 0.9)
         unnamed = advise(transfer, 2, dataset=read, origin=origin)
@@ -484,6 +487,15 @@ class TestAdvice:
             "call batch() before distribute: numbers.batch(64), or pass"
         )
         assert advise(copy, 2, dataset=read).endswith(": images = images.prefetch(2)")
+
+    def test_elements_without_batches_become_tensors_first(self) -> None:
+        optionals = tf.data.Dataset.range(2).map(tf.experimental.Optional.from_value)
+        consumer = Bottleneck("consumer", 0.9, stage("Range"))
+        convert = "turn the elements into tensors, and "
+        for dataset, first in ((tf.data.Dataset.range(2), ""), (optionals, convert)):
+            assert advise(consumer, 0, dataset=dataset).startswith(f"{first}call batch() before")
+            transfer = advise(Bottleneck("transfer", 0.9), 2, origin=dataset)
+            assert transfer.startswith(f"{first}call batch() before distribute")
 
     def test_unset_variable_is_not_the_clusters_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Cluster:
