@@ -108,7 +108,7 @@ class _Run:
                             # Compilation of the first step can take long and does not count.
                             warm, end = now + warm_up, now + warm_up + seconds
                             self._end = end
-                        if not self._counting and now >= warm:
+                        if not self._counting and warm <= now < end:
                             # The warm-up is over: restart the counts.
                             self._counting, started, cpu = True, now, time.process_time()
                             with self._lock:

@@ -20,6 +20,7 @@ from tests._waiting import until
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.bottleneck.usage import processors
 from tfd_notebook.data.explain import experiments
+from tfd_notebook.data.explain.measurement import measure
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,14 @@ def in_python(number: Any) -> Any:
 def cluster() -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=2, name="explain") as cluster:
         yield cluster
+
+
+def test_element_after_the_end_counts_from_the_start() -> None:
+    """Otherwise the measurement takes no time, and a rate in it is zero or enormous."""
+    measured = measure(Range(ENDLESS), 0.0, warm_up=0.0)
+    assert measured.elements >= 1
+    assert measured.seconds >= measured.first
+    assert measured.cpu < 1000
 
 
 class TestStages:
