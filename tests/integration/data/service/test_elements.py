@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import attr
@@ -13,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.errors import NotSerializable
+from tfd_notebook.errors import NotSerializable, UsageError
 
 pytestmark = [
     pytest.mark.integration,
@@ -273,3 +274,63 @@ def test_types_that_tensorflow_cannot_register(cluster: tfd.Cluster, kind: str) 
         NEVER[kind]().apply(cluster.distribute("off"))
     with pytest.raises(NotSerializable, match=r"(?s)No encoder for .*__name__"):
         cluster.register(NEVER[kind]())
+
+
+@pytest.mark.parametrize("kind", SINGLE)
+def test_compression_none_is_refused_where_it_cannot_work(cluster: tfd.Cluster, kind: str) -> None:
+    dataset = SINGLE[kind]()
+    expected = r"(?s)invalid compression=None: .*Spec.*omit compression="
+    with pytest.raises(UsageError, match=expected):
+        cluster.register(dataset, compression=None)
+    if cluster.snapshot().launcher == "inprocess":
+        read = dataset.apply(cluster.distribute("off", compression=None))
+        assert len(first(read, 1)) == 1
+    else:
+        with pytest.raises(UsageError, match=expected):
+            dataset.apply(cluster.distribute("off", compression=None))
+
+
+def test_coordinated_reads_use_grpc_in_this_process_too(cluster: tfd.Cluster) -> None:
+    options = {"num_consumers": 1, "consumer_index": 0}
+    ragged = TYPES["ragged"]().repeat()
+    expected = first(ragged, 1)
+    read = ragged.apply(cluster.distribute("off", job_name="distributed", **options))
+    assert first(read, 1) == expected
+    registered = cluster.register(ragged)
+    read = cluster.from_dataset_id("off", registered, job_name="registered", **options)
+    assert first(read, 1) == expected
+    for create, message in IN_PROCESS.values():
+        dataset = create().repeat()
+        with pytest.raises(NotSerializable, match=message):
+            dataset.apply(cluster.distribute("off", job_name="refused", **options))
+        if cluster.snapshot().launcher == "inprocess":
+            registered = cluster.register(dataset)
+            with pytest.raises(NotSerializable, match=message):
+                cluster.from_dataset_id("off", registered, job_name="refused", **options)
+
+
+def test_traced_datasets_are_compressed_if_needed(cluster: tfd.Cluster) -> None:
+    @tf.function
+    def total() -> Any:
+        dataset = Range(3).map(Optional.from_value).repeat().apply(cluster.distribute("off"))
+        return dataset.take(3).reduce(np.int64(0), lambda sum, each: sum + each.get_value())
+
+    assert total() == 3
+
+
+def test_datasets_cannot_be_saved(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    with pytest.raises(NotSerializable, match="elements are datasets"):
+        cluster.save(Range(4).window(2), str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("cluster", ["local"], indirect=True)
+@pytest.mark.parametrize(
+    "kind",
+    ["ragged", "optional", "array", "variant", "sparse", "slices", "extension type", "nested"],
+)
+def test_explain_reads_each_type(cluster: tfd.Cluster, kind: str) -> None:
+    dataset = TYPES[kind]().repeat().apply(cluster.distribute("off"))
+    limit = tfd.explain(dataset, seconds=0.3)
+    assert limit.figures["elements_per_s"] > 0
+    assert "compression" not in limit.advice
+    assert "TFD824" not in [finding.code for finding in tfd.doctor(dataset)]
