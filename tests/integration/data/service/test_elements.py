@@ -209,6 +209,13 @@ def check(cluster: tfd.Cluster, dataset: Any) -> None:
         assert first(read, len(expected)) == expected
 
 
+def without_tfd(cluster: tfd.Cluster, dataset: Any, compression: str | None) -> Any:
+    """Return `dataset` through TensorFlow's own `distribute`."""
+    service = tf.data.experimental.service
+    target = cluster.dispatcher.target
+    return dataset.apply(service.distribute("parallel_epochs", target, compression=compression))
+
+
 @pytest.fixture(scope="module", params=["local", "inprocess"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=1, name="elements", launcher=request.param) as cluster:
@@ -248,7 +255,7 @@ def test_each_dtype_arrives_unchanged(cluster: tfd.Cluster) -> None:
             tensors[dtype.name] = tensor
     # TensorFlow 2.21 fails with "Converting f8E5M2 to DataType", without a service too.
     assert refused <= {"float8_e5m2"}
-    assert {"bfloat16", "complex128", "half", "int4", "qint16", "string"} - {"half"} <= {*tensors}
+    assert {"bfloat16", "bool", "complex128", "float16", "int4", "qint16", "string"} <= {*tensors}
     check(cluster, Dataset.from_tensors(tensors))
     check(cluster, Dataset.from_tensor_slices(tensors))
 
@@ -266,6 +273,9 @@ def test_types_that_only_local_memory_can_pass(cluster: tfd.Cluster, kind: str) 
     ):
         with pytest.raises(NotSerializable, match=message):
             send()
+    for compression in (None, "AUTO"):
+        with pytest.raises(tf.errors.OpError):
+            first(without_tfd(cluster, dataset, compression), 1)
 
 
 @pytest.mark.parametrize("kind", NEVER)
@@ -274,6 +284,8 @@ def test_types_that_tensorflow_cannot_register(cluster: tfd.Cluster, kind: str) 
         NEVER[kind]().apply(cluster.distribute("off"))
     with pytest.raises(NotSerializable, match=r"(?s)No encoder for .*__name__"):
         cluster.register(NEVER[kind]())
+    with pytest.raises(Exception, match="No encoder for"):
+        without_tfd(cluster, NEVER[kind](), "AUTO")
 
 
 @pytest.mark.parametrize("kind", SINGLE)
