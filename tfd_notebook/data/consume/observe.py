@@ -172,6 +172,11 @@ _STAGE = re.compile(
 )
 _UNLISTED_WORKER = re.compile(r"Worker (\S+) is not in the workers list")
 _DISK_FULL = re.compile(r"[^\s;]*; No space left on device")
+#: TensorFlow names files also if the results are divided.
+_TOO_FEW_SHARES = re.compile(r"only has (\d+) file.*?required (\d+) shards")
+_NO_FILES = re.compile(
+    r"Found an unshardable source dataset:.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
+)
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -226,6 +231,19 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         address = consumers.task_of(stray[1]) or "a data worker that has left"
         what = f"the dispatcher expects {address} ({stray[1]}), which has no share of the data"
         fix = 'use processing_mode="dynamic", restart that worker, or create a new cluster'
+        return _combined(errors.DataError, error, what, None, fix)
+    few = _TOO_FEW_SHARES.search(message)
+    if few:
+        what = (
+            f"the dataset has {few[1]} files or elements for {few[2]} data workers, and each of "
+            "them needs at least one in this mode"
+        )
+        fix = 'use processing_mode="dynamic", or fewer data workers'
+        return _combined(errors.DataError, error, what, None, fix)
+    source = _NO_FILES.search(message)
+    if source:
+        what = f'the mode "file" divides files, and the pipeline reads from {source[1]}'
+        fix = 'use processing_mode="dynamic", or "data", which divides the results'
         return _combined(errors.DataError, error, what, None, fix)
     short = _TOO_FEW.search(message)
     if worker is None and short:

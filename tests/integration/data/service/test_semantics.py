@@ -119,6 +119,18 @@ def test_doctor_reports_the_changes(cluster: tfd.Cluster) -> None:
     assert not {"TFD827", "TFD828"} & codes(D.range(6).apply(cluster.distribute("dynamic")))
 
 
+@pytest.mark.parametrize(
+    ("mode", "count", "text"),
+    [("data", 1, "has 1 files or elements for 2 data workers"), ("file", 6, "divides files")],
+)
+def test_mode_that_cannot_divide_the_dataset_is_explained(
+    cluster: tfd.Cluster, mode: str, count: int, text: str
+) -> None:
+    with pytest.raises(errors.DataError, match=text) as caught:
+        list(D.range(count).apply(cluster.distribute(mode)))
+    assert '"dynamic"' in str(caught.value.fix)
+
+
 def test_note_promises_only_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
     with tfd.Cluster(data_workers=2, launcher="inprocess", name="noted") as noted:
         noted.register(D.range(6))
