@@ -175,7 +175,7 @@ _DISK_FULL = re.compile(r"[^\s;]*; No space left on device")
 #: TensorFlow names files also if the results are divided.
 _TOO_FEW_SHARES = re.compile(r"only has (\d+) file.*?required (\d+) shards")
 _NO_FILES = re.compile(
-    r"Found an unshardable source dataset:.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
+    r"(?:an un|not find a )shardable source.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
 )
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
@@ -242,7 +242,7 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         return _combined(errors.DataError, error, what, None, fix)
     source = _NO_FILES.search(message)
     if source:
-        what = f'the mode "file" divides files, and the pipeline reads from {source[1]}'
+        what = f'the mode "file" finds no files to divide in the pipeline, but {source[1]}'
         fix = 'use processing_mode="dynamic", or "data", which divides the results'
         return _combined(errors.DataError, error, what, None, fix)
     short = _TOO_FEW.search(message)
