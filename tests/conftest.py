@@ -93,6 +93,11 @@ def pytest_configure() -> None:
     tempfile.tempdir = None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, so that no process waits for one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_sessionstart() -> None:
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         faulthandler.enable(os.open(_CRASHES / worker, os.O_CREAT | os.O_WRONLY))

@@ -24,7 +24,7 @@ import tfd_notebook as tfd
 from tfd_notebook.data.service import graph_inspection
 from tfd_notebook.data.service.options import mode_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 #: Number of pipelines. More than in the gate are random.
 COUNT = int(os.environ.get("TFD_TEST_PIPELINES", "100"))
@@ -119,7 +119,10 @@ class Build:
         dataset = self._source(*pipeline.source)
         for name, *arguments in pipeline.steps:
             dataset = getattr(self, f"_{name}")(dataset, *arguments)
-        return dataset.map(_draw(pipeline.draw))
+        # The thread that tunes an iterator may sleep for a minute before the iterator ends.
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.map(_draw(pipeline.draw)).with_options(options)
 
     def _source(self, kind: str, size: int = 0) -> Any:
         if kind == "range":
