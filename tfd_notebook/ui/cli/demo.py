@@ -23,6 +23,7 @@ from tfd_notebook.model.snapshot import Snapshot
 
 CROP = 64
 BATCH = 32
+_BATCHES = 1_000_000
 
 #: Seconds to wait until the killed worker is ready again.
 _RESTART_SECONDS = 60
@@ -87,7 +88,10 @@ def crops(photographs: tuple[str, ...]) -> Any:
         image = tf.image.random_brightness(image, 0.2)
         return tf.clip_by_value(image, 0.0, 1.0), label
 
-    return tf.data.Dataset.counter().map(crop, num_parallel_calls=2).batch(BATCH)
+    # Numbers of batches: the data workers share them, whereas each would count from 0 itself.
+    batches = tf.data.Dataset.range(_BATCHES)
+    numbers = batches.flat_map(lambda i: tf.data.Dataset.range(i * BATCH, (i + 1) * BATCH))
+    return numbers.map(crop, num_parallel_calls=2).batch(BATCH).repeat()
 
 
 def _photographs() -> tuple[str, ...]:
