@@ -171,12 +171,6 @@ _STAGE = re.compile(
     r"with iterator: \S+?: "
 )
 _UNLISTED_WORKER = re.compile(r"Worker (\S+) is not in the workers list")
-_DISK_FULL = re.compile(r"[^\s;]*; No space left on device")
-#: TensorFlow names files also if the results are divided.
-_TOO_FEW_SHARES = re.compile(r"only has (\d+) file.*?required (\d+) shards")
-_NO_FILES = re.compile(
-    r"(?:an un|not find a )shardable source.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
-)
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -190,6 +184,34 @@ _INTERNAL_TEXT = re.compile(
     r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
     r"|\[\[.*?\]\]|\[Op:\w+\](?: name:.*)?|Traceback \(most recent call last\):.*",
     re.S,
+)
+#: Messages with the error that replaces them: class, problem with the match and its groups, task
+#: and fix.
+_KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str], ...] = (
+    (
+        re.compile(r"[^\s;]*; No space left on device"),
+        errors.WorkDirError,
+        "a disk is full, probably the one with the dispatcher's journal ({0})",
+        "dispatcher:0",
+        "free disk space, or start the cluster with another Service(work_dir=...)",
+    ),
+    (  # TensorFlow names files also if the results are divided.
+        re.compile(r"only has (\d+) file.*?required (\d+) shards"),
+        errors.DataError,
+        "the dataset has {1} files or elements, and this mode needs at least one for each of the "
+        "{2} data workers",
+        None,
+        'use processing_mode="dynamic", or fewer data workers',
+    ),
+    (
+        re.compile(
+            r"(?:an un|not find a )shardable source.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
+        ),
+        errors.DataError,
+        'mode "file" needs a source that reads files, and the pipeline reads from {1}',
+        None,
+        'use processing_mode="dynamic", or "data", which divides the results',
+    ),
 )
 
 
@@ -221,29 +243,15 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         what = f"{where} does not have a Python function of the pipeline ({text})"
         fix = "run the cell that creates the dataset again, so that cluster.distribute() sends it"
         return _combined(errors.NotSerializable, error, what, task, fix)
-    full = _DISK_FULL.search(message)
-    if full:
-        what = f"a disk is full, probably the one with the dispatcher's journal ({full[0]})"
-        fix = "free disk space, or start the cluster with another Service(work_dir=...)"
-        return _combined(errors.WorkDirError, error, what, "dispatcher:0", fix)
+    for pattern, kind, problem, concerned, fix in _KNOWN:
+        if found := pattern.search(message):
+            what = problem.format(found[0], *found.groups())
+            return _combined(kind, error, what, concerned, fix)
     stray = _UNLISTED_WORKER.search(message)
     if stray:
         address = consumers.task_of(stray[1]) or "a data worker that has left"
         what = f"the dispatcher expects {address} ({stray[1]}), which has no share of the data"
         fix = 'use processing_mode="dynamic", restart that worker, or create a new cluster'
-        return _combined(errors.DataError, error, what, None, fix)
-    few = _TOO_FEW_SHARES.search(message)
-    if few:
-        what = (
-            f"the dataset has {few[1]} files or elements for {few[2]} data workers, and each of "
-            "them needs at least one in this mode"
-        )
-        fix = 'use processing_mode="dynamic", or fewer data workers'
-        return _combined(errors.DataError, error, what, None, fix)
-    source = _NO_FILES.search(message)
-    if source:
-        what = f'the mode "file" finds no files to divide in the pipeline, but {source[1]}'
-        fix = 'use processing_mode="dynamic", or "data", which divides the results'
         return _combined(errors.DataError, error, what, None, fix)
     short = _TOO_FEW.search(message)
     if worker is None and short:
