@@ -133,8 +133,8 @@ def nodes_of(definition: Any, last: Stage) -> dict[str, Stage]:
         return [nodes[name] for name in names if "Dataset" in nodes[name].op]
 
     found: dict[str, Stage] = {}
-    end = next(node for node in definition.node if node.op == "_Retval")
-    todo = [(nodes[end.input[0].split(":")[0]], last)]
+    ends = [node for node in definition.node if node.op == "_Retval"]
+    todo = [(nodes[end.input[0].split(":")[0]], last) for end in ends]
     while todo:
         node, stage = todo.pop()
         kind = kind_of(node.op)

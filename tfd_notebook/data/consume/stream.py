@@ -73,7 +73,7 @@ class Stream:
         Default ``"stream"``. A number is appended if a running consumer has that name.
     buffer : int, optional
         Maximum number of buffered elements. By default, the buffer is full with 64 elements or 128
-        MB. It takes 128 MB and one element at most, with strings, ragged and sparse tensors. Two
+        MB. It holds at most 128 MB plus one element, with strings, ragged and sparse tensors. Two
         elements of unknown size, such as datasets, fill it.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.

@@ -103,7 +103,7 @@ def examine(dataset: Any) -> Pipeline:
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
         semantics=Semantics(
-            graph_def, stages_of(dataset), dataset.options().deterministic is not False
+            graph_def, stages_of(dataset, keep=False), dataset.options().deterministic is not False
         ),
     )
 

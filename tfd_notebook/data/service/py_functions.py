@@ -132,8 +132,7 @@ def copied_state(token: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     visited: set[int] = set()
     todo = [("", py_functions.user_function(registered), _DEPTH)]
-    while todo:
-        path, value, depth = todo.pop()
+    for path, value, depth in todo:  # grows meanwhile: the nearest objects first
         if id(value) in visited or inspect.ismodule(value):
             continue
         visited.add(id(value))

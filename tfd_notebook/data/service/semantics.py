@@ -167,6 +167,8 @@ class Semantics:
         """
         if mode == "FILE_OR_DATA":
             mode = "FILE" if self._reads_files else _BY_RESULT
+        if mode == "HINT" and not self._has_hint:
+            mode = "OFF"  # each data worker then delivers the whole dataset
         found: dict[tuple[str, str], Change] = {}
         flows: dict[str, _Flow] = {}
         for node in self._ordered():
@@ -176,7 +178,7 @@ class Semantics:
                 if workers < 2 and change.refused:
                     change = dataclasses.replace(
                         change,
-                        what=f"{change.what}. This begins with the second data worker",
+                        what=f"with a second data worker, {change.what}",
                         refused=False,
                     )
                 if change.kind != "python" or not in_process:
@@ -187,6 +189,13 @@ class Semantics:
         """Return True if the data workers together deliver the elements of the pipeline."""
         changing = ("pairing", "order", "counting", "unknown")
         return not any(change.kind in changing for change in self.changes(mode, 2))
+
+    @cached_property
+    def _has_hint(self) -> bool:
+        return any(
+            _kind(node) == "Shard" and self._constant(node, 1) == -1
+            for node in self._nodes.values()
+        )
 
     @cached_property
     def _reads_files(self) -> bool:
@@ -243,7 +252,8 @@ class Semantics:
 
     def _is_endless(self, kind: str, node: Any, before: list[_Flow]) -> bool:
         if kind == "Repeat":
-            return (self._constant(node, 1) or -1) < 0
+            count = self._constant(node, 1)
+            return (count is not None and count < 0) or any(each.endless for each in before)
         if kind in ("Take", "TakeWhile"):
             return False
         combine = all if kind == "Zip" else any
@@ -267,7 +277,7 @@ class Semantics:
             names = ", ".join(dict.fromkeys((*facts.unknown, *(() if effect else (node.op,)))))
             yield change(
                 "unknown",
-                f"{names} is not examined, so the elements may differ",
+                f"{names} is not covered by the check, so the elements may differ",
                 "compare the elements with and without the service",
             )
         if by_source:
@@ -305,7 +315,7 @@ class Semantics:
             yield change(
                 "pairing",
                 "elements that do not belong together are joined, because each data worker gets "
-                "other parts of each source",
+                "different parts of each source",
                 "make the pairs in one source, as from_tensor_slices((features, labels)) does, or "
                 'use processing_mode="data", which divides the results',
                 refused=True,
@@ -430,7 +440,7 @@ class Semantics:
         stage = self._stages.get(node.name)
         name = user_name(_kind(node)) if stage is None else stage.name
         if _kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
-            name = name.replace("sample_from", "choose_from")
+            name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
         return name if stage is not None else f"{name}()"
 
     def _constant(self, node: Any, index: int) -> Any:
@@ -452,17 +462,8 @@ class Semantics:
         return any(self._constant(node, index) not in (0, None) for index in (first, first + 1))
 
     def _drops(self, node: Any) -> bool:
-        """Return True if an incomplete last group is dropped."""
-        inputs = [self._input(name) for name in node.input]
-        import tensorflow as tf
-
-        return any(
-            each is not None
-            and each.op == "Const"
-            and each.attr["dtype"].type == tf.bool.as_datatype_enum
-            and bool(tf.make_ndarray(each.attr["value"].tensor))
-            for each in inputs
-        )
+        """Return True if an incomplete last group is dropped, which the last input decides."""
+        return self._constant(node, len(node.input) - 1) is True
 
     def _numbers(self, node: Any) -> bool:
         """Return True if one input of a zip counts without end, as in enumerate()."""
@@ -514,7 +515,7 @@ class Semantics:
             return self._facts.get(name, _Facts())
         self._facts[name] = facts = _Facts()  # for a function that calls itself
         body = self._functions[name].node_def
-        zeros = {each.name for each in body if each.op == "Const" and not _number_of(each)}
+        constants = {each.name: each for each in body if each.op == "Const"}
         for node in body:
             self.visited += 1
             seeded = bool(node.attr["seed"].i or node.attr["seed2"].i)
@@ -529,7 +530,9 @@ class Semantics:
                     and node.op != "StatefulPartitionedCall",
                     assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
                     shuffles=OPERATIONS.get(kind) == "ordering"
-                    and {each.partition(":")[0] for each in node.input[2:4]} <= zeros,
+                    and all(
+                        _is_zero(constants.get(each.partition(":")[0])) for each in node.input[2:4]
+                    ),
                     states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
                     unknown=(node.op,) if _is_dataset(node) and kind not in OPERATIONS else (),
                 )
@@ -567,11 +570,10 @@ def _called(node: Any) -> Iterator[str]:
     yield node.op
 
 
-def _number_of(node: Any) -> float:
+def _is_zero(constant: Any) -> bool:
     import tensorflow as tf
 
-    value = tf.make_ndarray(node.attr["value"].tensor)
-    return float(value) if value.ndim == 0 and value.dtype.kind in "iuf" else 1.0
+    return constant is not None and not tf.make_ndarray(constant.attr["value"].tensor).any()
 
 
 def check_semantics(semantics: Any) -> str:

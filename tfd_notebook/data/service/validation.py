@@ -104,7 +104,7 @@ def check_changes(
     refuse(changes, mode)
     if text := summary(changes):
         warnings.warn(
-            f"an epoch through the service differs from one without it. {text}",
+            f"an epoch through the service may differ from one without it. {text}",
             UserWarning,
             stacklevel=6,
         )
@@ -301,15 +301,16 @@ def print_delivery(
 ) -> None:
     """Print, once for each cluster and mode, how the data workers share the data.
 
-    The number of times that an epoch contains an element is only printed if `pipeline` is known
-    and keeps it.
+    Modes that divide the data print that an epoch contains every element once only if `pipeline`
+    keeps its elements.
     """
     printed = _printed_modes.setdefault(cluster, set())
     if mode in printed:
         return
     printed.add(mode)
     count = require_workers(cluster)
-    keeps = pipeline is not None and pipeline.keeps_elements(mode)
+    divides = mode not in ("OFF", "HINT")
+    keeps = divides and pipeline is not None and pipeline.keeps_elements(mode)
     if mode == "OFF" and count == 1:
         text = "the data worker reads the whole dataset, so an epoch contains every element once"
     elif mode == "OFF":
@@ -321,7 +322,7 @@ def print_delivery(
     elif mode == "DYNAMIC" and keeps:
         text = "an epoch contains every element once, in no fixed order"
     elif mode == "DYNAMIC":
-        text = "the data workers share the sources, in no fixed order"
+        text = "the data workers share the sources, and elements arrive in no fixed order"
     elif mode == "HINT":
         text = "each data worker reads the share that shard(SHARD_HINT, SHARD_HINT) selects"
     else:

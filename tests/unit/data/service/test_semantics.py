@@ -140,6 +140,18 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     ),
     "full batches": (lambda: numbers().batch(2, drop_remainder=True), {"counting"}, set(), set()),
     "padded batch": (lambda: numbers().padded_batch(2), {"grouping"}, set(), set()),
+    "padding with true": (
+        lambda: numbers().map(lambda x: x > 3).padded_batch(2, padding_values=True),
+        {"grouping"},
+        set(),
+        set(),
+    ),
+    "full windows": (
+        lambda: numbers().window(2, drop_remainder=True).flat_map(lambda w: w),
+        {"counting"},
+        set(),
+        set(),
+    ),
     "ragged batch": (lambda: numbers().ragged_batch(2), {"grouping"}, set(), set()),
     "rebatch": (lambda: numbers().batch(2).rebatch(3), {"grouping"}, set(), set()),
     "window": (
@@ -259,6 +271,10 @@ def test_hint_divides_at_the_shard() -> None:
     assert kinds(numbers().take(3).shard(SHARE, SHARE), "HINT") == set()
     assert kinds(numbers().shuffle(3).shard(SHARE, SHARE), "HINT") == {"order"}
     assert kinds(numbers().shard(SHARE, SHARE).shuffle(3), "HINT") == set()
+
+
+def test_mode_hint_without_a_hint_divides_nothing() -> None:
+    assert changes(numbers().shuffle(3).take(2), "HINT") == []
 
 
 def test_file_or_data_depends_on_the_source() -> None:
