@@ -1,4 +1,4 @@
-"""Records the line of the user's code that creates each dataset, even for eager datasets."""
+"""Lines of the user's code that create a dataset or cause a warning."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def named(site: Site | None) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning that points to the user's line, at any depth of calls."""
+    frame = _user_frame()
+    if frame is None:  # a thread of a library
+        warnings.warn(message, category, stacklevel=2)
+        return
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(
+        message, category, frame.f_code.co_filename, frame.f_lineno, module, registry
+    )
+
+
 def _change(module: types.ModuleType) -> None:
     dataset: Any = module.DatasetV2
     original = dataset.__init__
@@ -71,11 +85,17 @@ def _change(module: types.ModuleType) -> None:
 
 
 def _caller() -> Site | None:
-    frame: types.FrameType | None = sys._getframe(2)
+    frame = _user_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _user_frame() -> types.FrameType | None:
+    """Return the innermost frame outside of TensorFlow, Keras and this package."""
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_library_dirs()) and _GENERATED not in file:
-            return file, frame.f_lineno
+            return frame
         frame = frame.f_back
     return None
 

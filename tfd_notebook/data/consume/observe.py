@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, without_traceback
+from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer
 from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.op_errors import combine
@@ -75,11 +75,9 @@ def load_compat() -> ModuleType | None:
     except (ImportError, AttributeError) as error:
         import tensorflow as tf
 
-        warnings.warn(
+        warn(
             f"TensorFlow {tf.__version__} is not supported ({error}): datasets are not observed, "
             "and Ctrl-C waits for the next element",
-            UserWarning,
-            stacklevel=3,
         )
         return None
     return tf_data_iterator

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
+from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.options import STATIC, ReadOptions
@@ -70,11 +70,9 @@ def prepare(
     check_service(cluster)
     pipeline = graph_inspection.examine(dataset)
     if pipeline.size > LARGE:
-        warnings.warn(
+        warn(
             f"the dataset's definition is {pipeline.size / 1e6:.0f} MB, because it contains the "
             "data. Every data worker receives all of it. Reading the data from files is faster",
-            UserWarning,
-            stacklevel=5,
         )
     _check_sendable(pipeline)
     check_changes(cluster, pipeline.semantics, mode, semantics)
@@ -85,11 +83,9 @@ def prepare(
     if mode in STATIC:
         cluster.enable_static_sharding()
     if mode == "HINT" and not pipeline.has_shard_hint:
-        warnings.warn(
+        warn(
             'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" works like "off": each '
             "data worker delivers the whole dataset",
-            UserWarning,
-            stacklevel=5,
         )
     return pipeline
 
@@ -103,10 +99,8 @@ def check_changes(
     changes = pipeline.changes(mode, require_workers(cluster), cluster.service_in_process)
     refuse(changes, mode)
     if text := summary(changes):
-        warnings.warn(
+        warn(
             f"an epoch through the service may differ from one without it. {text}",
-            UserWarning,
-            stacklevel=6,
         )
 
 
@@ -177,10 +171,8 @@ def check_reach(cluster: DataServiceProtocol) -> None:
     what = f"cluster {cluster.name!r}: {'; '.join(what for what, _ in unreachable[:3])}"
     if len(unreachable) == len(rows):
         raise NoWorkers(f"{what}. Reading would wait indefinitely", fix=unreachable[0][1])
-    warnings.warn(
+    warn(
         f"{what}. Readers wait for the elements of these workers. Next: {unreachable[0][1]}",
-        UserWarning,
-        stacklevel=4,
     )
 
 
@@ -192,7 +184,7 @@ def _bypass_proxy(cluster: DataServiceProtocol) -> None:
     ]
     note = proxies.bypass(Endpoint.parse(address).host for address in addresses)
     if note is not None:
-        warnings.warn(note, UserWarning, stacklevel=6)
+        warn(note)
 
 
 def require_workers(cluster: DataServiceProtocol) -> int:
@@ -283,11 +275,9 @@ class BeforeReading:
             self.joined = True
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"job {self._name!r} has delivered this epoch to other readers, and no element is "
             "left. For a complete epoch pass a new job_name=",
-            UserWarning,
-            stacklevel=2,
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,47 @@ def test_registration_warns_of_state(cluster: tfd.Cluster) -> None:
     variable = tf.Variable(1, dtype=tf.int64)
     with pytest.warns(UserWarning, match="variables keep the value"):
         cluster.register(D.range(3).map(lambda x: x + variable))
+
+
+SEEDED = D.range(6).shuffle(6, seed=1)
+
+
+def create_in_function(cluster: tfd.Cluster) -> None:
+    function = tf.function(
+        lambda: D.range(6).take(4).apply(cluster.distribute("dynamic")).reduce(0, lambda n, _: n)
+    )
+    function()  # warns
+
+
+def register_and_read(cluster: tfd.Cluster) -> None:
+    dataset_id = cluster.register(D.range(6).take(4))
+    cluster.from_dataset_id("dynamic", dataset_id)  # warns
+
+
+def save_to(cluster: tfd.Cluster) -> None:
+    with pytest.raises(errors.UsageError):
+        cluster.save(SEEDED, os.fspath(Path(__file__).parent))  # warns
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cluster: SEEDED.apply(cluster.distribute("off")),  # warns
+        lambda cluster: cluster.register(SEEDED),  # warns
+        register_and_read,
+        create_in_function,
+        save_to,
+    ],
+    ids=["distribute", "register", "from_dataset_id", "function", "save"],
+)
+def test_warning_points_to_the_line_of_the_user(
+    cluster: tfd.Cluster, call: Callable[[tfd.Cluster], object]
+) -> None:
+    with pytest.warns(UserWarning, match="may differ") as caught:
+        call(cluster)
+    (warning,) = (each for each in caught if "may differ" in str(each.message))
+    assert warning.filename == __file__
+    assert "# warns" in linecache.getline(__file__, warning.lineno)
 
 
 def test_dataset_in_a_function_is_checked(cluster: tfd.Cluster) -> None:
