@@ -24,6 +24,9 @@ from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.data.service.semantics import check_semantics
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
+#: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
+_REGISTERED_MODE = "OFF"
+
 
 def distribute(
     cluster: DataServiceProtocol,
@@ -221,7 +224,7 @@ def register(
     from tensorflow.data.experimental import service
 
     elements.check_compression(compression)
-    prepared = validation.prepare(cluster, dataset, "OFF", check_semantics(semantics))
+    prepared = validation.prepare(cluster, dataset, _REGISTERED_MODE, check_semantics(semantics))
     spec = dataset.element_spec
     # Readers in other processes, and coordinated reads, cannot read by reference.
     by_reference = cluster.service_in_process and elements.uncompressible(spec) is not None
@@ -289,7 +292,9 @@ def from_dataset_id(
     validation.check_job(cluster, reading, full_name)
     known = cluster.registered.get(plain_id, Registered(-1, None))
     if known.semantics is not None:
-        validation.check_changes(cluster, known.semantics, reading.mode, "checked")
+        validation.check_changes(
+            cluster, known.semantics, reading.mode, "checked", warned_mode=_REGISTERED_MODE
+        )
     arguments = reading.tensorflow_arguments(cluster.service_in_process)
     read = validation.translated(
         lambda: service.from_dataset_id(

@@ -91,13 +91,24 @@ def prepare(
 
 
 def check_changes(
-    cluster: DataServiceProtocol, pipeline: Semantics, mode: str, semantics: str
+    cluster: DataServiceProtocol,
+    pipeline: Semantics,
+    mode: str,
+    semantics: str,
+    warned_mode: str | None = None,
 ) -> None:
-    """Refuse a pipeline whose elements would be wrong, and warn of other changes."""
+    """Refuse a pipeline whose elements would be wrong, and warn of other changes.
+
+    Changes in `warned_mode` have been warned of before.
+    """
     if semantics == "tensorflow":
         return
-    changes = pipeline.changes(mode, require_workers(cluster), cluster.service_in_process)
+    workers, in_process = require_workers(cluster), cluster.service_in_process
+    changes = pipeline.changes(mode, workers, in_process)
     refuse(changes, mode)
+    if warned_mode is not None:
+        known = pipeline.changes(warned_mode, workers, in_process)
+        changes = [change for change in changes if change not in known]
     if text := summary(changes):
         warn(
             f"an epoch through the service may differ from one without it. {text}",

@@ -130,6 +130,15 @@ def test_warning_points_to_the_line_of_the_user(
     assert "# warns" in linecache.getline(__file__, warning.lineno)
 
 
+def test_change_is_warned_of_once_for_registered_dataset(cluster: tfd.Cluster) -> None:
+    with pytest.warns(UserWarning, match="the seed gives the same order"):
+        dataset_id = cluster.register(SEEDED.take(4))
+    cluster.from_dataset_id("off", dataset_id)
+    with pytest.warns(UserWarning, match=r"take\(4\)") as caught:
+        cluster.from_dataset_id("dynamic", dataset_id)
+    assert "seed" not in str(caught[0].message)
+
+
 def test_dataset_in_a_function_is_checked(cluster: tfd.Cluster) -> None:
     @tf.function
     def count() -> tf.Tensor:
