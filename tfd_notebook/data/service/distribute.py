@@ -110,12 +110,11 @@ def _distributor(
         on_this_host = cluster.service_on_this_host
         return elements.transfer_of(compression, dataset.element_spec, on_this_host, by_reference)
 
-    def through_service(dataset: Any) -> Any:
+    def through_service(dataset: Any, transfer: elements.Transfer) -> Any:
         from tensorflow.data.experimental import service
 
         validation.check_job(cluster, reading, job_name)
         arguments = reading.tensorflow_arguments(cluster.service_in_process)
-        transfer = transfer_of(dataset)
         return validation.translated(
             lambda: dataset.apply(
                 service.distribute(
@@ -128,20 +127,21 @@ def _distributor(
         import tensorflow as tf
 
         check_dataset(dataset)
+        transfer = transfer_of(dataset)
         if graph.is_traced(dataset):
             validation.prepare_traced(cluster, dataset, reading.mode, semantics)
             validation.print_delivery(cluster, reading.mode)
             with warnings.catch_warnings():
                 # TensorFlow warns about its own call, and the caller cannot change that call.
                 warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
-                return through_service(dataset)
+                return through_service(dataset, transfer)
         # A function that is being traced can use a dataset from outside the function for an
         # unknown time.
         permanent = job_name is not None or not tf.executing_eagerly()
         with tf.init_scope():
-            return apply_eagerly(dataset, permanent)
+            return apply_eagerly(dataset, transfer, permanent)
 
-    def apply_eagerly(dataset: Any, permanent: bool) -> Any:
+    def apply_eagerly(dataset: Any, transfer: elements.Transfer, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality
 
         pipeline = validation.prepare(
@@ -149,7 +149,7 @@ def _distributor(
         )
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)
-        read = through_service(dataset)
+        read = through_service(dataset, transfer)
         key = graph.service_id(read)
         if (
             reading.mode == "DYNAMIC"
@@ -172,7 +172,7 @@ def _distributor(
         read._tfd_service = ServiceReadOptions(
             delivery,
             dataset,
-            transfer_of(dataset).compressed_by_choice,
+            transfer.compressed_by_choice,
             distribute_again,
             lambda: before.joined,
         )
@@ -224,11 +224,12 @@ def register(
     from tensorflow.data.experimental import service
 
     elements.check_compression(compression)
-    prepared = validation.prepare(cluster, dataset, _REGISTERED_MODE, check_semantics(semantics))
+    check_dataset(dataset)
     spec = dataset.element_spec
     # Readers in other processes, and coordinated reads, cannot read by reference.
     by_reference = cluster.service_in_process and elements.uncompressible(spec) is not None
     transfer = elements.transfer_of(compression, spec, cluster.service_on_this_host, by_reference)
+    prepared = validation.prepare(cluster, dataset, _REGISTERED_MODE, check_semantics(semantics))
     registered = validation.translated(
         lambda: service.register_dataset(
             cluster.service_target,
@@ -366,8 +367,9 @@ def save(
             "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
-    validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
+    check_dataset(dataset)
     elements.check_datasets(dataset.element_spec)
+    validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
     address = cluster.service_target.partition("://")[2]
     validation.translated(
         lambda: tf.data.experimental.distributed_save(

@@ -11,7 +11,6 @@ from typing import Any
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
-from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
@@ -61,7 +60,6 @@ def prepare(
     """
     import tensorflow as tf
 
-    check_dataset(dataset)
     if graph.is_traced(dataset):
         raise UsageError(
             "a dataset that is created inside a tf.function cannot be registered or saved",
@@ -121,7 +119,6 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
     TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
     the resources that it uses are not known before.
     """
-    check_dataset(dataset)
     check_service(cluster)
     definitions = list(graph.traced_definitions(dataset))
     for definition in definitions:

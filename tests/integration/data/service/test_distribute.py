@@ -122,10 +122,7 @@ class Cluster:
         self.workers = workers
         self.functions: dict[str, str] = {}
         self.static = False
-
-    @property
-    def service_in_process(self) -> bool:
-        return not isinstance(self.workers[0], Worker)
+        self.service_in_process = not isinstance(workers[0], Worker)
 
     service_on_this_host = True
 
@@ -560,6 +557,21 @@ class TestRefused:
             through(outside, Range(5).window(2), "dynamic")
         read = through(inside, Range(5).window(2), "dynamic")
         assert sorted(x for window in read for x in values(window)) == list(range(5))
+
+    def test_type_of_elements_is_checked_before_functions_are_sent(self, outside: Cluster) -> None:
+        def windows() -> Any:
+            return Range(6).map(lambda x: tf.numpy_function(abs, [x], tf.int64)).window(2)
+
+        outside.functions = {}
+        with pytest.raises(NotSerializable, match="elements are datasets"):
+            through(outside, windows(), "data")
+        with pytest.raises(NotSerializable, match="elements are datasets"):
+            tf.function(lambda: through(outside, windows(), "data"), autograph=False)()
+        with pytest.raises(NotSerializable, match="elements are datasets"):
+            distribute.register(outside, windows())
+        with pytest.raises(NotSerializable, match="elements are datasets"):
+            distribute.save(outside, windows(), "/tmp/unused")
+        assert (outside.functions, outside.static) == ({}, False)
 
     def test_external_state_policy_fail_is_respected(self, outside: Cluster) -> None:
         options = tf.data.Options()
