@@ -294,7 +294,7 @@ def repeated(inspected: InspectedDataset) -> Iterator[Finding]:
     if cluster is None or use is None or inspected.origin is None or use.delivery.infinite:
         return
     mode = use.delivery.mode
-    hinted = inspected.examined is not None and inspected.examined.has_shard_hint
+    hinted = inspected.examined is not None and inspected.examined.semantics.has_hint
     if mode != "OFF" and not (mode == "HINT" and not hinted):
         return
     workers = len(cluster.data_workers())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,6 @@ _ONE_TO_ONE = frozenset(
         "ShuffleDatasetV3",
     )
 )
-_SHARD_HINT = -1
 
 # Each process creates its own handles of these.
 _OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
@@ -55,8 +53,6 @@ class Pipeline:
         Tokens of its Python functions.
     resources : tuple of str
         Kinds of objects in this process that it refers to, which other processes cannot access.
-    has_shard_hint : bool
-        Whether it has a ``shard(SHARD_HINT, SHARD_HINT)``.
     keeps_count : bool
         Whether splitting its source by elements keeps the number of its elements.
     semantics : Semantics
@@ -66,7 +62,6 @@ class Pipeline:
     size: int
     tokens: tuple[str, ...]
     resources: tuple[str, ...]
-    has_shard_hint: bool
     keeps_count: bool
     semantics: Semantics
 
@@ -99,7 +94,6 @@ def examine(dataset: Any) -> Pipeline:
         size=len(serialized),
         tokens=tuple(find_functions(graph_def)),
         resources=tuple(_resources(graph_def, tf)),
-        has_shard_hint=any(_hints(body, tf) for body in _bodies(graph_def)),
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
         semantics=Semantics(
@@ -117,12 +111,6 @@ def _too_large(size: int) -> NotSerializable:
         fix="write the data to files and read those (tf.data.TFRecordDataset, "
         "Dataset.save and Dataset.load), or use np.load inside the pipeline",
     )
-
-
-def _bodies(graph_def: Any) -> Iterator[Any]:
-    yield graph_def.node
-    for function in graph_def.library.function:
-        yield function.node_def
 
 
 def _resources(graph_def: Any, tf: Any) -> dict[str, None]:
@@ -143,14 +131,3 @@ def _resources(graph_def: Any, tf: Any) -> dict[str, None]:
                 name = names[-1] if names else handle.name
                 result[_RESOURCES.get(name, f"a {name}")] = None
     return result
-
-
-def _hints(body: Any, tf: Any) -> bool:
-    shards = {
-        name.split(":")[0] for node in body if node.op == "ShardDataset" for name in node.input[1:2]
-    }
-    return any(
-        tf.make_ndarray(node.attr["value"].tensor).item() == _SHARD_HINT
-        for node in body
-        if node.op == "Const" and node.name in shards
-    )

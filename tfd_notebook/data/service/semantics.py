@@ -167,7 +167,7 @@ class Semantics:
         """
         if mode == "FILE_OR_DATA":
             mode = "FILE" if self._reads_files else _BY_RESULT
-        if mode == "HINT" and not self._has_hint:
+        if mode == "HINT" and not self.has_hint:
             mode = "OFF"  # each data worker then delivers the whole dataset
         found: dict[tuple[str, str], Change] = {}
         flows: dict[str, _Flow] = {}
@@ -191,7 +191,8 @@ class Semantics:
         return not any(change.kind in changing for change in self.changes(mode, 2))
 
     @cached_property
-    def _has_hint(self) -> bool:
+    def has_hint(self) -> bool:
+        """True if the pipeline has a ``shard(SHARD_HINT, SHARD_HINT)``."""
         return any(
             _kind(node) == "Shard" and self._constant(node, 1) == -1
             for node in self._nodes.values()

@@ -80,7 +80,7 @@ def prepare(
         cluster.install_functions(*py_functions.pack(pipeline.tokens), user)
     if mode in STATIC:
         cluster.enable_static_sharding()
-    if mode == "HINT" and not pipeline.has_shard_hint:
+    if mode == "HINT" and not pipeline.semantics.has_hint:
         warn(
             'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" works like "off": each '
             "data worker delivers the whole dataset",
