@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, cast
 
 from tfd_notebook._compat.tf_data import graph
-from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, bytes_of, stages_of
+from tfd_notebook._compat.tf_data.elements import static_bytes
+from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_of
 from tfd_notebook.data.bottleneck import advice, classification
 from tfd_notebook.data.bottleneck.usage import ServiceReadOptions
 from tfd_notebook.data.consume.memory_datasets import check_transfer
@@ -343,7 +344,7 @@ def small_elements(inspected: InspectedDataset) -> Iterator[Finding]:
     cluster = inspected.cluster
     if cluster is None or cluster.service_in_process or inspected.origin is None:
         return
-    size = bytes_of(inspected.origin.element_spec)
+    size = static_bytes(inspected.origin.element_spec)
     if size is not None and size < _SMALL:
         yield SMALL.finding(
             f"the data workers send elements of {size:,} bytes",

@@ -40,6 +40,19 @@ def can_be_batched(element_spec: Any) -> bool:
     return all(hasattr(spec, "_batch") for spec in tf.nest.flatten(element_spec))
 
 
+def static_bytes(element_spec: Any) -> int | None:
+    """Return the bytes of each element. None if they vary or are unknown."""
+    import tensorflow as tf
+
+    total = 0
+    for tensor in tf.nest.flatten(element_spec, expand_composites=True):
+        items = tensor.shape.num_elements()
+        if items is None or not tensor.dtype.size:  # a string or a variant
+            return None
+        total += items * tensor.dtype.size
+    return total
+
+
 def encoding_error() -> type[Exception]:
     """Return the class of the error for a specification that TensorFlow cannot encode."""
     from tensorflow.python.saved_model import nested_structure_coder

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook._compat.tf_data.elements import static_bytes
 
 #: Classes that do not count as stages.
 _TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
@@ -234,7 +235,7 @@ def buffers_of(dataset: Any) -> tuple[Buffer, ...]:
             count = int(stage.inputs[0].dataset.cardinality())
             if count >= 0:
                 elements = count if elements is None else min(count, elements)
-            each = bytes_of(stage.dataset.element_spec)
+            each = static_bytes(stage.dataset.element_spec)
             size = None if each is None or elements is None else each * elements
             buffers.append(Buffer(stage.name, elements, size))
     return tuple(buffers)
@@ -245,19 +246,6 @@ def _file_of(cache: Any) -> str:
 
     value = tf.get_static_value(getattr(cache, "_filename", None))
     return "" if value is None else value.decode() if isinstance(value, bytes) else str(value)
-
-
-def bytes_of(spec: Any) -> int | None:
-    """Return the bytes of an element, or None if its shape is unknown."""
-    import tensorflow as tf
-
-    total = 0
-    for component in tf.nest.flatten(spec):
-        count = component.shape.num_elements() if isinstance(component, tf.TensorSpec) else None
-        if count is None or component.dtype in (tf.string, tf.variant, tf.resource):
-            return None
-        total += int(count) * int(component.dtype.size)
-    return total
 
 
 def kind_of(name: str) -> str:

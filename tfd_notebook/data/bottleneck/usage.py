@@ -158,8 +158,7 @@ class ServiceReadOptions:
     origin : tf.data.Dataset, optional
         The pipeline that the workers run. None if another process distributed it.
     compressed : bool
-        Whether elements are compressed for the transfer, or TensorFlow may choose so, and could be
-        sent without.
+        Whether elements may be sent compressed, although they can be sent without compression.
     distribute_again : callable
         Distributes a dataset with the same options, or with a different compression.
     joined : callable

@@ -8,19 +8,6 @@ from typing import Any
 _STRING_BYTES = 24
 
 
-def static_bytes(spec: Any) -> int | None:
-    """Return the bytes of each element of `spec`. None if they vary or are unknown."""
-    import tensorflow as tf
-
-    total = 0
-    for tensor in tf.nest.flatten(spec, expand_composites=True):
-        items = tensor.shape.num_elements()
-        if items is None or not tensor.dtype.size:  # a string or a variant
-            return None
-        total += items * tensor.dtype.size
-    return total
-
-
 def element_bytes(element: Any) -> int | None:
     """Return the bytes of `element`. None if it contains a dataset or another opaque variant."""
     import tensorflow as tf

@@ -15,12 +15,13 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook._compat.tf_data.elements import static_bytes
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals, without_traceback
 from tfd_notebook.data.bottleneck.live_limit import LiveLimit
 from tfd_notebook.data.consume import checkpoint as consume_checkpoint
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
-from tfd_notebook.data.consume.element_size import element_bytes, static_bytes
+from tfd_notebook.data.consume.element_size import element_bytes
 from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.model.limit import Limit

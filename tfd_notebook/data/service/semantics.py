@@ -67,6 +67,8 @@ _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE"), "DATA"
 _READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 _NO_END = (1 << 62) - 1
+#: Bytes of a constant above which it is data. The analysis reads scalars only.
+_DATA_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,9 @@ class Semantics:
     """
 
     def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
-        self._nodes = {node.name: node for node in definition.node}
-        self._functions = {each.signature.name: each for each in definition.library.function}
+        small = _without_data(definition)
+        self._nodes = {node.name: node for node in small.node}
+        self._functions = {each.signature.name: each for each in small.library.function}
         self._facts: dict[str, _Facts] = {}
         self._stages = {} if last is None else nodes_of(definition, last)
         self._deterministic = deterministic
@@ -542,6 +545,24 @@ class Semantics:
         return facts
 
 
+def _without_data(definition: Any) -> Any:
+    """Return a copy of a ``GraphDef`` without large constants.
+
+    A reference to a single node keeps the memory of its whole graph.
+    """
+    small = type(definition)()
+    small.node.extend(_without_constants(definition.node))
+    for function in definition.library.function:
+        copied = small.library.function.add()
+        copied.signature.CopyFrom(function.signature)
+        copied.node_def.extend(_without_constants(function.node_def))
+    return small
+
+
+def _without_constants(nodes: Any) -> Iterator[Any]:
+    return (node for node in nodes if node.op != "Const" or node.ByteSize() < _DATA_BYTES)
+
+
 def _kind(node: Any) -> str:
     return kind_of(node.op.removeprefix("Experimental"))
 
@@ -601,5 +622,6 @@ def summary(changes: list[Change]) -> str:
     reported = [change for change in changes if change.kind != "grouping"]
     if not reported:
         return ""
-    fixes = dict.fromkeys(change.fix for change in reported)
-    return f"{'; '.join(map(str, reported))}. Next: {'; '.join(fixes)}"
+    first, *others = dict.fromkeys(change.fix for change in reported)
+    steps = [first, *(fix[0].upper() + fix[1:] for fix in others)]
+    return f"{'. '.join(map(str, reported))}. Next: {'. '.join(steps)}"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfd_notebook.data.consume.element_size import element_bytes, static_bytes
+from tfd_notebook._compat.tf_data.elements import static_bytes
+from tfd_notebook.data.consume.element_size import element_bytes
 
 Dataset = tf.data.Dataset
 Optional = tf.experimental.Optional

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import re
 import types
@@ -336,6 +337,16 @@ def test_each_node_is_visited_once() -> None:
     assert pipeline.visited == before + 31  # the datasets; functions are visited once
 
 
+def test_data_in_the_graph_is_not_kept() -> None:
+    table = tf.zeros([50_000])
+    dataset = D.from_tensor_slices(table).map(lambda x: x + tf.constant(np.ones(50_000, "f"))[0])
+    inspected = graph_inspection.examine(dataset)
+    assert inspected.size > 400_000
+    kept = inspected.semantics
+    assert len(pickle.dumps(kept)) < 60_000
+    assert kept.changes("DYNAMIC", 2) == []
+
+
 @pytest.mark.slow
 def test_large_graph_needs_no_recursion() -> None:
     definition = tf.compat.v1.GraphDef()
@@ -352,6 +363,7 @@ def test_summary_is_one_paragraph_with_each_step_once() -> None:
     text = semantics.summary(changes(dataset, "DYNAMIC"))
     assert text.count("take() after distribute") == 1
     assert "batch" not in text  # several short batches contain the same elements
+    assert ";" not in text
     assert "\n" not in text
     assert semantics.summary([]) == ""
 
