@@ -18,6 +18,10 @@ _INTRODUCTION = """\
 
 This page lists the commands of the magics, of `tfd`, of the control socket and of front ends. It is
 generated from `tfd_notebook/model/command_table.py`. `--help` explains the arguments.
+
+`%load_ext tfd_notebook` adds the magics. Tab completes subcommands, options, tasks and names, and
+`?` after a magic shows its help. `%tfd_cluster` alone shows the form. The exit status of `tfd` is 0
+for success, 1 for a failure and 2 for wrong usage.
 """
 _REQUESTS = {
     "request": "Other processes of the same user send these requests to the control socket of a "
