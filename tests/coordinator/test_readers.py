@@ -14,8 +14,8 @@ from tests.coordinator._programs import Programs, logging_environment
 
 pytestmark = pytest.mark.integration
 
-README = Path(__file__).parents[2] / "README.md"
-#: Number of processes that run the snippets of the README.
+ROOT = Path(__file__).parents[2]
+#: Number of processes that run the snippets of the README and of the tour.
 PROCESSES = int(os.environ.get("TFD_TEST_README_PROCESSES", "1"))
 
 #: The additional sink limits the stream's use of the processors.
@@ -35,6 +35,10 @@ with tfd.Cluster(data_workers=1, name="earlier") as cluster:
     earlier = tf.data.Dataset.range(10).map(lambda x: 2 * x).apply(cluster.distribute("off"))
     assert len(list(earlier)) == 10
 slow_sink = lambda batch: time.sleep(0.01)
+images, labels = tf.zeros((64, 8, 8)), tf.zeros(64, tf.int64)
+smooth = lambda image: image + 1
+model = tf.keras.Sequential([tf.keras.layers.Flatten(), tf.keras.layers.Dense(2)])
+model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 {snippets}
 assert coordinator.fetch(results) == [2 * number for number in range(20)]
 stream.wait(elements=stream.elements + 100, timeout=60)
@@ -51,14 +55,12 @@ def run(programs: Programs, code: str, **options: Any) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("process", range(PROCESSES))
-def test_snippets_of_the_readme_run_in_order(programs: Programs, process: int) -> None:
+def test_snippets_of_readme_and_tour_run_in_order(programs: Programs, process: int) -> None:
     """The readers before the coordinator also cause no warning."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    chosen = [
-        block for block in blocks if re.search(r"stream = |evaluator=|\.coordinator\(\)", block)
-    ]
-    assert len(chosen) == 3
-    snippets = "".join(chosen).replace("%load_ext tfd_notebook\n", "")
+    pages = "".join((ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
+    blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
+    assert len(blocks) == 5
+    snippets = "".join(blocks).replace("%load_ext tfd_notebook\n", "")
     assert snippets.count('name="images"') == 1
     snippets = snippets.replace('name="images"', 'name="images", sinks=[slow_sink]')
     completed = run(programs, AROUND.format(snippets=snippets), env=logging_environment())
