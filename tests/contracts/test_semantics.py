@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import tfd_notebook as tfd
 from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service.division import divide
 from tfd_notebook.data.service.options import mode_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -34,6 +35,19 @@ TOGETHER = 10
 FILES = 4
 #: Kinds of changes after which an epoch may have other elements.
 CHANGING = {"pairing", "order", "counting", "grouping", "external", "unknown"}
+
+#: Operations whose result depends on the order of their elements, on their values, or on both.
+BY_ORDER = {"take", "skip", "take_while", "shard", "scan", "enumerate", "zip", "choose", "sample"}
+BY_VALUE = {
+    "filter",
+    "take_while",
+    "interleave",
+    "flat_map",
+    "inner_zip",
+    "inner_shuffle",
+    "unique",
+}
+GROUPING = {"batch", "padded_batch", "window"}
 
 D = tf.data.Dataset
 Step = tuple[Any, ...]
@@ -273,7 +287,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_difference_has_a_finding(clusters: list[tfd.Cluster], directory: Path) -> None:
     seen: Counter[str] = Counter()
     mode = st.sampled_from(["dynamic", "data", "off", "file"])
-    case = st.tuples(PIPELINES, mode, st.sampled_from(clusters)).filter(
+    semantics = st.sampled_from(["tensorflow", "same"])
+    case = st.tuples(PIPELINES, mode, st.sampled_from(clusters), semantics).filter(
         lambda case: case[1] != "file" or _uses_only_files(case[0])
     )
 
@@ -285,7 +300,7 @@ def test_every_difference_has_a_finding(clusters: list[tfd.Cluster], directory: 
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(st.lists(case, min_size=TOGETHER, max_size=TOGETHER))
-    def check(cases: list[tuple[Pipeline, str, tfd.Cluster]]) -> None:
+    def check(cases: list[tuple[Pipeline, str, tfd.Cluster, str]]) -> None:
         with ThreadPoolExecutor(TOGETHER) as pool:
             seen.update(pool.map(lambda case: compare(directory, *case), cases))
 
@@ -298,15 +313,19 @@ def _uses_only_files(pipeline: Pipeline) -> bool:
     return all(source == ("files",) for source in (pipeline.source, *others))
 
 
-def compare(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cluster) -> str:
+def compare(
+    directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cluster, semantics: str
+) -> str:
     """Return the result for a pipeline. Fail if a difference has no finding."""
     build = Build(directory)
     dataset = build(pipeline)
     workers = sum(task.role == "data_worker" for task in cluster.tasks)
     in_process = cluster.name.startswith("inprocess")
-    semantics = graph_inspection.examine(dataset).semantics
-    found = semantics.changes(mode_of(mode), workers, in_process)
+    examined = graph_inspection.examine(dataset).semantics
+    found = examined.changes(mode_of(mode), workers, in_process)
     kinds = {change.kind for change in found}
+    if semantics == "same":
+        return compare_same(build, dataset, pipeline, mode, cluster)
     read = dataset.apply(cluster.distribute(mode, semantics="tensorflow"))
     epochs = []
     for _ in range(2):
@@ -334,6 +353,55 @@ def compare(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cluster
     elif pipeline.draw == "stateless" and not kinds & CHANGING:
         assert dict(epochs[0][0]) == dict(epochs[0][1])
     return f"{'same' if same else 'different'}{', with a finding' if found else ''}"
+
+
+def compare_same(
+    build: Build, dataset: Any, pipeline: Pipeline, mode: str, cluster: tfd.Cluster
+) -> str:
+    """Return the result for a pipeline with ``semantics="same"``. Fail if elements differ."""
+    try:
+        read = dataset.apply(cluster.distribute(mode, semantics="same"))
+    except tfd.errors.DataChanged:
+        return "refused"
+    times = sum(task.role == "data_worker" for task in cluster.tasks) if mode == "off" else 1
+    parts = divide(dataset, mode_of(mode), cluster.name.startswith("inprocess"))
+    elements_certain = number_certain = parts is None or not parts.local
+    if not elements_certain:
+        elements_certain, number_certain = _certain(pipeline)
+    drawn, expected_draws = [], []
+    for _ in range(2):
+        try:
+            alone, through = elements(dataset), elements(read)
+        except tfd.errors.PipelineError:
+            raise
+        except tfd.errors.DataError:  # fewer files or elements than data workers
+            return "cannot be divided"
+        if elements_certain:
+            expected = Counter({x: times * n for x, n in Counter(x for x, _ in alone).items()})
+            assert Counter(x for x, _ in through) == expected
+        if number_certain:
+            assert len(through) == times * len(alone)
+        drawn += [number for _, number in through]
+        expected_draws += [number for _, number in alone]
+        build.change_state()
+    repeats = any(name in ("cache", "repeat") for name, *_ in pipeline.steps)
+    if pipeline.draw in ("unseeded", "generator"):
+        assert repeats or len(set(drawn)) == len(drawn)
+    elif pipeline.draw == "seeded" and len(drawn) == len(expected_draws):
+        assert Counter(drawn) == Counter(expected_draws)
+    return "same elements" if elements_certain else "same number" if number_certain else "read"
+
+
+def _certain(pipeline: Pipeline) -> tuple[bool, bool]:
+    """Return whether the elements, and their number, are the same in any order of arrival."""
+    order = elements = number = True
+    for name, *_ in pipeline.steps:
+        number = number and not (name == "take_while" and not order)
+        number = number and not (name in BY_VALUE and not elements)
+        elements = elements and not (name in BY_ORDER and not order) and name not in GROUPING
+        # In each epoch in another order, also without a service.
+        order = order and name not in ("shuffle", "inner_shuffle", "sample")
+    return elements, number
 
 
 def elements(dataset: Any) -> list[tuple[int, int]]:

@@ -98,6 +98,23 @@ def _subgraph(definition: Any, name: str) -> Any:
     return needed
 
 
+def data_inputs(node: Any) -> Iterator[str]:
+    """Yield the inputs of a ``NodeDef`` without its control inputs."""
+    return (name for name in node.input if not name.startswith("^"))
+
+
+def captured_inputs(node: Any) -> slice:
+    """Return the positions of the inputs of a dataset's node that its functions capture."""
+    lists = {name: len(attr.list.type) for name, attr in node.attr.items()}
+    first = 1 + lists.get("Tstate", 0)
+    captured = [
+        count
+        for name, count in lists.items()
+        if name.startswith("T") and name.endswith(("arguments", "_args"))
+    ]
+    return slice(first, first + sum(captured))
+
+
 def constant_bytes(dataset: Any) -> int:
     """Return the bytes of the tensors in the graph of a dataset, without creating the graph.
 

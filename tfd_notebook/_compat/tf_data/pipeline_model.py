@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,14 +87,21 @@ class Stage:
             yield from stage.walk()
 
 
-def stages_of(dataset: Any, keep: bool = True) -> Stage:
-    """Return the last stage of `dataset`. Stages refer to their datasets if `keep` is true."""
+def stages_of(dataset: Any, keep: bool = True, replaced: Mapping[int, Any] = {}) -> Stage:
+    """Return the last stage of `dataset`. Stages refer to their datasets if `keep` is true.
+
+    `replaced` has datasets in place of others, by their ``id``.
+    """
     dataset = getattr(dataset, "_dataset", dataset)  # a dataset of TensorFlow 1 wraps another one
+    if id(dataset) in replaced:
+        return stages_of(replaced[id(dataset)], keep)
+    if (original := getattr(dataset, "original", None)) is not None:
+        return stages_of(original, keep, dataset.replaced)
     used = getattr(dataset, "_tfd_service", None)
     kind = kind_of(type(dataset).__name__)
     inputs = dataset._inputs()
     if used is None and len(inputs) == 1 and kind in _TRANSPARENT:
-        return stages_of(inputs[0], keep)
+        return stages_of(inputs[0], keep, replaced)
     if used is not None:
         kind, inputs = "DataService", ()
     functions = [] if used is not None else list(_functions(dataset))
@@ -108,7 +115,7 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
         kind=kind,
         label=label,
         site=source_locations.named(source_locations.site_of(dataset) or _first_line(functions)),
-        inputs=tuple(stages_of(each, keep) for each in inputs),
+        inputs=tuple(stages_of(each, keep, replaced) for each in inputs),
         python=python,
         service=used if keep else None,
         dataset=dataset if keep else None,

@@ -19,6 +19,7 @@ from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, watch
 from tfd_notebook.data.service import elements, validation
+from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.data.service.semantics import check_semantics
@@ -60,9 +61,11 @@ def distribute(
     cross_trainer_cache : tf.data.experimental.service.CrossTrainerCache, optional
     target_workers : {"AUTO", "ANY", "LOCAL"}
         The workers to read from. Default ``"AUTO"``.
-    semantics : {"checked", "tensorflow"}
+    semantics : {"checked", "same", "tensorflow"}
         ``"checked"`` (default) refuses a pipeline that would join or lose elements, and warns of
-        other changes. ``"tensorflow"`` checks nothing.
+        other changes. ``"same"`` runs operations whose result would change in this process, with
+        those after them. It refuses what would still change. Elements arrive in no fixed order,
+        which also applies to the members of batches. ``"tensorflow"`` checks nothing.
 
     Returns
     -------
@@ -127,6 +130,11 @@ def _distributor(
         import tensorflow as tf
 
         check_dataset(dataset)
+        if semantics == "same" and not graph.is_traced(dataset):
+            with tf.init_scope():
+                parts = divide(dataset, reading.mode, cluster.service_in_process)
+                if parts is not None:
+                    return apply_divided(parts)
         transfer = transfer_of(dataset)
         if graph.is_traced(dataset):
             validation.prepare_traced(cluster, dataset, reading.mode, semantics)
@@ -140,6 +148,18 @@ def _distributor(
         permanent = job_name is not None or not tf.executing_eagerly()
         with tf.init_scope():
             return apply_eagerly(dataset, transfer, permanent)
+
+    def apply_divided(parts: Division) -> Any:
+        if parts.local and (job_name is not None or reading.num_consumers is not None):
+            raise UsageError(
+                f"{parts.summary()}, so each consumer of a shared job would have its own result",
+                fix='omit job_name= and num_consumers=, or use semantics="checked"',
+            )
+        read = parts.build(_distributor(cluster, reading, compression, "tensorflow"))
+        if not parts.local:
+            return read
+        validation.print_note(f"cluster {cluster.name!r}: {parts.summary()}.")
+        return watch(read, cluster.consumers, before=validation.BeforeReading(cluster, None))
 
     def apply_eagerly(dataset: Any, transfer: elements.Transfer, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality

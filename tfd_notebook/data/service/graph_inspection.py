@@ -66,8 +66,8 @@ class Pipeline:
     semantics: Semantics
 
 
-def examine(dataset: Any) -> Pipeline:
-    """Return the properties of a ``tf.data.Dataset``.
+def definition_of(dataset: Any) -> Any:
+    """Return the ``GraphDef`` of a ``tf.data.Dataset``.
 
     Raises
     ------
@@ -88,10 +88,23 @@ def examine(dataset: Any) -> Pipeline:
         ) from error
     if not 0 < len(serialized) <= LARGEST:
         raise _too_large(len(serialized))
-    graph_def = tf.compat.v1.GraphDef.FromString(serialized)
+    return tf.compat.v1.GraphDef.FromString(serialized)
+
+
+def examine(dataset: Any) -> Pipeline:
+    """Return the properties of a ``tf.data.Dataset``.
+
+    Raises
+    ------
+    NotSerializable
+        As in `definition_of`.
+    """
+    import tensorflow as tf
+
+    graph_def = definition_of(dataset)
     ops = [node.op for node in graph_def.node if "Dataset" in node.op]
     return Pipeline(
-        size=len(serialized),
+        size=graph_def.ByteSize(),
         tokens=tuple(find_functions(graph_def)),
         resources=tuple(_resources(graph_def, tf)),
         keeps_count=sum(op in _SOURCES for op in ops) == 1

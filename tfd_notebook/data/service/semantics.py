@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.py_functions import copied_state
 from tfd_notebook.errors import DataChanged, UnknownName
 
 #: Values of the argument ``semantics``.
-SEMANTICS = ("checked", "tensorflow")
+SEMANTICS = ("checked", "same", "tensorflow")
 
 _SOUND = "sound"
+#: The effect of the endless source of ``enumerate``.
+COUNTER = "counter"
 #: How each dataset operation depends on the elements before it, by its kind (`kind_of`).
 #: Operations that are not listed are reported as not examined.
 OPERATIONS: Mapping[str, str] = {
@@ -110,6 +113,7 @@ class _Facts:
     derives: bool = False  # numbers from an explicit state
     assigns: bool = False  # changes a variable
     shuffles: bool = False  # a shuffle without a seed
+    gets: bool = False  # elements of a dataset by their number
     states: tuple[str, ...] = ()  # objects of Python functions
     unknown: tuple[str, ...] = ()
 
@@ -118,8 +122,8 @@ class _Facts:
         return _Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
 
 
-@dataclass
-class _Flow:
+@dataclass(frozen=True)
+class Flow:
     """Properties of the elements after an operation."""
 
     divided: bool = False  # several units of the sources can have produced them
@@ -127,6 +131,41 @@ class _Flow:
     drawn: bool = False  # a random source is before it
     only_drawn: bool = False  # all sources before it are random
     endless: bool = False
+    shuffled: bool = False  # in another order in each epoch
+
+
+@dataclass
+class Operation:
+    """A dataset operation of a pipeline.
+
+    Parameters
+    ----------
+    node : tf.compat.v1.NodeDef
+    name : str
+        In the user's notation, with its line if known.
+    kind : str
+        As in `Stage`.
+    effect : str or None
+        As in `OPERATIONS`. `COUNTER` for the numbers of ``enumerate``, and ``"random"`` for a
+        random selection of datasets that delivers all of their elements.
+    inputs : tuple of str
+        The nodes whose elements it reads.
+    stage : Stage or None
+    flow : Flow
+    pure : bool
+        Whether its functions depend on their arguments and on constants only.
+    changes : list of Change
+    """
+
+    node: Any
+    name: str
+    kind: str
+    effect: str | None
+    inputs: tuple[str, ...]
+    stage: Stage | None
+    flow: Flow
+    pure: bool
+    changes: list[Change]
 
 
 class Semantics:
@@ -168,25 +207,50 @@ class Semantics:
         in_process : bool
             Whether the data workers run in this process. They then share its Python objects.
         """
-        if mode == "FILE_OR_DATA":
-            mode = "FILE" if self._reads_files else _BY_RESULT
-        if mode == "HINT" and not self.has_hint:
-            mode = "OFF"  # each data worker then delivers the whole dataset
         found: dict[tuple[str, str], Change] = {}
-        flows: dict[str, _Flow] = {}
-        for node in self._ordered():
-            before = [flows[each.name] for each in self._before(node)]
-            flow = flows[node.name] = self._flow(node, before)
-            for change in self._changes(node, flow, before, mode, workers):
+        for operation in self.operations(mode, workers, in_process):
+            for change in operation.changes:
                 if workers < 2 and change.refused:
                     change = dataclasses.replace(
                         change,
                         what=f"with a second data worker, {change.what}",
                         refused=False,
                     )
-                if change.kind != "python" or not in_process:
-                    found.setdefault((change.kind, change.operation), change)
+                found.setdefault((change.kind, change.operation), change)
         return sorted(found.values(), key=lambda change: not change.refused)
+
+    def operations(self, mode: str, workers: int, in_process: bool = False) -> Iterator[Operation]:
+        """Yield the dataset operations, each after its inputs, with their changes.
+
+        The parameters are those of `changes`. If the caller sets the `flow` of an operation, the
+        operations after it see that.
+        """
+        if mode == "FILE_OR_DATA":
+            mode = "FILE" if self._reads_files else _BY_RESULT
+        if mode == "HINT" and not self.has_hint:
+            mode = "OFF"  # each data worker then delivers the whole dataset
+        flows: dict[str, Flow] = {}
+        for node in self._ordered():
+            inputs = self._before(node)
+            before = [flows[each.name] for each in inputs]
+            flow, facts = self._flow(node, before), self._facts_of(node)
+            operation = Operation(
+                node,
+                self._name(node),
+                _kind(node),
+                self._effect(node),
+                tuple(each.name for each in inputs),
+                self._stages.get(node.name),
+                flow,
+                facts == _Facts() and not any(self._captured(node)),
+                [
+                    change
+                    for change in self._changes(node, facts, flow, before, mode, workers)
+                    if change.kind != "python" or not in_process
+                ],
+            )
+            yield operation
+            flows[node.name] = operation.flow
 
     def keeps_elements(self, mode: str) -> bool:
         """Return True if the data workers together deliver the elements of the pipeline."""
@@ -209,7 +273,9 @@ class Semantics:
     def _ordered(self) -> list[Any]:
         """Return the dataset operations of the pipeline, each after those that it reads."""
         ordered: dict[str, Any] = {}
-        todo = [(node, False) for node in self._nodes.values() if _is_dataset(node)]
+        datasets = [node for node in self._nodes.values() if _is_dataset(node)]
+        used = {each.name for node in datasets for each in map(self._input, node.input) if each}
+        todo = [(node, False) for node in datasets if node.name not in used]
         while todo:
             node, ready = todo.pop()
             if node.name in ordered:
@@ -230,10 +296,17 @@ class Semantics:
         return node
 
     def _before(self, node: Any) -> list[Any]:
-        inputs = (self._input(name) for name in node.input if not name.startswith("^"))
+        """Return the operations whose elements `node` reads."""
+        names = list(data_inputs(node))
+        del names[captured_inputs(node)]
+        inputs = map(self._input, names)
         return [each for each in inputs if each is not None and _is_dataset(each)]
 
-    def _flow(self, node: Any, before: list[_Flow]) -> _Flow:
+    def _captures_dataset(self, node: Any) -> bool:
+        captured = map(self._input, list(data_inputs(node))[captured_inputs(node)])
+        return any(each is not None and _is_dataset(each) for each in captured)
+
+    def _flow(self, node: Any, before: list[Flow]) -> Flow:
         kind = _kind(node)
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single":
@@ -246,15 +319,18 @@ class Semantics:
         if kind == "Shard":
             hinted = hinted or self._constant(node, 1) == -1
         source = kind == "Random"
-        return _Flow(
+        return Flow(
             divided,
             hinted,
             source or any(each.drawn for each in before),
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
+            (OPERATIONS.get(kind) == "ordering" and not self._seeds(node) and _reshuffles(node))
+            or (bool(before) and all(each.shuffled for each in before))
+            or (kind == "Zip" and self._numbers(node) and any(b.shuffled for b in before)),
         )
 
-    def _is_endless(self, kind: str, node: Any, before: list[_Flow]) -> bool:
+    def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
         if kind == "Repeat":
             count = self._constant(node, 1)
             return (count is not None and count < 0) or any(each.endless for each in before)
@@ -264,9 +340,15 @@ class Semantics:
         return bool(before) and combine(each.endless for each in before)
 
     def _changes(
-        self, node: Any, flow: _Flow, before: list[_Flow], mode: str, workers: int
+        self,
+        node: Any,
+        facts: _Facts,
+        flow: Flow,
+        before: list[Flow],
+        mode: str,
+        workers: int,
     ) -> Iterator[Change]:
-        kind, facts = _kind(node), self._facts_of(node)
+        kind = _kind(node)
         effect = OPERATIONS.get(kind)
         name = self._name(node)
 
@@ -277,8 +359,11 @@ class Semantics:
             mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))
         )
         by_result = mode == _BY_RESULT or (mode == "HINT" and not flow.hinted)
-        if effect is None or facts.unknown:
-            names = ", ".join(dict.fromkeys((*facts.unknown, *(() if effect else (node.op,)))))
+        unknown = [*facts.unknown, *(() if effect else (node.op,))]
+        if self._captures_dataset(node) and not facts.gets:
+            unknown.append("a dataset that the function uses")
+        if unknown:
+            names = ", ".join(dict.fromkeys(unknown))
             yield change(
                 "unknown",
                 f"{names} is not covered by the check, so the elements may differ",
@@ -302,14 +387,14 @@ class Semantics:
         effect: str | None,
         node: Any,
         change: Callable[..., Change],
-        before: list[_Flow],
+        before: list[Flow],
         workers: int,
     ) -> Iterator[Change]:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
         if effect == "pairing" and not self._numbers(node):
             if kind == "DirectedInterleave" and self._selects_at_random(node):
-                if node.attr["stop_on_empty_dataset"].b:
+                if _stops_early(node):
                     yield change(
                         "counting",
                         "each data worker stops at the end of its first dataset",
@@ -358,7 +443,7 @@ class Semantics:
         node: Any,
         change: Callable[..., Change],
         facts: _Facts,
-        before: list[_Flow],
+        before: list[Flow],
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
         loses = "so elements are missing and others occur several times"
@@ -429,22 +514,20 @@ class Semantics:
                 "the seed gives the same numbers on each data worker",
                 f"{unseeded}with a seed that is a part of the element",
             )
-        if kind in ("Shuffle", "ShuffleAndRepeat") and self._seeds(node):
-            reshuffles = "reshuffle_each_iteration" not in node.attr or (
-                node.attr["reshuffle_each_iteration"].b
+        if OPERATIONS.get(kind) == "ordering" and self._seeds(node) and _reshuffles(node):
+            yield change(
+                "random",
+                "the seed gives the same order in each epoch",
+                "omit the seed, also of tf.random.set_seed, or shuffle after distribute",
             )
-            if reshuffles:
-                yield change(
-                    "random",
-                    "the seed gives the same order in each epoch",
-                    "omit the seed, also of tf.random.set_seed, or shuffle after distribute",
-                )
 
     def _name(self, node: Any) -> str:
         stage = self._stages.get(node.name)
         name = user_name(_kind(node)) if stage is None else stage.name
         if _kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
             name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
+        if _kind(node) == "Zip" and self._numbers(node):
+            name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
 
     def _constant(self, node: Any, index: int) -> Any:
@@ -473,10 +556,19 @@ class Semantics:
         """Return True if one input of a zip counts without end, as in enumerate()."""
         before = self._before(node)
         return len(before) == 2 and any(
-            (_kind(each) == "Range" and (self._constant(each, 1) or 0) > _NO_END)
-            or (_kind(each) == "Scan" and self._counts(each))
+            self._is_counter(each) or (_kind(each) == "Scan" and self._counts(each))
             for each in before
         )
+
+    def _is_counter(self, node: Any) -> bool:
+        return _kind(node) == "Range" and (self._constant(node, 1) or 0) > _NO_END
+
+    def _effect(self, node: Any) -> str | None:
+        if self._is_counter(node):
+            return COUNTER
+        if _kind(node) == "DirectedInterleave" and self._selects_at_random(node):
+            return "pairing" if _stops_early(node) else "random"
+        return OPERATIONS.get(_kind(node))
 
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""
@@ -522,7 +614,7 @@ class Semantics:
         constants = {each.name: each for each in body if each.op == "Const"}
         for node in body:
             self.visited += 1
-            seeded = bool(node.attr["seed"].i or node.attr["seed2"].i)
+            seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
             draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
             kind = _kind(node)
             facts = facts.plus(
@@ -537,6 +629,7 @@ class Semantics:
                     and all(
                         _is_zero(constants.get(each.partition(":")[0])) for each in node.input[2:4]
                     ),
+                    gets=node.op == "GetElementAtIndex",
                     states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
                     unknown=(node.op,) if _is_dataset(node) and kind not in OPERATIONS else (),
                 )
@@ -565,6 +658,18 @@ def _without_constants(nodes: Any) -> Iterator[Any]:
 
 def _kind(node: Any) -> str:
     return kind_of(node.op.removeprefix("Experimental"))
+
+
+def _reshuffles(shuffle: Any) -> bool:
+    """Return True if a shuffle gives each epoch another order."""
+    name = "reshuffle_each_iteration"
+    return name not in shuffle.attr or bool(shuffle.attr[name].b)
+
+
+def _stops_early(interleave: Any) -> bool:
+    """Return True if a selection of datasets ends with the first of them."""
+    name = "stop_on_empty_dataset"
+    return name in interleave.attr and bool(interleave.attr[name].b)
 
 
 def _is_dataset(node: Any) -> bool:

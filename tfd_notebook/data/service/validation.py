@@ -16,6 +16,7 @@ from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.data.service.semantics import Semantics, refuse, summary
 from tfd_notebook.errors import (
+    DataChanged,
     DispatcherLost,
     FinishedJob,
     NotSerializable,
@@ -103,6 +104,11 @@ def check_changes(
         return
     workers, in_process = require_workers(cluster), cluster.service_in_process
     changes = pipeline.changes(mode, workers, in_process)
+    if semantics == "same" and changes:
+        raise DataChanged(
+            f'{changes[0]} (mode "{mode.lower()}")',
+            fix='use cluster.distribute(..., semantics="same") outside of a tf.function',
+        )
     refuse(changes, mode)
     if warned_mode is not None:
         known = pipeline.changes(warned_mode, workers, in_process)

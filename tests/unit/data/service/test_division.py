@@ -1,0 +1,141 @@
+"""Division of a pipeline between the data workers and the consumer, found in its graph."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfd_notebook import errors
+from tfd_notebook.data.service.division import Division, divide
+
+D = tf.data.Dataset
+
+
+def division(dataset: Any, mode: str = "DYNAMIC", in_process: bool = False) -> Division:
+    divided = divide(dataset, mode, in_process)
+    assert divided is not None
+    return divided
+
+
+def kinds(divided: Division, names: list[str]) -> list[str]:
+    kinds = [divided.operations[name].kind for name in names]
+    return [kind for kind in kinds if kind != "Options"]
+
+
+def filtered() -> Any:
+    """Return a dataset whose elements cannot be computed from their numbers."""
+    return D.range(9).filter(lambda x: x != 3)
+
+
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC"])
+def test_sound_pipeline_is_not_divided(mode: str) -> None:
+    dataset = filtered().map(lambda x: x + 1).shuffle(5).repeat(2).prefetch(1)
+    assert divide(dataset, mode, False) is None
+
+
+@pytest.mark.parametrize(
+    ("dataset", "numbered"),
+    [
+        (D.zip((D.range(9), D.from_tensor_slices(np.arange(9)))), ["Zip"]),
+        (D.range(9).take(4), ["Take"]),
+        (D.range(9).skip(4).map(lambda x: x + 1), ["Skip"]),
+        (D.range(9).map(lambda x: x + 1).enumerate(3), ["Zip"]),
+        (D.range(9).concatenate(D.range(4)).shard(2, 1), ["Shard"]),
+        (D.range(9).batch(4, drop_remainder=True), ["Batch"]),
+    ],
+)
+def test_elements_with_numbers_stay_on_the_data_workers(dataset: Any, numbered: list[str]) -> None:
+    divided = division(dataset)
+    assert not divided.local
+    assert divided.summary() == ""
+    assert kinds(divided, divided.numbered) == numbered
+    parts: list[Any] = []
+    divided.build(lambda part: parts.append(part) or part)
+    (part,) = parts
+    assert list(map(str, part)) == list(map(str, dataset))
+
+
+def test_operations_from_the_first_change_run_here() -> None:
+    mapped = filtered().map(lambda x: x * 2)
+    divided = division(mapped.batch(4).map(lambda x: x + 1))
+    assert kinds(divided, divided.local) == ["Batch", "Map"]
+    assert kinds(divided, divided.boundary) == ["Map"]
+    assert divided.summary() == "batch(4) and the operations after it run in this process"
+
+
+@pytest.mark.parametrize("mode", ["DYNAMIC", "DATA"])
+def test_rest_has_the_elements_and_the_state_of_the_dataset(mode: str) -> None:
+    variable = tf.Variable(0, dtype=tf.int64)
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    dataset = filtered().map(lambda x: (x + variable, table.lookup(x))).shuffle(3, seed=4).batch(2)
+    rest = division(dataset, mode).build(lambda part: part)
+    assert rest.element_spec == dataset.element_spec
+    for _ in range(2):
+        got = sorted(x for batch in rest.as_numpy_iterator() for x in zip(*batch, strict=True))
+        alone = dataset.as_numpy_iterator()
+        assert got == sorted(x for batch in alone for x in zip(*batch, strict=True))
+        variable.assign_add(1000)
+        table.insert(tf.range(9, dtype=tf.int64), tf.range(9, dtype=tf.int64) * 7)
+
+
+def test_generator_continues_in_each_epoch() -> None:
+    generator = tf.random.Generator.from_seed(1)
+    dataset = filtered().map(lambda _: generator.uniform((), maxval=10**9, dtype=tf.int32))
+    rest = division(dataset).build(lambda part: part)
+    drawn = [*rest.as_numpy_iterator(), *rest.as_numpy_iterator()]
+    assert len(set(drawn)) == len(drawn) == 16
+
+
+def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
+    numbers = random.Random(1)
+
+    def draw(x: Any) -> Any:
+        return x + numbers.randrange(9)
+
+    dataset = D.range(3).map(lambda x: tf.numpy_function(draw, [x], tf.int64))
+    assert divide(dataset, "DYNAMIC", in_process=True) is None
+    assert kinds(division(dataset), division(dataset).local) == ["Map"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "operation"),
+    [
+        (filtered().take(4), r"take\(4\)"),
+        (filtered().batch(2).skip(1), r"skip\(1\)"),
+        (filtered().enumerate(), "enumerate"),
+        (filtered().window(3).flat_map(lambda window: window.batch(3)), r"window\(3\)"),
+        (filtered().shuffle(9, reshuffle_each_iteration=False).take(4), r"take\(4\)"),
+        (D.zip((filtered(), filtered())), "zip"),
+        (D.zip((D.range(9).repeat(), D.range(9).repeat())), "zip"),
+        (D.choose_from_datasets([filtered(), filtered()], D.range(2).repeat(3)), "choose"),
+    ],
+)
+def test_what_needs_the_order_is_refused(dataset: Any, operation: str) -> None:
+    with pytest.raises(errors.DataChanged, match=f"(?s){operation}.*no fixed order.*Next: "):
+        divide(dataset, "DYNAMIC", False)
+
+
+def test_order_that_differs_in_each_epoch_is_not_needed() -> None:
+    divided = division(filtered().shuffle(9).enumerate().take(4))
+    assert kinds(divided, divided.local) == ["Zip", "Take"]
+    rest = divided.build(lambda part: part)
+    assert [number for number, _ in rest.as_numpy_iterator()] == [0, 1, 2, 3]
+
+
+def test_mode_that_delivers_everything_several_times_is_refused() -> None:
+    variable = tf.Variable(0, dtype=tf.int64)
+    with pytest.raises(errors.DataChanged, match="each data worker delivers the whole dataset"):
+        divide(filtered().map(lambda x: x + variable), "OFF", False)
+
+
+def test_operation_that_is_not_covered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfd_notebook.data.service import semantics
+
+    known = {kind: effect for kind, effect in semantics.OPERATIONS.items() if kind != "Filter"}
+    monkeypatch.setattr(semantics, "OPERATIONS", known)
+    with pytest.raises(errors.DataChanged, match="FilterDataset is not covered"):
+        divide(filtered(), "DYNAMIC", False)

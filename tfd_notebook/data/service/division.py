@@ -1,0 +1,235 @@
+"""Division of a pipeline between the data workers and the consumer, for ``semantics="same"``.
+
+The data workers run all operations whose results do not depend on the division of the sources.
+The consumer runs the others, and the operations after them.
+
+Where elements have a number, no division is needed. The data workers then share the numbers, and
+compute the elements with these numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfd_notebook._compat.tf_data.pipeline_model import stages_of
+from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service.semantics import COUNTER, Flow, Operation, Semantics
+from tfd_notebook.errors import DataChanged
+
+#: Operations for which TensorFlow computes an element from its number.
+_NUMBERED = (
+    "AssertCardinality",
+    "Batch",
+    "Concatenate",
+    "List",
+    "Map",
+    "Model",
+    "Options",
+    "Prefetch",
+    "Range",
+    "Repeat",
+    "Shard",
+    "Skip",
+    "Take",
+    "Tensor",
+    "TensorSlice",
+    "Zip",
+)
+#: Operations whose result depends on the order of the elements before them. The sizes of batches
+#: do not.
+_ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWindow")
+#: Modes in which the data workers together deliver each element once.
+_DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
+
+
+@dataclass
+class Division:
+    """The operations of a dataset that do not run on the data workers as they are.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    definition : tf.compat.v1.GraphDef
+    operations : dict of str to Operation
+        All operations, by node.
+    numbered : list of str
+        The operations whose elements the data workers compute from their numbers.
+    local : list of str
+        The operations that the consumer runs, each after its inputs.
+    """
+
+    dataset: Any
+    definition: Any
+    operations: dict[str, Operation] = field(default_factory=dict)
+    numbered: list[str] = field(default_factory=list)
+    local: list[str] = field(default_factory=list)
+
+    def build(self, distribute: Callable[[Any], Any]) -> Any:
+        """Return the dataset, with `distribute` applied to the parts for the data workers."""
+        options = self.dataset.options()
+        numbered = {name: (self.dataset_of(name), self._by_number(name)) for name in self.numbered}
+
+        def part(name: str) -> Any:
+            dataset = self._rebuilt(name, numbered) if self.numbered else self.dataset_of(name)
+            return distribute(dataset.with_options(options))
+
+        if not self.local:
+            return part(self.end)
+        reads = {name: (self.dataset_of(name), part(name)) for name in self.boundary}
+        return self._rebuilt(self.end, reads).with_options(options)
+
+    def _rebuilt(self, name: str, inputs: dict[str, tuple[Any, Any]]) -> Any:
+        """Return the dataset of a node, with other datasets in place of some nodes."""
+        from tfd_notebook._compat.tf_data.rebuild import rebuilt
+
+        datasets = {
+            name: operation.stage.dataset
+            for name, operation in self.operations.items()
+            if operation.stage is not None
+        }
+        return rebuilt(self.dataset_of(name), self.definition, name, inputs, datasets)
+
+    def _by_number(self, name: str) -> Any:
+        """Return the dataset of a node. Each element is computed from its number."""
+        import tensorflow as tf
+
+        dataset = self.dataset_of(name)
+        count = int(dataset.cardinality())
+        values = {
+            node.name: node.attr["value"].tensor
+            for node in self.definition.node
+            if node.op == "Const"
+        }
+        counters = {}
+        for each, operation in self.operations.items():
+            if operation.effect == COUNTER:  # TensorFlow computes elements of finite datasets only
+                start = int(tf.make_ndarray(values[operation.node.input[0]]))
+                counters[each] = (None, tf.data.Dataset.range(start, start + count))
+        if counters:
+            dataset = self._rebuilt(name, counters)
+
+        def element(number: Any) -> Any:
+            return tf.data.experimental.at(dataset, number)
+
+        numbers = tf.data.Dataset.range(count)
+        return numbers.map(element, num_parallel_calls=tf.data.AUTOTUNE)
+
+    @property
+    def end(self) -> str:
+        """The node of the whole dataset."""
+        return list(self.operations)[-1]
+
+    def dataset_of(self, name: str) -> Any:
+        """Return the dataset of a node. None if it has none in Python."""
+        if name == self.end:
+            return self.dataset
+        operation = self.operations[name]
+        while operation.stage is None and len(operation.inputs) == 1:
+            operation = self.operations[operation.inputs[0]]
+        return None if operation.stage is None else operation.stage.dataset
+
+    @property
+    def boundary(self) -> list[str]:
+        """The last operations that the data workers run."""
+        local = set(self.local)
+        inputs = (each for name in self.local for each in self.operations[name].inputs)
+        return [
+            name
+            for name in dict.fromkeys(inputs)
+            if name not in local and self.operations[name].effect != COUNTER
+        ]
+
+    def summary(self) -> str:
+        """Return a sentence about the operations that run in this process, or an empty text."""
+        operations = map(self.operations.__getitem__, self.local)
+        local = [operation for operation in operations if not operation.flow.only_drawn]
+        later = {operation.node.name for operation in local}
+        first = [operation for operation in local if later.isdisjoint(operation.inputs)]
+        if not first:
+            return ""
+        names = ", ".join(dict.fromkeys(operation.name for operation in first))
+        return (
+            f"{names}{' and the operations after it' if first != local else ''} run in this process"
+        )
+
+
+def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
+    """Return the division of `dataset`, or None if the data workers can run all of it.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    mode : str
+        The name of TensorFlow's ShardingPolicy.
+    in_process : bool
+        Whether the data workers run in this process.
+
+    Raises
+    ------
+    DataChanged
+        An operation would have other results.
+    """
+    definition = graph_inspection.definition_of(dataset)
+    deterministic = dataset.options().deterministic is not False
+    semantics = Semantics(definition, stages_of(dataset), deterministic)
+    division = Division(dataset, definition)
+    by_number: set[str] = set()
+    for operation in semantics.operations(mode, 2, in_process):
+        name = operation.node.name
+        division.operations[name] = operation
+        if (
+            operation.pure
+            and operation.kind in _NUMBERED
+            and by_number.issuperset(operation.inputs)
+        ):
+            by_number.add(name)
+        if not any(each in division.local for each in operation.inputs):
+            if not operation.changes or operation.effect == COUNTER:
+                continue
+            if mode == "DYNAMIC" and name in by_number and _is_numbered(operation):
+                division.numbered.append(name)
+                operation.flow = Flow(divided=True)
+                continue
+        _check(operation, division, mode)
+        division.local.append(name)
+    return division if division.numbered or division.local else None
+
+
+def _is_numbered(operation: Operation) -> bool:
+    import tensorflow as tf
+
+    if operation.stage is None:
+        return False
+    dataset = operation.stage.dataset
+    dense = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(dataset.element_spec))
+    return dense and int(dataset.cardinality()) >= 0
+
+
+def _check(operation: Operation, division: Division, mode: str) -> None:
+    """Raise DataChanged for an operation whose result would differ in the consumer."""
+    known = {change.kind: change for change in operation.changes}
+    reason = None
+    fix = 'use semantics="checked", and read what changes'
+    if "unknown" in known:
+        reason = known["unknown"].what
+    elif mode not in _DIVIDING:
+        reason = "each data worker delivers the whole dataset"
+        fix = 'use processing_mode="dynamic"'
+    elif not operation.flow.shuffled and (
+        operation.effect == "pairing" or operation.kind in _ORDERED
+    ):
+        reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"
+        fix = (
+            "let one source deliver what belongs together, or use sources with numbers, such as "
+            "from_tensor_slices"
+        )
+    elif any(
+        division.dataset_of(each) is None
+        for each in operation.inputs
+        if division.operations[each].effect != COUNTER
+    ):
+        reason = "the operations before it cannot be separated from it"
+    if reason is not None:
+        raise DataChanged(f'{operation.name}: {reason} (mode "{mode.lower()}")', fix=fix)
