@@ -75,7 +75,7 @@ def main() -> None:
     rounds, batches = (5, 20) if quick else (15, 100)
     service = tf.data.experimental.service
     dispatcher = tfd.Dispatcher()
-    worker = tfd.DataWorker(service.WorkerConfig(dispatcher.address))
+    _worker = tfd.DataWorker(service.WorkerConfig(dispatcher.address))
     defaults = service.distribute("parallel_epochs", dispatcher.target)
     with tfd.Cluster(data_workers=1, launcher="inprocess") as cluster:
         figures = _pairs.interleave(
@@ -86,15 +86,13 @@ def main() -> None:
             },
             rounds,
         )
-    worker.stop()
-    dispatcher.stop()
     against = {name: _pairs.compare(figures["cluster"], figures[name]) for name in figures}
     print(f"in-process cluster, ms of CPU per batch, against the pipeline: {against['pipeline']}")
     print(f"against TensorFlow's defaults: {against['defaults']}")
     unit = "ms of CPU per batch"
     _pairs.report("inprocess_transfer, against TensorFlow's defaults", against["defaults"], unit)
     _pairs.report("inprocess_transfer", against["pipeline"], unit)
-    # The threads of the iterators would crash at the interpreter's exit.
+    # The threads of the iterators would crash at the exit, and delay the end of the data worker.
     sys.stdout.flush()
     os._exit(0)
 
