@@ -341,6 +341,25 @@ def _tokens(function: Any) -> Iterator[str]:
                 yield node.attr["token"].s.decode()
 
 
+def running_function(last: Stage) -> tuple[Stage, str, Any] | None:
+    """Return the stage whose Python function runs now, the function's line, and its frame."""
+    for frames in py_functions.running():
+        called = {frame.f_code for frame in frames}
+        for stage in last.walk():
+            if stage.python and not called.isdisjoint(_codes(stage.dataset)):
+                frame = next(filter(source_locations.is_users, frames), frames[0])
+                site = source_locations.named((frame.f_code.co_filename, frame.f_lineno))
+                return stage, f"{frame.f_code.co_name} ({site})", frame
+    return None
+
+
+def _codes(dataset: Any) -> set[Any]:
+    """Return the code of the user's Python functions that a stage calls."""
+    tokens = (token for function in _functions(dataset) for token in _tokens(function))
+    functions = (py_functions.user_function(py_functions.lookup(token)) for token in tokens)
+    return {getattr(function, "__code__", None) for function in functions}
+
+
 @dataclass(frozen=True)
 class Node:
     """One node of TensorFlow's model of an iterator, with totals since its creation.

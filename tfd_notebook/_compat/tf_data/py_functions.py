@@ -17,11 +17,12 @@ import pickle
 import re
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any
 
 from tfd_notebook._compat import import_hooks
+from tfd_notebook._compat.frames import current_frames
 from tfd_notebook.errors import NotSerializable
 
 #: Ops whose attribute ``token`` identifies a Python function.
@@ -131,6 +132,19 @@ def user_function(registered: Any) -> Any:
                 return function
         else:
             return function
+
+
+def running() -> Iterator[list[types.FrameType]]:
+    """Yield the frames of each registered function that runs now, outermost first."""
+    file = getattr(sys.modules.get(_MODULE), "__file__", None)
+    for innermost in current_frames().values():
+        frames: list[types.FrameType] = []
+        frame: types.FrameType | None = innermost
+        while frame is not None and frame.f_code.co_filename != file:
+            frames.append(frame)
+            frame = frame.f_back
+        if frame is not None:
+            yield frames[::-1]
 
 
 def dumps(value: Any) -> bytes:

@@ -92,12 +92,15 @@ def _caller() -> Site | None:
 def _user_frame() -> types.FrameType | None:
     """Return the innermost frame outside of TensorFlow, Keras and this package."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_library_dirs()) and _GENERATED not in file:
-            return frame
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def is_users(frame: types.FrameType) -> bool:
+    """Return True if `frame` runs code outside of TensorFlow, Keras and this package."""
+    file = frame.f_code.co_filename
+    return not file.startswith(_library_dirs()) and _GENERATED not in file
 
 
 @functools.cache

@@ -33,6 +33,14 @@ ALL_CORES_BUSY = (
 EXTERNAL_WORKERS = (
     "check the CPU use of the data workers, or add some. This process cannot measure external ones"
 )
+BLOCKED = (
+    "no element arrived, and the pipeline cannot be interrupted. It waits in an op of TensorFlow, "
+    "such as a read of a file"
+)
+NO_ANSWER = (
+    "see the logs of the data workers, and run tfd.explain on the dataset before distribute. No "
+    "element has arrived"
+)
 STEP = "make the step faster; the data arrives in time"
 SINGLE = "call batch() before the consumer, which now takes single elements"
 _CONVERT = "turn the elements into tensors"
@@ -45,6 +53,11 @@ _MORE_SPLITS = {
     **dict.fromkeys(READERS, "write the data to several files, at least one per data worker"),
 }
 _FINER = "split the source into smaller parts, such as one per file or range of rows"
+
+
+def blocked(function: str) -> str:
+    """Return the advice for a Python function that does not return."""
+    return f"add a timeout to {function}, which has not returned. It continues to run"
 
 
 def dataset_variable(dataset: Any, default: str = "") -> str:

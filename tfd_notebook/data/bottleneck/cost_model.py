@@ -245,6 +245,8 @@ class Measurement:
     lanes : tuple of LaneCost
     empty : bool
         Whether the dataset has no elements.
+    stalled : float
+        Seconds of the last wait, if no element ended it.
     """
 
     seconds: float
@@ -256,6 +258,7 @@ class Measurement:
     locked: float
     lanes: tuple[LaneCost, ...]
     empty: bool = False
+    stalled: float = 0.0
 
     @property
     def rate(self) -> float:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_of
+from tfd_notebook._compat.tf_data.pipeline_model import (
+    READERS,
+    Stage,
+    running_function,
+    stages_of,
+)
 from tfd_notebook.data.bottleneck import advice
 from tfd_notebook.data.bottleneck.classification import Bottleneck, judge, judge_service
 from tfd_notebook.data.bottleneck.cost_model import Measurement
 from tfd_notebook.data.bottleneck.usage import Machine, Workers, WorkerUtilization, processors
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.explain import experiments
-from tfd_notebook.data.explain.measurement import measure
+from tfd_notebook.data.explain.measurement import Blocked, measure
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_seconds
@@ -40,7 +46,8 @@ def explain(
 
     Elements are consumed from the first one on, and again from the start if the data ends. The
     pipeline runs unchanged in 40 % of the time. In the rest, `explain` tries changes that it can
-    make to the graph.
+    make to the graph. If a Python function does not return, `explain` ends after `seconds` plus
+    about one, and names it.
 
     Parameters
     ----------
@@ -110,6 +117,7 @@ class _Explanation:
         target: bool,
     ) -> None:
         self._dataset = dataset
+        self._seconds = seconds
         self._step = step
         self._target = target
         self._cores = processors()
@@ -123,6 +131,8 @@ class _Explanation:
         #: Busy cores of this host, including all processes.
         self._busy = 0.0
 
+        self._figures: dict[str, float] = {"elements_per_s": 0.0}
+        self._alone: Measurement | None = None
         machine = Machine()
 
         def ended() -> None:
@@ -130,24 +140,62 @@ class _Explanation:
             if workers is not None:
                 self._workers = tuple(workers.read())
 
-        self._measurement = measure(
+        self._measure = partial(
+            measure,
             dataset,
             _MEASURING_SHARE * seconds - warm_up,
             step,
             warm_up=warm_up,
             last=self._last,
             ended=ended,
+            patience=(1 - _MEASURING_SHARE) * seconds + 1,
         )
-        # Compilation during warm-up does not count against the time budget.
-        self._until = max(self._until, time.monotonic() + (1 - _MEASURING_SHARE) * seconds)
-        self._alone: Measurement | None = None
-        self._figures = self._measurement.figures()
 
     def limit(self) -> Limit:
         """Return the bottleneck, the advice and the expected gain."""
+        try:
+            self._measurement = self._measure()
+            return self._limit()
+        except Blocked:
+            return self._blocked()
+
+    def _blocked(self) -> Limit:
+        """Return the function that has not returned, or the servers that do not answer."""
+        origin = self._use.origin if self._use is not None else None
+        found = running_function(self._last)
+        if found is None and origin is not None:
+            found = running_function(stages_of(origin))
+        if found is not None:
+            stage, function, _ = found
+            kind = "source" if stage.is_source else "stage"
+            return Limit(kind, stage.name, None, self._figures, advice.blocked(function))
+        if self._use is not None:
+            return Limit("workers", figures=self._figures, advice=advice.NO_ANSWER)
+        return Limit("none", figures=self._figures, advice=advice.BLOCKED)
+
+    def _is_blocked(self) -> bool:
+        """Return True if a function does not return in the rest of the time."""
+        if self._measurement.stalled < _MEASURING_SHARE * self._seconds / 2:
+            return False
+        found = first = running_function(self._last)
+        while found is not None and first is not None and found[2] is first[2]:
+            if time.monotonic() > self._until:
+                return True
+            time.sleep(0.05)
+            found = running_function(self._last)
+        return False
+
+    def _limit(self) -> Limit:
         measurement = self._measurement
+        if self._step is not None:
+            # Compilation during warm-up does not count against the time budget.
+            left = (1 - _MEASURING_SHARE) * self._seconds
+            self._until = max(self._until, time.monotonic() + left)
+        self._figures = measurement.figures()
         if measurement.empty:
             return Limit("none", figures=self._figures, advice="the dataset is empty")
+        if (self._use is not None and not measurement.elements) or self._is_blocked():
+            return self._blocked()
         bottleneck = judge(measurement, self._last, self._cores, self._step is not None)
         if bottleneck.kind == "workers" and self._use is not None:
             bottleneck = self._classify_service()

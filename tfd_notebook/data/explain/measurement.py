@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +24,10 @@ _PROBE = 0.002
 _LATE = 0.0005
 
 
+class Blocked(Exception):
+    """The end of a measurement whose pipeline does not return an element."""
+
+
 def measure(
     dataset: Any,
     seconds: float,
@@ -29,6 +35,7 @@ def measure(
     warm_up: float = 1.0,
     last: Stage | None = None,
     ended: Callable[[], object] | None = None,
+    patience: float = 1.0,
 ) -> Measurement:
     """Iterate `dataset` for `seconds`, and again from the start if it ends.
 
@@ -46,13 +53,19 @@ def measure(
     ended : callable, optional
         Called at the end of the measurement, before the iterator is released. The release can
         take a second with a tf.data service.
+    patience : float
+        Seconds after the end of the measurement that the current element may take. Default 1.
 
     Raises
     ------
+    Blocked
+        The pipeline did not return in time. A Python function of it continues to run, because
+        TensorFlow cannot cancel it.
     Exception
         The pipeline's error, or the consumer's.
     """
-    return _Run(last or stages_of(dataset), ended).measure(dataset, seconds, consume, warm_up)
+    run = _Run(last or stages_of(dataset), ended)
+    return run.measure_in_thread(dataset, seconds, consume, warm_up, patience)
 
 
 class _Run:
@@ -68,7 +81,69 @@ class _Run:
         self._counting = False
         self._passes = 0
         self._read = 0.0
-        self._end = 0.0
+        self._end = self._consumed = 0.0
+
+    def measure_in_thread(
+        self,
+        dataset: Any,
+        seconds: float,
+        consume: Callable[[Any], object] | None,
+        warm_up: float,
+        patience: float,
+    ) -> Measurement:
+        """Iterate in a separate thread, which can block, and call `consume` in this one."""
+        elements: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        errors: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        ended = object()
+        results: list[Measurement | BaseException] = []
+
+        def consume_in_caller(element: Any) -> None:
+            elements.put(element)
+            if (error := errors.get()) is not None:
+                raise error
+
+        def run() -> None:
+            consumer = None if consume is None else consume_in_caller
+            try:
+                results.append(self.measure(dataset, seconds, consumer, warm_up))
+            except BaseException as error:
+                results.append(error)
+            elements.put(ended)
+
+        self._end = time.perf_counter() + warm_up + seconds
+        thread = threading.Thread(target=run, name="tfd-explain-run", daemon=True)
+        thread.start()
+        try:
+            while (element := self._next_of(elements, patience)) is not ended:
+                assert consume is not None
+                try:
+                    consume(element)
+                    errors.put(None)
+                except BaseException as error:
+                    errors.put(error)
+                self._consumed = time.perf_counter()
+        except BaseException:  # the time limit, or Ctrl-C
+            self._ended = None
+            self._stopped.set()
+            stopped = TimeLimit("the measurement has ended")
+            errors.put(stopped)
+            if self._meter is not None:
+                self._meter.cancel(stopped)
+            raise
+        thread.join()
+        (result,) = results
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _next_of(self, elements: queue.SimpleQueue[Any], patience: float) -> Any:
+        while True:
+            left = max(self._end, self._consumed) + patience - time.perf_counter()
+            if left < 0:
+                raise Blocked
+            with contextlib.suppress(queue.Empty):
+                # A signal that another thread receives does not end the wait.
+                return elements.get(timeout=min(left, 0.2))
 
     def measure(
         self,
@@ -82,6 +157,7 @@ class _Run:
         end = self._end = warm + seconds
         elements = size = 0
         waited, first, started, cpu = 0.0, 0.0, begin, time.process_time()
+        stalled = 0.0
         sampler = threading.Thread(target=self._sample, name="tfd-explain", daemon=True)
         sampler.start()
         try:
@@ -118,7 +194,8 @@ class _Run:
                         if now >= end:
                             break
                 except TimeLimit:
-                    now = time.perf_counter()
+                    stalled = time.perf_counter() - now
+                    now += stalled
                 reading = meter.read()
                 if self._counting:
                     elements += reading.elements - base[0]
@@ -151,6 +228,7 @@ class _Run:
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),
             empty=self._passes == 1 and meter.complete and not meter.elements,
+            stalled=stalled,
         )
 
     def _sample(self) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -189,6 +192,76 @@ class TestExplain:
         limit = tfd.explain(dataset, seconds=1)
         assert (limit.kind, limit.figures["elements_per_s"]) == ("source", 0)
         assert limit.stage.startswith("from_generator(never)")
+
+    @pytest.mark.parametrize("step", [None, lambda element: None])
+    @pytest.mark.parametrize("last", [lambda each: each, lambda each: each.batch(2)])
+    def test_function_that_never_returns_is_named(self, last: Any, step: Any) -> None:
+        released = threading.Event()
+
+        def stuck(number: Any) -> Any:
+            if number == 2:
+                released.wait()
+            return number
+
+        dataset = last(Range(9).map(lambda n: tf.numpy_function(stuck, [n], tf.int64)))
+        try:
+            limit = tfd.explain(dataset, seconds=1, step=step)
+            assert not released.is_set()
+            assert limit.kind == "stage"
+            assert limit.stage.startswith("map(")
+            line = stuck.__code__.co_firstlineno + 2
+            assert f"stuck (test_explain.py:{line}), which has not returned" in repr(limit)
+        finally:
+            released.set()
+
+    def test_function_of_a_data_worker_that_never_returns_is_reported(self) -> None:
+        released = threading.Event()
+
+        def stuck(number: Any) -> Any:
+            released.wait()
+            return number
+
+        dataset = Range(9).map(lambda n: tf.numpy_function(stuck, [n], tf.int64))
+        with tfd.Cluster(data_workers=1, launcher="inprocess", name="stuck") as inside:
+            try:
+                read = dataset.apply(inside.distribute("dynamic", semantics="tensorflow"))
+                assert "stuck (" in repr(tfd.explain(read, seconds=1))
+            finally:
+                released.set()
+
+    def test_stopped_data_worker_is_reported(self) -> None:
+        with tfd.Cluster(data_workers=1, name="silent") as silent:
+            read = Range(9).apply(silent.distribute("dynamic"))
+            process = psutil.Process(silent.snapshot().task("data_worker:0").pid)  # type: ignore[union-attr]
+            process.suspend()
+            try:
+                limit = tfd.explain(read, seconds=1)
+            finally:
+                process.resume()
+        assert limit.kind == "workers"
+        assert "No element has arrived" in repr(limit)
+
+    def test_explanation_of_a_blocked_function_is_interrupted(self) -> None:
+        entered, released = threading.Event(), threading.Event()
+
+        def stuck(number: Any) -> Any:
+            entered.set()
+            released.wait()
+            return number
+
+        def interrupt() -> None:
+            entered.wait(60)
+            signal.raise_signal(signal.SIGINT)
+
+        dataset = Range(9).map(lambda n: tf.numpy_function(stuck, [n], tf.int64))
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                tfd.explain(dataset, seconds=1000)
+        finally:
+            released.set()
+            thread.join()
 
     def test_empty_dataset_is_reported(self) -> None:
         limit = tfd.explain(Range(0), seconds=1)
