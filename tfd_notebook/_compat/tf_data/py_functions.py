@@ -134,6 +134,11 @@ def user_function(registered: Any) -> Any:
             return function
 
 
+def is_debugged(registered: Any) -> bool:
+    """Return True if ``tf.data.experimental.enable_debug_mode`` has registered the function."""
+    return getattr(user_function(registered), "__name__", "") == "py_function_wrapper"
+
+
 def running() -> Iterator[list[types.FrameType]]:
     """Yield the frames of each registered function that runs now, outermost first."""
     file = getattr(sys.modules.get(_MODULE), "__file__", None)

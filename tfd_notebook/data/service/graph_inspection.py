@@ -32,9 +32,14 @@ _ONE_TO_ONE = frozenset(
     )
 )
 
+#: A tf.data service among the resources of a dataset.
+SERVICE = "a tf.data service"
+
 # Each process creates its own handles of these.
 _OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
 _RESOURCES = {
+    # The state of the op that reads a service. It exists in this process only.
+    "IterationCounter": SERVICE,
     "IteratorResource": "an iterator",
     "LookupInterface": "a lookup table that can change",
     "Var": "a variable",
@@ -82,8 +87,14 @@ def definition_of(dataset: Any) -> Any:
     try:
         serialized = graph.serialized(dataset)
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
+        message = str(getattr(error, "message", error))
+        if missing := re.search(r"Resource \S+ does not exist", message):
+            raise NotSerializable(
+                f"a table, or another resource, that the dataset uses was deleted ({missing[0]})",
+                fix="create the resource and the dataset again",
+            ) from error
         raise NotSerializable(
-            f"TensorFlow cannot turn the dataset into a graph: {getattr(error, 'message', error)}",
+            f"TensorFlow cannot turn the dataset into a graph: {message}",
             fix="create the dataset only from files, tensors and functions",
         ) from error
     if not 0 < len(serialized) <= LARGEST:

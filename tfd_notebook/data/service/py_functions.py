@@ -94,6 +94,13 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
                 f"the Python function {token} of the dataset no longer exists",
                 fix="run the cell that defines the dataset again",
             )
+        if py_functions.is_debugged(function):
+            raise NotSerializable(
+                "the dataset was created in the debug mode of tf.data, whose functions can only "
+                "run in this process",
+                fix="restart the kernel, and create the dataset without "
+                "tf.data.experimental.enable_debug_mode(), which cannot be turned off",
+            )
         if not py_functions.is_unique(token):
             raise NotSerializable(
                 f"{_location(py_functions.user_function(function))} was traced before the "

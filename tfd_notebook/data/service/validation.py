@@ -138,6 +138,11 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
 
 
 def _check_sendable(pipeline: graph_inspection.Pipeline) -> None:
+    if graph_inspection.SERVICE in pipeline.resources:
+        raise NotSerializable(
+            "the dataset already reads a tf.data service, and data workers cannot read another one",
+            fix="call distribute once, on the dataset without a service",
+        )
     if pipeline.resources:
         raise NotSerializable(
             f"a function of the dataset uses {' and '.join(pipeline.resources)} outside of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -549,6 +550,33 @@ class TestRefused:
             read = through(outside, dataset, "dynamic")
         increment.assign(100)
         assert values(read) == [1, 3, 5, 7, 9]
+
+    def test_deleted_variable_is_kept_and_deleted_table_is_named(self, outside: Cluster) -> None:
+        def with_variable() -> Any:
+            variable = tf.Variable(3, dtype=tf.int64)
+            return Range(4).map(lambda x: x + variable)
+
+        dataset = with_variable()
+        gc.collect()
+        read = through(outside, dataset, "dynamic", semantics="tensorflow")
+        assert values(read) == [3, 4, 5, 6]
+        keys = tf.range(5, dtype=tf.int64)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 2), -1)
+        mapped = Range(4).map(table.lookup)
+        tf.raw_ops.DestroyResourceOp(resource=table.resource_handle)
+        with pytest.raises(NotSerializable, match="was deleted") as caught:
+            through(outside, mapped, "dynamic")
+        assert "again" in str(caught.value.fix)
+
+    def test_dataset_of_a_service_is_refused(self, outside: Cluster, inside: Cluster) -> None:
+        plain = Range(6).apply(tf_service.distribute("parallel_epochs", inside.service_target))
+        for dataset in (through(inside, Range(6), "dynamic").map(lambda x: x + 1), plain):
+            for cluster in (outside, inside):
+                with pytest.raises(NotSerializable, match="already reads a"):
+                    through(cluster, dataset, "dynamic")
+                with pytest.raises(NotSerializable, match="already reads a"):
+                    distribute.register(cluster, dataset)
+        assert len(values(plain)) == 12  # it remains usable
 
     def test_elements_that_are_datasets_need_local_workers(
         self, outside: Cluster, inside: Cluster

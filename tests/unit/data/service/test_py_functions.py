@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import debug_mode
 from tensorflow.python.ops import script_ops
 
 from tfd_notebook._compat.tf_data import py_functions
@@ -252,3 +253,14 @@ class TestRefusal:
             del sys.modules["tfd_only_here"]
         with pytest.raises(NotSerializable, match="No module named 'tfd_only_here'"):
             install(blob)
+
+
+def test_function_of_debug_mode_is_refused_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(debug_mode, "DEBUG_MODE", False)
+    tf.data.experimental.enable_debug_mode()
+    dataset = Range(3).map(lambda x: x + 1)
+    with pytest.raises(NotSerializable, match="debug mode") as caught:
+        pack(tokens(dataset))
+    assert "restart the kernel" in str(caught.value.fix)
