@@ -19,10 +19,10 @@ from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, watch
 from tfd_notebook.data.service import elements, validation
+from tfd_notebook.data.service.changes import check_semantics
 from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
-from tfd_notebook.data.service.semantics import check_semantics
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
@@ -150,16 +150,22 @@ def _distributor(
             return apply_eagerly(dataset, transfer, permanent)
 
     def apply_divided(parts: Division) -> Any:
-        if parts.local and (job_name is not None or reading.num_consumers is not None):
+        names = parts.local_names()
+        if names and (job_name is not None or reading.num_consumers is not None):
             raise UsageError(
-                f"{parts.summary()}, so each consumer of a shared job would have its own result",
+                f"{names} must run in each consumer of the shared job, so each would have another "
+                "result",
                 fix='omit job_name= and num_consumers=, or use semantics="checked"',
             )
         read = parts.build(_distributor(cluster, reading, compression, "tensorflow"))
-        if not parts.local:
+        if not names:
             return read
-        validation.print_note(f"cluster {cluster.name!r}: {parts.summary()}.")
-        return watch(read, cluster.consumers, before=validation.BeforeReading(cluster, None))
+        validation.print_note(
+            f"cluster {cluster.name!r}: this process runs {names} and the operations after it, "
+            "because their result would change on the data workers."
+        )
+        before = validation.BeforeReading(cluster, None)
+        return watch(read, cluster.consumers, f"dataset (here from {names})", before)
 
     def apply_eagerly(dataset: Any, transfer: elements.Transfer, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality
@@ -225,8 +231,9 @@ def register(
         the dispatcher chooses an id.
     compression : {"auto", "AUTO", "snappy", None}
         As in `distribute`.
-    semantics : {"checked", "tensorflow"}
-        As in `distribute`. It also applies to `from_dataset_id` in this process.
+    semantics : {"checked", "same", "tensorflow"}
+        As in `distribute`, but ``"same"`` refuses every change. It also applies to
+        `from_dataset_id` in this process.
 
     Returns
     -------
@@ -263,7 +270,8 @@ def register(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
         buffers=buffers_of(dataset),
-        semantics=prepared.semantics if semantics == "checked" else None,
+        semantics=None if semantics == "tensorflow" else prepared.semantics,
+        check=semantics,
     )
     return registered_id
 
@@ -314,7 +322,7 @@ def from_dataset_id(
     known = cluster.registered.get(plain_id, Registered(-1, None))
     if known.semantics is not None:
         validation.check_changes(
-            cluster, known.semantics, reading.mode, "checked", warned_mode=_REGISTERED_MODE
+            cluster, known.semantics, reading.mode, known.check, warned_mode=_REGISTERED_MODE
         )
     arguments = reading.tensorflow_arguments(cluster.service_in_process)
     read = validation.translated(
@@ -363,8 +371,8 @@ def save(
     timeout : float
         Seconds to wait. Default 600. Workers receive the request with their next heartbeat, up to
         30 seconds later.
-    semantics : {"checked", "tensorflow"}
-        As in `distribute`.
+    semantics : {"checked", "same", "tensorflow"}
+        As in `distribute`, but ``"same"`` refuses every change.
 
     Raises
     ------

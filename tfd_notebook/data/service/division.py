@@ -54,7 +54,7 @@ class Division:
     definition : tf.compat.v1.GraphDef
     operations : dict of str to Operation
         All operations, by node.
-    numbered : list of str
+    numbered : set of str
         The operations whose elements the data workers compute from their numbers.
     local : list of str
         The operations that the consumer runs, each after its inputs.
@@ -63,13 +63,13 @@ class Division:
     dataset: Any
     definition: Any
     operations: dict[str, Operation] = field(default_factory=dict)
-    numbered: list[str] = field(default_factory=list)
+    numbered: set[str] = field(default_factory=set)
     local: list[str] = field(default_factory=list)
 
     def build(self, distribute: Callable[[Any], Any]) -> Any:
         """Return the dataset, with `distribute` applied to the parts for the data workers."""
         options = self.dataset.options()
-        numbered = {name: (self.dataset_of(name), self._by_number(name)) for name in self.numbered}
+        numbered = {name: (self.dataset_of(name), self._by_number(name)) for name in self.sources()}
 
         def part(name: str) -> Any:
             dataset = self._rebuilt(name, numbered) if self.numbered else self.dataset_of(name)
@@ -109,6 +109,12 @@ class Division:
                 counters[each] = (None, tf.data.Dataset.range(start, start + count))
         if counters:
             dataset = self._rebuilt(name, counters)
+        # TensorFlow's replacements of stages do not compute an element from its number.
+        options = tf.data.Options()
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.map_and_batch_fusion = False
+        options.experimental_optimization.parallel_batch = False
+        dataset = dataset.with_options(options)
 
         def element(number: Any) -> Any:
             return tf.data.experimental.at(dataset, number)
@@ -130,6 +136,19 @@ class Division:
             operation = self.operations[operation.inputs[0]]
         return None if operation.stage is None else operation.stage.dataset
 
+    def sources(self) -> list[str]:
+        """Return the operations of `numbered` that no other one includes."""
+        found: dict[str, None] = {}
+        todo, visited = [self.end], set()
+        while todo:
+            name = todo.pop()
+            if name in self.numbered:
+                found[name] = None
+            elif name not in visited:
+                visited.add(name)
+                todo += self.operations[name].inputs
+        return list(found)
+
     @property
     def boundary(self) -> list[str]:
         """The last operations that the data workers run."""
@@ -141,18 +160,13 @@ class Division:
             if name not in local and self.operations[name].effect != COUNTER
         ]
 
-    def summary(self) -> str:
-        """Return a sentence about the operations that run in this process, or an empty text."""
+    def local_names(self) -> str:
+        """Return the operations with which this process begins, or an empty text."""
         operations = map(self.operations.__getitem__, self.local)
         local = [operation for operation in operations if not operation.flow.only_drawn]
         later = {operation.node.name for operation in local}
         first = [operation for operation in local if later.isdisjoint(operation.inputs)]
-        if not first:
-            return ""
-        names = ", ".join(dict.fromkeys(operation.name for operation in first))
-        return (
-            f"{names}{' and the operations after it' if first != local else ''} run in this process"
-        )
+        return " and ".join(dict.fromkeys(operation.name for operation in first))
 
 
 def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
@@ -179,17 +193,14 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
     for operation in semantics.operations(mode, 2, in_process):
         name = operation.node.name
         division.operations[name] = operation
-        if (
-            operation.pure
-            and operation.kind in _NUMBERED
-            and by_number.issuperset(operation.inputs)
-        ):
+        numbered = operation.kind in _NUMBERED and not operation.node.op.startswith("ParallelBatch")
+        if numbered and operation.pure and by_number.issuperset(operation.inputs):
             by_number.add(name)
         if not any(each in division.local for each in operation.inputs):
             if not operation.changes or operation.effect == COUNTER:
                 continue
             if mode == "DYNAMIC" and name in by_number and _is_numbered(operation):
-                division.numbered.append(name)
+                division.numbered.add(name)
                 operation.flow = Flow(divided=True)
                 continue
         _check(operation, division, mode)

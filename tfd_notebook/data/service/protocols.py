@@ -35,6 +35,8 @@ class Registered:
         Buffers of the dataset in the memory of each data worker.
     semantics : Semantics, optional
         The changes that the service makes to its elements. None if they are not checked.
+    check : {"checked", "same"}
+        The argument ``semantics`` of `register`.
     """
 
     cardinality: int
@@ -42,6 +44,7 @@ class Registered:
     read: weakref.ref[Any] | None = None
     buffers: tuple[Buffer, ...] = ()
     semantics: Semantics | None = None
+    check: str = "checked"
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,8 @@ from typing import Any
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
 from tfd_notebook._compat.tf_data.py_functions import OPS
+from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.py_functions import copied_state
-from tfd_notebook.errors import DataChanged, UnknownName
-
-#: Values of the argument ``semantics``.
-SEMANTICS = ("checked", "same", "tensorflow")
 
 _SOUND = "sound"
 #: The effect of the endless source of ``enumerate``.
@@ -72,35 +69,6 @@ _READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
 _DATA_BYTES = 10_000
-
-
-@dataclass(frozen=True)
-class Change:
-    """A difference between an epoch through the service and an epoch without it.
-
-    Parameters
-    ----------
-    kind : str
-        ``"pairing" "order" "counting" "grouping" "random" "captured" "python" "external"`` or
-        ``"unknown"``.
-    operation : str
-        The operation in the user's notation, with its line if known.
-    what : str
-        The change, without a full stop.
-    fix : str
-        The next step.
-    refused : bool
-        Whether ``semantics="checked"`` refuses the dataset.
-    """
-
-    kind: str
-    operation: str
-    what: str
-    fix: str
-    refused: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.operation}: {self.what}"
 
 
 @dataclass(frozen=True)
@@ -701,32 +669,3 @@ def _is_zero(constant: Any) -> bool:
     import tensorflow as tf
 
     return constant is not None and not tf.make_ndarray(constant.attr["value"].tensor).any()
-
-
-def check_semantics(semantics: Any) -> str:
-    """Return `semantics`. Raise UnknownName if it is not one of `SEMANTICS`."""
-    if semantics in SEMANTICS:
-        return str(semantics)
-    raise UnknownName(
-        f"invalid semantics={semantics!r}", fix=f"use one of {', '.join(map(repr, SEMANTICS))}"
-    )
-
-
-def refuse(changes: list[Change], mode: str) -> None:
-    """Raise DataChanged for the first change that is refused."""
-    for change in changes:
-        if change.refused:
-            raise DataChanged(
-                f'{change} (mode "{mode.lower()}")',
-                fix=f'{change.fix}. semantics="tensorflow" turns this check off',
-            )
-
-
-def summary(changes: list[Change]) -> str:
-    """Return one paragraph about `changes`, or an empty text."""
-    reported = [change for change in changes if change.kind != "grouping"]
-    if not reported:
-        return ""
-    first, *others = dict.fromkeys(change.fix for change in reported)
-    steps = [first, *(fix[0].upper() + fix[1:] for fix in others)]
-    return f"{'. '.join(map(str, reported))}. Next: {'. '.join(steps)}"

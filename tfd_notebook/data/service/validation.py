@@ -12,9 +12,10 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.service import graph_inspection, py_functions
+from tfd_notebook.data.service.changes import refuse, summary
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
-from tfd_notebook.data.service.semantics import Semantics, refuse, summary
+from tfd_notebook.data.service.semantics import Semantics
 from tfd_notebook.errors import (
     DataChanged,
     DispatcherLost,

@@ -46,17 +46,26 @@ def test_sound_pipeline_is_not_divided(mode: str) -> None:
         (D.range(9).map(lambda x: x + 1).enumerate(3), ["Zip"]),
         (D.range(9).concatenate(D.range(4)).shard(2, 1), ["Shard"]),
         (D.range(9).batch(4, drop_remainder=True), ["Batch"]),
+        (D.range(9).map(lambda x: x + 1).batch(2).take(3), ["Take"]),
     ],
 )
 def test_elements_with_numbers_stay_on_the_data_workers(dataset: Any, numbered: list[str]) -> None:
     divided = division(dataset)
     assert not divided.local
-    assert divided.summary() == ""
-    assert kinds(divided, divided.numbered) == numbered
+    assert divided.local_names() == ""
+    assert kinds(divided, divided.sources()) == numbered
     parts: list[Any] = []
     divided.build(lambda part: parts.append(part) or part)
     (part,) = parts
     assert list(map(str, part)) == list(map(str, dataset))
+
+
+def test_dataset_with_numbers_can_occur_twice() -> None:
+    first = D.range(9).take(4)
+    dataset = D.zip((first, D.range(20, 29))).map(lambda a, b: a + b).concatenate(first)
+    divided = division(dataset)
+    assert kinds(divided, divided.sources()) == ["Take", "Zip"]
+    assert list(divided.build(lambda part: part)) == list(dataset)
 
 
 def test_operations_from_the_first_change_run_here() -> None:
@@ -64,7 +73,7 @@ def test_operations_from_the_first_change_run_here() -> None:
     divided = division(mapped.batch(4).map(lambda x: x + 1))
     assert kinds(divided, divided.local) == ["Batch", "Map"]
     assert kinds(divided, divided.boundary) == ["Map"]
-    assert divided.summary() == "batch(4) and the operations after it run in this process"
+    assert divided.local_names().startswith("batch(4)")
 
 
 @pytest.mark.parametrize("mode", ["DYNAMIC", "DATA"])
@@ -110,6 +119,7 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         (filtered().window(3).flat_map(lambda window: window.batch(3)), r"window\(3\)"),
         (filtered().shuffle(9, reshuffle_each_iteration=False).take(4), r"take\(4\)"),
         (D.zip((filtered(), filtered())), "zip"),
+        (D.range(9).batch(2, num_parallel_calls=2).take(2), r"take\(2\)"),
         (D.zip((D.range(9).repeat(), D.range(9).repeat())), "zip"),
         (D.choose_from_datasets([filtered(), filtered()], D.range(2).repeat(3)), "choose"),
     ],

@@ -17,6 +17,7 @@ from tensorflow.python.client import pywrap_tf_session
 
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
+from tfd_notebook.data.service import changes as reports
 from tfd_notebook.data.service import graph_inspection, semantics
 
 D = tf.data.Dataset
@@ -24,7 +25,7 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 SHARE = tf.data.experimental.SHARD_HINT
 
 
-def changes(dataset: Any, mode: str, workers: int = 2) -> list[semantics.Change]:
+def changes(dataset: Any, mode: str, workers: int = 2) -> list[reports.Change]:
     return graph_inspection.examine(dataset).semantics.changes(mode, workers)
 
 
@@ -360,21 +361,21 @@ def test_large_graph_needs_no_recursion() -> None:
 
 def test_summary_is_one_paragraph_with_each_step_once() -> None:
     dataset = numbers().take(3).batch(2).skip(1)
-    text = semantics.summary(changes(dataset, "DYNAMIC"))
+    text = reports.summary(changes(dataset, "DYNAMIC"))
     assert text.count("take() after distribute") == 1
     assert "batch" not in text  # several short batches contain the same elements
     assert ";" not in text
     assert "\n" not in text
-    assert semantics.summary([]) == ""
+    assert reports.summary([]) == ""
 
 
 def test_refusal_names_mode_and_step() -> None:
     with pytest.raises(errors.DataChanged, match=r'zip\(.*\(mode "dynamic"\)') as caught:
-        semantics.refuse(changes(D.zip((numbers(), numbers())), "DYNAMIC"), "DYNAMIC")
+        reports.refuse(changes(D.zip((numbers(), numbers())), "DYNAMIC"), "DYNAMIC")
     assert 'semantics="tensorflow"' in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("value", ["Checked", "", None, 1, "exact"])
 def test_invalid_semantics_are_refused(value: object) -> None:
     with pytest.raises(errors.UnknownName, match="semantics"):
-        semantics.check_semantics(value)
+        reports.check_semantics(value)
