@@ -32,14 +32,9 @@ _ONE_TO_ONE = frozenset(
     )
 )
 
-#: A tf.data service among the resources of a dataset.
-SERVICE = "a tf.data service"
-
 # Each process creates its own handles of these.
 _OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
 _RESOURCES = {
-    # The state of the op that reads a service. It exists in this process only.
-    "IterationCounter": SERVICE,
     "IteratorResource": "an iterator",
     "LookupInterface": "a lookup table that can change",
     "Var": "a variable",
@@ -58,6 +53,8 @@ class Pipeline:
         Tokens of its Python functions.
     resources : tuple of str
         Kinds of objects in this process that it refers to, which other processes cannot access.
+    reads_service : bool
+        Whether it reads a tf.data service.
     keeps_count : bool
         Whether splitting its source by elements keeps the number of its elements.
     semantics : Semantics
@@ -67,6 +64,7 @@ class Pipeline:
     size: int
     tokens: tuple[str, ...]
     resources: tuple[str, ...]
+    reads_service: bool
     keeps_count: bool
     semantics: Semantics
 
@@ -118,12 +116,19 @@ def examine(dataset: Any) -> Pipeline:
         size=graph_def.ByteSize(),
         tokens=tuple(find_functions(graph_def)),
         resources=tuple(_resources(graph_def, tf)),
+        reads_service=reads_service(graph_def),
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
         semantics=Semantics(
             graph_def, stages_of(dataset, keep=False), dataset.options().deterministic is not False
         ),
     )
+
+
+def reads_service(definition: Any) -> bool:
+    """Return True if a graph, or a function of it, reads a tf.data service."""
+    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
+    return any(node.op.startswith("DataServiceDataset") for body in bodies for node in body)
 
 
 def _too_large(size: int) -> NotSerializable:

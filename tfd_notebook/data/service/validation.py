@@ -128,6 +128,7 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
     """
     check_service(cluster)
     definitions = list(graph.traced_definitions(dataset))
+    _check_single_service(any(map(graph_inspection.reads_service, definitions)))
     for definition in definitions:
         check_changes(cluster, Semantics(definition), mode, semantics)
     token_lists = map(py_functions.find_functions, definitions)
@@ -138,12 +139,17 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
         cluster.enable_static_sharding()
 
 
-def _check_sendable(pipeline: graph_inspection.Pipeline) -> None:
-    if graph_inspection.SERVICE in pipeline.resources:
+def _check_single_service(reads_service: bool) -> None:
+    # The op has its state in this process. A data worker that runs it can wait without an end.
+    if reads_service:
         raise NotSerializable(
             "the dataset already reads a tf.data service, and data workers cannot read another one",
             fix="call distribute once, on the dataset without a service",
         )
+
+
+def _check_sendable(pipeline: graph_inspection.Pipeline) -> None:
+    _check_single_service(pipeline.reads_service)
     if pipeline.resources:
         raise NotSerializable(
             f"a function of the dataset uses {' and '.join(pipeline.resources)} outside of the "

@@ -577,6 +577,15 @@ class TestRefused:
                 with pytest.raises(NotSerializable, match="already reads a"):
                     distribute.register(cluster, dataset)
         assert len(values(plain)) == 12  # it remains usable
+        inner = Range(2).flat_map(lambda _: through(inside, Range(3), "dynamic"))
+        with pytest.raises(NotSerializable, match="already reads a"):
+            through(outside, inner, "dynamic")
+
+        def twice() -> Any:
+            return through(outside, through(inside, Range(6), "dynamic"), "dynamic").cardinality()
+
+        with pytest.raises(NotSerializable, match="already reads a"):
+            tf.function(twice, autograph=False)()
 
     def test_elements_that_are_datasets_need_local_workers(
         self, outside: Cluster, inside: Cluster
