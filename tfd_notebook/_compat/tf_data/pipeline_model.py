@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -255,6 +256,7 @@ def _file_of(cache: Any) -> str:
     return "" if value is None else value.decode() if isinstance(value, bytes) else str(value)
 
 
+@functools.cache
 def kind_of(name: str) -> str:
     """Return the kind of a class or of a node: ``_ParallelMapDataset`` and ``ParallelMapV2``."""
     name = re.sub(r"(Dataset)?(V\d+)?$", "", name.lstrip("_"))

@@ -8,10 +8,10 @@ draw or remember elements then do so on each data worker. TensorFlow does not re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
@@ -71,8 +71,7 @@ _NO_END = (1 << 62) - 1
 _DATA_BYTES = 10_000
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """Properties of the functions of an operation."""
 
     draws: bool = False  # other numbers in each call
@@ -86,7 +85,7 @@ class _Facts:
     unknown: tuple[str, ...] = ()
 
     def plus(self, other: _Facts) -> _Facts:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        pairs: Iterable[tuple[Any, Any]] = zip(self, other, strict=True)
         return _Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
 
 
