@@ -111,7 +111,10 @@ def examine(dataset: Any) -> Pipeline:
     import tensorflow as tf
 
     graph_def = definition_of(dataset)
-    ops = [node.op for node in graph_def.node if "Dataset" in node.op]
+    semantics = Semantics(
+        graph_def, stages_of(dataset, keep=False), dataset.options().deterministic is not False
+    )
+    ops = semantics.ops
     return Pipeline(
         size=graph_def.ByteSize(),
         tokens=tuple(find_functions(graph_def)),
@@ -119,9 +122,7 @@ def examine(dataset: Any) -> Pipeline:
         reads_service=reads_service(graph_def),
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
-        semantics=Semantics(
-            graph_def, stages_of(dataset, keep=False), dataset.options().deterministic is not False
-        ),
+        semantics=semantics,
     )
 
 

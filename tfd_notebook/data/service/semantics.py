@@ -197,7 +197,8 @@ class Semantics:
         if mode == "HINT" and not self.has_hint:
             mode = "OFF"  # each data worker then delivers the whole dataset
         flows: dict[str, Flow] = {}
-        for node in self._ordered():
+        for node in self._ordered:
+            self.visited += 1
             inputs = self._before(node)
             before = [flows[each.name] for each in inputs]
             flow, facts = self._flow(node, before), self._facts_of(node)
@@ -237,6 +238,12 @@ class Semantics:
         bodies = [self._nodes.values(), *(each.node_def for each in self._functions.values())]
         return any(kind_of(node.op) in _READERS for body in bodies for node in body)
 
+    @property
+    def ops(self) -> list[str]:
+        """The ops of the pipeline, without those of datasets that its functions use."""
+        return [node.op for node in self._ordered]
+
+    @cached_property
     def _ordered(self) -> list[Any]:
         """Return the dataset operations of the pipeline, each after those that it reads."""
         ordered: dict[str, Any] = {}
@@ -249,7 +256,6 @@ class Semantics:
                 continue
             if ready:
                 ordered[node.name] = node
-                self.visited += 1
             else:
                 todo.append((node, True))
                 todo += [(each, False) for each in self._before(node)]

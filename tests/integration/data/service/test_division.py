@@ -79,6 +79,12 @@ def test_incomplete_batch_is_dropped_once(cluster: tfd.Cluster) -> None:
     assert len(list(read)) == 12
 
 
+def test_number_of_elements_is_known(cluster: tfd.Cluster) -> None:
+    sources = (D.from_tensor_slices(np.arange(30)), D.range(30))
+    read = D.zip(sources).apply(cluster.distribute("dynamic", semantics="same"))
+    assert int(read.cardinality()) == 30  # so an epoch with fewer elements raises DataLoss
+
+
 def test_options_are_kept(cluster: tfd.Cluster) -> None:
     options = tf.data.Options()
     options.autotune.enabled = False
