@@ -289,3 +289,168 @@ cluster.stop()
 def test_blocking_reader_is_named(programs: Programs) -> None:
     code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + REFUSED
     run(programs, code)
+
+
+#: Objects with tables, each made before the first connection.
+TABLES = """
+import os
+import sys
+import warnings
+
+warnings.simplefilter("ignore", ResourceWarning)
+import tensorflow as tf
+import tfd_notebook as tfd
+
+
+def static():
+    keys, values = tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64)
+    return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), -1)
+
+
+def mutable():
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    table.insert(tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64))
+    return table
+
+
+class Model(tf.Module):
+    def __init__(self):
+        self.static, self.mutable, self.variable = static(), mutable(), tf.Variable(1.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])
+    def look_up(self, words):
+        return self.static.lookup(words) + 10 * self.mutable.lookup(words)
+
+    @tf.function(input_signature=[])
+    def read(self):
+        return self.variable + 1.0
+
+
+words = tf.constant(["b", "c", "a"])
+tf.saved_model.save(Model(), sys.argv[1])
+loaded = tf.saved_model.load(sys.argv[1])
+path = sys.argv[1] + "/words.txt"
+with open(path, "w") as file:
+    file.write("a\\nb\\n")
+line, number = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+in_file = tf.lookup.TextFileInitializer(path, tf.string, line, tf.int64, number)
+from_file = tf.lookup.StaticVocabularyTable(in_file, 1)
+os.remove(path)
+changing = mutable()
+string_lookup = tf.keras.layers.StringLookup()
+vectorization = tf.keras.layers.TextVectorization()
+for layer in (string_lookup, vectorization):
+    layer.adapt(tf.constant(["a", "b", "b"]))
+normalization = tf.keras.layers.Normalization()
+normalization.adapt(tf.constant([[1.0], [3.0]]))
+generator = tf.random.Generator.from_seed(1)
+objects = {
+    "static": static().lookup,
+    "changing": changing.lookup,
+    "file": from_file.lookup,
+    "loaded": loaded.look_up,
+    "string": string_lookup,
+    "text": vectorization,
+}
+functions = {name: tf.function(lambda x, f=f: tf.identity(f(x))) for name, f in objects.items()}
+expected = {name: function(words).numpy().tolist() for name, function in functions.items()}
+assert expected["loaded"] == [22, -11, 11]
+datasets = {
+    name: tf.data.Dataset.from_tensors(words).repeat(500).map(lambda x, f=f: f(x))
+    for name, f in objects.items()
+}
+iterators = {name: iter(dataset) for name, dataset in datasets.items()}
+opened = {name: next(iterator).numpy().tolist() for name, iterator in iterators.items()}
+assert opened == expected
+
+
+def check(coordinator):
+    for name, function in objects.items():
+        assert function(words).numpy().tolist() == expected[name], name
+        assert functions[name](words).numpy().tolist() == expected[name], name
+        later = [next(iterators[name]) for _ in range(100)][-1]  # not in the iterator's buffer
+        assert later.numpy().tolist() == opened[name], name
+        assert next(iter(datasets[name])).numpy().tolist() == expected[name], name
+        per_worker = iter(coordinator.create_per_worker_dataset(datasets[name]))
+        element = coordinator.schedule(tf.function(lambda it: next(it)), args=(per_worker,)).fetch()
+        assert element.tolist() == expected[name], name
+        if name not in ("changing", "loaded"):  # TensorFlow does not return their results
+            value = coordinator.schedule(functions[name], args=(words,)).fetch()
+            assert value.tolist() == expected[name], name
+    assert float(loaded.read()) == 2.0
+    assert normalization(tf.constant([[3.0]])).numpy().tolist() == [[1.0]]
+    assert generator.normal([3]).shape == [3]
+
+
+first = tfd.Cluster(workers=1, ps=1, name="first")
+check(first.coordinator())
+changing.insert(tf.constant(["c"]), tf.constant([3], tf.int64))
+expected["changing"] = [2, 3, 1]
+first.stop()
+second = tfd.Cluster(workers=1, ps=1, name="second")
+coordinator = second.coordinator()
+check(coordinator)
+
+# A worker cannot use these, and the error explains it.
+for name, function in (
+    ("Variable/", tf.function(loaded.read)),
+    ("StateVar/", tf.function(lambda: generator.normal([2]))),
+):
+    try:
+        coordinator.schedule(function).fetch()
+        raise AssertionError("the worker used it")
+    except tf.errors.OpError as error:
+        text = "".join((str(error), *getattr(error, "__notes__", ())))
+        assert f"Anonymous/{name}" in text, text
+        assert "before it connected to the cluster" in text, text
+    try:
+        coordinator.join()  # raises the error once more
+    except tf.errors.OpError:
+        pass
+second.stop()
+"""
+
+
+def test_tables_stay_usable(programs: Programs, tmp_path: Path) -> None:
+    completed = programs.run(TABLES, str(tmp_path), timeout=170)
+    assert completed.returncode == 0, completed.stderr[-4_000:]
+
+
+#: TensorFlow gives this object a new name each time.
+NOT_RESTORABLE = """
+import warnings
+
+warnings.simplefilter("ignore", ResourceWarning)
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook.errors import StateError
+
+
+class Words(tf.saved_model.experimental.TrackableResource):
+    names = iter("abcdef")
+
+    def _create_resource(self):
+        return tf.raw_ops.MutableHashTableV2(
+            key_dtype=tf.string, value_dtype=tf.int64, shared_name=next(self.names)
+        )
+
+
+words = Words()
+handle = words.resource_handle
+cluster = tfd.Cluster(workers=1, ps=1, name="training")
+try:
+    cluster.coordinator()
+    raise AssertionError("the coordinator connected")
+except StateError as error:
+    assert "'words', a Words" in str(error), error
+    assert "Next: " in str(error)
+assert int(tf.raw_ops.LookupTableSizeV2(table_handle=handle)) == 0
+del words
+coordinator = cluster.coordinator()
+assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
+cluster.stop()
+"""
+
+
+def test_object_that_a_connection_would_delete_is_named(programs: Programs) -> None:
+    run(programs, NOT_RESTORABLE)

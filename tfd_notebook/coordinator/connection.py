@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfd_notebook.data.variable_names import variable_of
 from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.net import ports
 
@@ -51,13 +52,14 @@ def await_readers() -> None:
     Raises
     ------
     StateError
-        An operation does not end. The error names its thread.
+        An operation does not end, and the error names its thread. Or this process has an object
+        that a connection would delete, and the error names its variable.
     """
     # Imports TensorFlow.
-    from tfd_notebook._compat.tf_coordinator import thread_parking
+    from tfd_notebook._compat.tf_coordinator import tables, thread_parking
 
     with thread_parking.parked():
-        pass
+        tables.read(thread_parking.own_job(), lambda owner: variable_of(owner, ""))
 
 
 def prepare(spec: Mapping[str, Sequence[str]]) -> None:

@@ -11,11 +11,23 @@ _STALE = (
     "that no longer exists: create it again with the current strategy (run the cell that builds "
     "the model)"
 )
+_LOCAL = (
+    "this process created the variable, generator or iterator before it connected to the cluster, "
+    "so only this process can use it: create it, or load its model, again in the scope of the "
+    "current strategy"
+)
 _PS_LOST = (
     "a parameter server was lost with its variables: call cluster.recover(checkpoint), then build "
     "the model again, or use tfd.training_loop, which does both"
 )
 _FROM_PS = "GRPC error information from remote target /job:ps"
+
+#: A worker finds a resource of the coordinator only if it is newer than the connection.
+_MISSING_HERE = re.compile(
+    r"Anonymous/.* does not exist.*remote target /job:(?!ps|worker)"
+    r"|serialize the input pipeline graph: Resource Anonymous/",
+    re.DOTALL,
+)
 
 #: Parts of TensorFlow's messages with an explanation. The first match is used.
 _SENTENCES = (
@@ -51,7 +63,8 @@ def is_stale(error: BaseException) -> bool:
 def explain(error: BaseException) -> str:
     """Add an explanation to an error if one is known, and return it, or an empty string."""
     text = str(error)
-    sentence = next((sentence for part, sentence in _SENTENCES if part in text), "")
+    sentence = _LOCAL if _MISSING_HERE.search(text) else ""
+    sentence = sentence or next((s for part, s in _SENTENCES if part in text), "")
     if not sentence and is_loss(error):
         sentence = _PS_LOST
     if sentence:

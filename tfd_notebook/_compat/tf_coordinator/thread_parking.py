@@ -22,6 +22,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 from tfd_notebook._compat import frames
+from tfd_notebook._compat.tf_coordinator import tables
 from tfd_notebook.errors import StateError
 
 #: Every eager operation and every call of a ``tf.function`` uses one of these.
@@ -228,7 +229,9 @@ def _set_server_def_parked(self: Any, server_def: Any, *args: Any, **kwargs: Any
         with parked():
             if replaces_devices:
                 _refuse_readers(job, 0.0)
-            return _set_server_def(self, server_def, *args, **kwargs)
+                return _set_server_def(self, server_def, *args, **kwargs)
+            with tables.kept(job):
+                return _set_server_def(self, server_def, *args, **kwargs)
 
 
 def _refuse_readers(job: str, seconds: float) -> None:
