@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,10 @@ from tfd_notebook.net import messages, runtime_dir, validation
 MAX_REFRESH = 256_000_000
 #: Maximum size of the copy in bytes.
 MAX_TOTAL = 4_000_000_000
+#: Maximum number of files. A dispatcher opens one at each start.
+MAX_FILES = 10_000
+#: Seconds after which a refresh requests no more data. The next refresh continues.
+MAX_SECONDS = 30.0
 
 
 class JournalCopy:
@@ -28,14 +33,21 @@ class JournalCopy:
     fetch : callable
         Takes the number of bytes of each file that are already copied. Returns that offset and the
         bytes that follow it, in base64, for each file.
+    clock : callable
+        Returns seconds. Default `time.monotonic`.
 
     Attributes
     ----------
     directory : str
     """
 
-    def __init__(self, fetch: Callable[[dict[str, int]], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[dict[str, int]], Mapping[str, Any]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fetch = fetch
+        self._clock = clock
         # Named after this process, so that it can be recognized as an orphan if that is killed.
         self.directory = tempfile.mkdtemp(
             prefix=runtime_dir.own_file(os.getpid(), "journal-").name, dir=runtime_dir.runtime_dir()
@@ -49,10 +61,11 @@ class JournalCopy:
         Raises
         ------
         InvalidMessage
-            The host sent data that is not part of a journal, or more than the maximum size.
+            The host sent data that is not part of a journal, or exceeds a limit.
         """
         copied = 0
-        while copied < MAX_REFRESH:
+        deadline = self._clock() + MAX_SECONDS
+        while copied < MAX_REFRESH and self._clock() < deadline:
             try:
                 new = self._fetch(dict(self._have))
             except InvalidMessage:
@@ -67,6 +80,8 @@ class JournalCopy:
     def _store(self, new: Mapping[str, tuple[int, str]]) -> int:
         """Append to the files and return the number of bytes."""
         stored = 0
+        if len(self._have.keys() | new.keys()) > MAX_FILES:
+            raise InvalidMessage(f"the journal has more than {MAX_FILES} files")
         for name, (offset, packed) in new.items():
             have = self._have.get(name, 0)
             if offset != have:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import itertools
 import json
 import os
 import random
@@ -680,6 +681,26 @@ def test_large_journal_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(errors.InvalidMessage, match="more than"):
         copy_.refresh()
     assert Path(copy_.directory, JOURNAL).stat().st_size == 25_000
+    copy_.close()
+
+
+def test_journal_copy_limits_the_number_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy.MAX_FILES", 20)
+    replies = ({f"{JOURNAL[:-1]}{number}": [0, "QQ=="]} for number in range(100))
+    copy_ = JournalCopy(lambda have: next(replies))
+    with pytest.raises(errors.InvalidMessage, match="more than 20 files"):
+        copy_.refresh()
+    assert len([path for path in Path(copy_.directory).rglob("*") if path.is_file()]) == 20
+    copy_.close()
+
+
+def test_journal_copy_limits_the_time_of_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy.MAX_SECONDS", 5.0)
+    seconds, sizes = itertools.count(), iter(range(20))
+    copy_ = JournalCopy(lambda have: {JOURNAL: [next(sizes), "QQ=="]}, lambda: next(seconds))
+    for size in (4, 8):  # the clock advances a second at each request
+        copy_.refresh()
+        assert Path(copy_.directory, JOURNAL).stat().st_size == size
     copy_.close()
 
 
