@@ -42,6 +42,8 @@ STALL_SECONDS = 60.0
 #: Limits of a header and of a body, in bytes.
 MAX_HEADER = 1 << 20
 MAX_BODY = 1 << 31
+#: Bytes that are allocated before any have arrived. The buffer doubles whenever it is full.
+FIRST_ALLOCATION = 1 << 22
 #: Limits of concurrent unauthenticated connections, in all and per address. The oldest is closed.
 _MAX_UNAUTHENTICATED, _MAX_UNAUTHENTICATED_PER_ADDRESS = 64, 16
 
@@ -140,7 +142,8 @@ class AuthenticatedChannel:
         timeout : float, optional
             Seconds to wait for the start of a message. Default: no timeout.
         allocate : callable
-            Takes a size and returns a writable buffer for the body. Default `bytearray`.
+            Takes a size and returns a writable buffer. Called again with a larger size if a large
+            body has filled it. Default `bytearray`.
 
         Returns
         -------
@@ -467,18 +470,22 @@ def _receive_exactly(
     deadline: float | None = None,
 ) -> Any:
     """Return exactly `size` bytes; raise EOFError if the stream ends earlier."""
-    received = allocate(size)
-    view = memoryview(received)
-    while view:
+    received = allocate(min(size, FIRST_ALLOCATION))
+    view, count = memoryview(received), 0
+    while count < size:
+        if count == len(view):
+            larger = allocate(min(size, 2 * count))
+            memoryview(larger)[:count] = view
+            received, view = larger, memoryview(larger)
         if deadline is not None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("authentication timed out")
             connected.settimeout(left)
-        count = connected.recv_into(view)
-        if not count:
+        arrived = connected.recv_into(view[count:])
+        if not arrived:
             raise EOFError("the other end closed the channel")
-        view = view[count:]
+        count += arrived
     return received
 
 

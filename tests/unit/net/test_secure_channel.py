@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tfd_notebook.net import secure_channel, unix_socket
+from tfd_notebook.spark.feed import decode
 
 SECONDS = 60.0
 SECRET = secure_channel.Secret.new()
@@ -75,6 +76,38 @@ def test_many_buffers_form_one_body(server: secure_channel.Server) -> None:
     with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
         channel.send({}, parts)
         assert channel.receive(SECONDS)[1] == b"".join(map(bytes, parts))
+
+
+@pytest.mark.parametrize("arriving", [0, 100, 1000, 5000])
+def test_memory_grows_with_the_data_that_arrives(
+    arriving: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secure_channel, "FIRST_ALLOCATION", 64, raising=False)
+    sizes: list[int] = []
+
+    def allocate(size: int) -> bytearray:
+        sizes.append(size)
+        return bytearray(min(size, 10_000))
+
+    sender, receiver = socket.socketpair()
+    with sender, secure_channel.AuthenticatedChannel(receiver) as channel:
+        # The size of the header, the size of the body (2 GiB), and an empty header.
+        sender.sendall(struct.pack("!IQ", 2, secure_channel.MAX_BODY) + b"{}" + bytes(arriving))
+        sender.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionResetError, match="middle of a message"):
+            channel.receive(SECONDS, allocate)
+    assert max(sizes) <= max(64, 2 * arriving)
+
+
+def test_body_larger_than_the_first_allocation_arrives_complete(
+    server: secure_channel.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secure_channel, "FIRST_ALLOCATION", 1000)
+    with secure_channel.connect(server.address, SECRET, SECONDS) as channel:
+        for size in (999, 1000, 1001, 2000, 70_001):
+            sent = os.urandom(size)
+            channel.send({}, sent)
+            assert channel.receive(SECONDS, decode.aligned_buffer)[1] == sent
 
 
 def test_timeout_leaves_the_channel_usable(server: secure_channel.Server) -> None:
