@@ -13,14 +13,55 @@ REMOVED = "[removed]"
 #: Names of secrets.
 _SECRET = re.compile(
     r"token|secret|passw|passphrase|pwd|api_?key|access_?key|private|credential|auth|cookie"
-    r"|signature|\bkey\b|_key$|^key$",
+    r"|signature|\bsig\b|\bkey\b|_key$|(?-i:[a-z]Key)$",
     re.IGNORECASE,
 )
 #: Names that match `_SECRET`, but hold no secret.
 _HARMLESS = frozenset(("SSH_AUTH_SOCK", "XAUTHORITY", "PWD", "OLDPWD"))
 #: Minimum length of a secret. A shorter value also occurs in ordinary text.
 _MIN_LENGTH = 4
-_PATTERNS = (
+#: End of a secret's name in text. In `PWD=/home/ada`, the value is a directory.
+_NAME = (
+    r"(?:token|secret|passw(?:or)?d|passphrase|(?<!_)(?-i:(?!PWD=/))pwd|_pwd|credentials?|signature"
+    r"|cookies?|(?:access|account|api|private|secret|shared)key|[_-]key)"
+)
+#: A value in quotation marks, which may be escaped, up to the closing mark or the end of the line.
+_QUOTED = r"""(?P<mark>\\*["'])(?:(?!(?<!\\)(?P=mark))[^\n])+"""
+#: A value without quotation marks. Punctuation inside it belongs to it.
+_BARE = (
+    r"""(?!\\*["']|\[removed\])(?:[^\s"'&;,)}\]]|,(?!\s|\Z|["']?[\w.-]+["']?\s*[=:])"""
+    r"""|[)}\]](?=[^\s"'&;,:.)}\]<>])|["'](?=[^\s"'&;,:)}\]<>\\]))+"""
+)
+#: The lines of a key end with a line break, which JSON escapes. More lines would take seconds.
+_KEY_LINES = r"(?:(?:(?<![a-z0-9+/])|(?<=\\n))(?:[a-z0-9+/]+={0,2}(?:\\r|\r)?(?:\\n|\n)){1,200})?"
+_KEY_END = r"-{4,5} ?end [a-z0-9 ]*private key(?: block)?(?: ?-{4,5})?"
+
+
+def _named(before_value: str) -> list[tuple[str, str]]:
+    """Return the patterns of values after a name, in quotation marks and without."""
+    return [
+        (f"""({before_value})(?:\"""|\'\'\').*?(\"""|\'\'\'|\\Z)""", rf"\1{REMOVED}\2"),
+        (f"({before_value}){_QUOTED}", rf"\1\g<mark>{REMOVED}"),
+        (f"({before_value}){_BARE}", rf"\1{REMOVED}"),
+    ]
+
+
+_KEY_MARK = re.compile(_KEY_END.replace("end", "(?:begin|end)"), re.IGNORECASE)
+_OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
+# Keys are first, because other patterns remove their first lines.
+_PATTERNS = [
+    (
+        rf"-{{4,5}} ?begin [a-z0-9 ]*private key(?: block)?(?: ?-{{4,5}})?.*?({_KEY_END}|\Z)",
+        REMOVED,
+    ),
+    (rf"{_KEY_LINES}{_KEY_END}", REMOVED),
+    # Lines of keys in base64, neither hexadecimal digests nor paths.
+    (
+        r"(?<![\w+/.-])(?!/?(?-i:[A-Z]?[a-z0-9]*/){2})(?![0-9a-f]+(?![\w+/]))"
+        r"(?-i:(?=[a-z0-9+/]*[A-Z])(?=[A-Z0-9+/]*[a-z])(?=[A-Za-z+/]*[0-9]))"
+        r"[a-z0-9+/]{60,}={0,2}",
+        REMOVED,
+    ),
     # User, password or token in an address.
     (r"(://)[^/\s@?#]+@", rf"\1{REMOVED}@"),
     # Tokens of GitHub, JSON Web Tokens, and identifiers of AWS access keys.
@@ -28,18 +69,37 @@ _PATTERNS = (
     (r"\beyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*", REMOVED),
     (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", REMOVED),
     (r"(\b(?:bearer|basic|token)\s+)[a-z0-9._~+/=-]{8,}", rf"\1{REMOVED}"),
+    # Headers with several values, up to the quotation mark before them or the end of the line.
     (
-        r"((?:token|secret|passw(?:or)?d|passphrase|(?:api|access|private)_?key|credentials?"
-        r"""|signature)["']?\s*[=:]\s*["']?)[^\s"'&,;})\]]+""",
+        r"""(?P<mark>["'])?(\b(?:cookie:|authorization:\s*digest\s)\s*)"""
+        r"""(?:(?!(?P=mark))[^\n])+""",
+        rf"\g<mark>\2{REMOVED}",
+    ),
+    *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
+    # Arguments of commands, also in lists.
+    *_named(rf"""--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
+    *_named("[?&;](?:sig|key)="),
+    # Environment variables, as a mapping and as a section of a profile.
+    (
+        r"(\benv(?:ironment)?\s*[=:]\s*\{)(?!\[removed\])"
+        r"""(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^}])*""",
         rf"\1{REMOVED}",
     ),
-    (r"-----begin [a-z ]*private key-----.*?(-----end [a-z ]*private key-----|\Z)", REMOVED),
-)
+    (
+        r"((?:\A|\n)\[(?:[\w.-]+\.)?env(?:ironment)?\][^\n]*\n)(?!\[)(?:(?!\n\[).)+",
+        rf"\1{REMOVED}",
+    ),
+]
 
 
 def is_secret(name: str) -> bool:
     """Return True if a variable or field with this name holds a secret."""
     return name not in _HARMLESS and _SECRET.search(name) is not None
+
+
+def _is_option(value: object) -> bool:
+    """Return True if the next argument of a command is a secret."""
+    return isinstance(value, str) and _OPTION.fullmatch(value) is not None
 
 
 class Redactor:
@@ -79,12 +139,22 @@ class Redactor:
             }
             return dataclasses.replace(value, **changes)
         if isinstance(value, Mapping):
-            return {
-                key: REMOVED if is_secret(str(key)) and inner else self.value(inner)
-                for key, inner in value.items()
-            }
+            return {self.value(key): self._field(str(key), inner) for key, inner in value.items()}
         if type(value) is str:  # Members of a str enumeration stay as they are.
             return self.text(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self.value(inner) for inner in value)
+            if any(type(line) is str and _KEY_MARK.search(line) for line in value):
+                return type(value)(self.text("\n".join(map(str, value))).split("\n"))
+            names = ("", *value)
+            return type(value)(
+                REMOVED if _is_option(name) and type(inner) is str else self.value(inner)
+                for name, inner in zip(names, value, strict=False)
+            )
         return value
+
+    def _field(self, name: str, value: Any) -> Any:
+        if is_secret(name) and value:
+            return REMOVED
+        if name in ("env", "environment") and isinstance(value, Mapping):
+            return dict.fromkeys(value, REMOVED)
+        return self.value(value)

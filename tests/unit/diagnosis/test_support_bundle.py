@@ -241,6 +241,125 @@ def test_possible_secrets_are_redacted(text: str, kept: str) -> None:
     assert redaction.Redactor({}).text(text) == kept
 
 
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
+LAST = "MzEfYyjiWA4R4/M2bS1GB4t7"
+BEGIN, END = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize("kind", ["PRIVATE KEY", "RSA PRIVATE KEY", "PGP PRIVATE KEY BLOCK"])
+@pytest.mark.parametrize("cut", ["{begin}{body}{end}", "{begin}{body}", "{body}{end}"])
+def test_private_keys_are_removed(kind: str, cut: str) -> None:
+    begin, end = (mark.replace("PRIVATE KEY", kind) for mark in (BEGIN, END))
+    for line_break in ("\n", "\r\n", "\\n", "\\r\\n"):
+        body = line_break.join((BODY, BODY, LAST, ""))
+        key = cut.format(begin=begin + line_break, body=body, end=end)
+        for around in (key, f'{{"private_key": "{key}"}}', f"key='{key}'"):
+            text = redaction.Redactor({}).text(f"before it\n{around}")
+            assert BODY not in text
+            assert LAST not in text
+            assert text.startswith("before")
+
+
+def test_lines_of_keys_are_removed_from_logs() -> None:
+    redactor = redaction.Redactor({})
+    assert BODY not in redactor.text(f"[worker:0] {BODY}\n[worker:0] {BODY}")
+    lines = redactor.value(("start", BEGIN, BODY, LAST, END, "step 1"))
+    assert "\n".join(lines) == "start\n[removed]\nstep 1"
+    assert redactor.value([BODY, LAST, END, "step 1"]) == ["[removed]", "step 1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'password="SECRET and ANOTHER SECRET"',
+        "password = 'SECRET \\'and\\' ANOTHER SECRET'",
+        'password = """\nSECRET ANOTHER\n"""',
+        '{"password": "SECRET ANOTHER"}',
+        r'"{\"password\": \"SECRET ANOTHER\"}"',
+        'password="SECRET and ANOTHER SECRET',
+        "password=SECRET,ANOTHER",
+        "password=SECRET)ANOTHER}SECRET]ANOTHER",
+        "password=SECRET'ANOTHER",
+        "password: SECRET",
+        "'password' => 'SECRET'",
+        "Server=db;Uid=ada;Pwd=SECRET;Timeout=3",
+        "DB_PWD=/SECRET",
+        "mysql --password SECRET -h db",
+        "mysql --db-password 'SECRET ANOTHER' -h db",
+        "mysql --password=SECRET -h db",
+        "['mysql', '--password', 'SECRET', '-h', 'db']",
+        '["mysql", "--api-key", "SECRET ANOTHER"]',
+        "https://one.blob.core.windows.net/c?sv=1&sig=SECRET%3D&se=2",
+        "https://one/c?sig=SECRET%3D",
+        "https://one/c?key=SECRET",
+        "AccountName=one;AccountKey=SECRET/ANOTHER==;EndpointSuffix=core.windows.net",
+        "x-api-key: SECRET",
+        "curl -H 'x-api-key: SECRET' https://one",
+        "{'x-api-key': 'SECRET'}",
+        "Ocp-Apim-Subscription-Key: SECRET",
+        "Cookie: one=SECRET; two=ANOTHER",
+        "Set-Cookie: one=SECRET; Path=/; two=ANOTHER",
+        "curl -H 'Cookie: one=SECRET; two=ANOTHER' https://one",
+        '{"Cookie": "one=SECRET; two=ANOTHER"}',
+        'Authorization: Digest username="SECRET", response="ANOTHER"',
+        "Cluster(env={'DATABASE': 'SECRET ANOTHER'})",
+        'environment = { DATABASE = "SECRET", B = "ANOTHER" }',
+        '[environment]\nDATABASE = "SECRET[ANOTHER"\n[other]\n',
+        "env={'DATABASE': 'SECRET}ANOTHER', 'B': ''}",
+    ],
+)
+def test_secrets_are_removed_whole(text: str) -> None:
+    redacted = redaction.Redactor({}).text(f"{text}\nafter")
+    assert "SECRET" not in redacted
+    assert "ANOTHER" not in redacted
+    assert redacted.endswith("after")
+    assert redaction.Redactor({}).text(redacted) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PWD=/home/ada OLDPWD=/home/ada/x",
+        "loss=0.25, accuracy=0.5, step=3",
+        "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        f"/Users/ada/{'directory9/' * 8}file",
+        "max_tokens=512 tokens: 3",
+        "--token-file /etc/one",
+        "worker:0 failed: the cookie jar is empty",
+        "config(password=[removed], name=one)",
+    ],
+)
+def test_ordinary_text_is_kept(text: str) -> None:
+    assert redaction.Redactor({}).text(text) == text
+
+
+def test_values_are_removed_by_their_names() -> None:
+    values = {
+        "env": {"DATABASE": "x"},
+        "environment": {"DATABASE": "y"},
+        "AccountKey": "z",
+        "command": ["mysql", "--password", "hunter2", "-h", "db"],
+        "https://ada:hunter2@one": 1,
+    }
+    assert redaction.Redactor({}).value(values) == {
+        "env": {"DATABASE": "[removed]"},
+        "environment": {"DATABASE": "[removed]"},
+        "AccountKey": "[removed]",
+        "command": ["mysql", "--password", "[removed]", "-h", "db"],
+        "https://[removed]@one": 1,
+    }
+
+
+def test_configuration_has_no_values_of_env(capsys: Any, tmp_path: Path) -> None:
+    environment = {"DATABASE": "postgres db hunter2", "MODE": "quiet"}
+    tfd.Cluster(data_workers=1, launcher=Fake(), name="images", env=environment)
+    assert run(capsys, "support", "one.tar.gz")[0] == 0
+    texts = read(tmp_path / "one.tar.gz")
+    configuration = json.loads(texts["here/images/configuration.json"])
+    assert configuration["env"] == dict.fromkeys(environment, "[removed]")
+    assert "hunter2" not in "".join(texts.values())
+
+
 def test_magic_writes_an_archive() -> None:
     shell = InteractiveShell()
     magics.load_ipython_extension(shell)
