@@ -407,6 +407,12 @@ for name, function in (
         coordinator.join()  # raises the error once more
     except tf.errors.OpError:
         pass
+try:
+    coordinator.create_per_worker_dataset(tf.data.Dataset.range(1).map(lambda x: loaded.read()))
+    raise AssertionError("the dataset was sent")
+except tf.errors.OpError as error:
+    text = "".join((str(error), *getattr(error, "__notes__", ())))
+    assert "before it connected to the cluster" in text, text
 second.stop()
 """
 

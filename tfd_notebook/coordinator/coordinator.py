@@ -181,6 +181,20 @@ class Coordinator(closure_queue.ClusterCoordinator):
             self._value_follower.watch(fn, value)
         return value
 
+    def create_per_worker_dataset(self, dataset_fn: Any) -> Any:
+        """Create a dataset on each worker from a dataset, or from a function that returns one.
+
+        Raises
+        ------
+        Exception
+            TensorFlow cannot send the dataset.
+        """
+        try:
+            return super().create_per_worker_dataset(dataset_fn)
+        except BaseException as error:
+            self._explain_error(error)
+            raise
+
     def join(self, timeout: float | None = None) -> None:
         """Wait until all closures have ended. Ctrl-C interrupts the wait.
 

@@ -24,8 +24,8 @@ _FROM_PS = "GRPC error information from remote target /job:ps"
 
 #: A worker finds a resource of the coordinator only if it is newer than the connection.
 _MISSING_HERE = re.compile(
-    r"Anonymous/.* does not exist.*remote target /job:(?!ps|worker)"
-    r"|serialize the input pipeline graph: Resource Anonymous/",
+    r"Anonymous.* does not exist.*remote target /job:(?!ps|worker)"
+    r"|serialize the input pipeline graph: (Resource|Container) Anonymous",
     re.DOTALL,
 )
 
