@@ -40,6 +40,9 @@ _MAX_REQUEST_BYTES = 65_536
 _MAX_REPLY_BYTES = 64_000_000
 _PEER_SECONDS = 5.0
 _MAX_CLIENTS = 8
+#: Answer to a client that exceeds `_MAX_CLIENTS`, and seconds until it repeats its request.
+_BUSY = json.dumps({"busy": _MAX_CLIENTS}).encode() + b"\n"
+_BUSY_SECONDS = 0.2
 _PEER_THREAD = "tfd-control-peer"
 #: Seconds that process exit waits for replies: a request to stop the cluster may cause the exit.
 _EXIT_SECONDS = 2.0
@@ -173,8 +176,13 @@ class ControlServer:
             self._failure = ""
 
     def _start_serving(self, peer: socket.socket) -> None:
-        if not unix_socket.is_this_user(peer) or not self._slots.acquire(blocking=False):
+        if not unix_socket.is_this_user(peer):
             peer.close()
+            return
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError), peer:
+                peer.setblocking(False)
+                peer.sendall(_BUSY)
             return
         try:
             threading.Thread(
@@ -188,8 +196,7 @@ class ControlServer:
         try:
             # The peer may have disconnected: then it needs no reply.
             with contextlib.suppress(OSError), peer:
-                peer.settimeout(_PEER_SECONDS)
-                peer.sendall(_answer(_read_line(peer, _MAX_REQUEST_BYTES)))
+                peer.sendall(_answer(_read_line(peer, _MAX_REQUEST_BYTES, _PEER_SECONDS)))
         finally:
             self._slots.release()
 
@@ -219,53 +226,59 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     request : mapping
         A request for `tfd_notebook.cluster.commands.perform`.
     timeout : float
-        Seconds for the whole call. Default 10.
+        Seconds for the whole call. Default 10. While the process is busy with requests of other
+        clients, the request is repeated.
 
     Raises
     ------
     TimeLimit
-        The process did not reply in time.
+        The process did not reply in time, or is busy.
     UnknownName
         The process does not listen.
     TfdError
         The error that the command raised.
     """
-    try:
-        with unix_socket.connect(runtime_dir.control_socket(pid), timeout) as peer:
-            peer.sendall(json.dumps(dict(request)).encode() + b"\n")
-            line = _read_line(peer, _MAX_REPLY_BYTES, timeout)
-    except TimeoutError:
-        raise errors.TimeLimit(
-            f"process {pid} did not reply within {timeout:g} s",
-            fix="it may be stopped or swapped out; try again",
-        ) from None
-    except OSError as error:
-        raise errors.UnknownName(
-            f"connecting to process {pid} failed: {error.strerror or error}", fix="see tfd list"
-        ) from None
-    try:
-        reply = json.loads(line)
-    except ValueError:
-        raise errors.UnknownName(
-            f"process {pid} closed the connection without a reply", fix="see tfd list"
-        ) from None
+    deadline = time.monotonic() + timeout
+    while "busy" in (reply := _request(pid, request, timeout, deadline)):
+        if deadline - time.monotonic() <= _BUSY_SECONDS:
+            raise errors.TimeLimit(
+                f"process {pid} is busy with {reply['busy']} other requests",
+                fix="end other commands such as tfd watch, and try again",
+            )
+        time.sleep(_BUSY_SECONDS)
     if "error" in reply:
         raise unpack_error(reply["error"])
     return reply["value"]
 
 
-def clusters(timeout: float = 10.0, but: int | None = None) -> list[dict[str, Any]]:
+def clusters(
+    timeout: float = 10.0,
+    but: int | None = None,
+    unanswered: list[errors.TimeLimit] | None = None,
+) -> list[dict[str, Any]]:
     """Return all clusters of this user as `tfd_notebook.views.brief` describes them, with ``pid``.
 
-    The process `but` is left out.
+    Parameters
+    ----------
+    timeout : float
+        Seconds for each process. Default 10.
+    but : int, optional
+        A process that is left out.
+    unanswered : list, optional
+        Extended by the error of each process that does not reply, or is busy.
     """
     summaries: list[dict[str, Any]] = []
     for pid in processes():
         if pid == but:
             continue
         # A process that has just ended, or does not reply, must not hide the others.
-        with contextlib.suppress(errors.UnknownName, errors.TimeLimit):
+        try:
             summaries += [dict(row, pid=pid) for row in call(pid, {"command": "list"}, timeout)]
+        except errors.UnknownName:
+            pass
+        except errors.TimeLimit as error:
+            if unanswered is not None:
+                unanswered.append(error)
     return summaries
 
 
@@ -283,7 +296,33 @@ def _answer(line: bytes) -> bytes:
     return json.dumps(commands.answer(work)).encode() + b"\n"
 
 
-def _read_line(peer: socket.socket, most: int, timeout: float = _PEER_SECONDS) -> bytes:
+def _request(pid: int, request: Mapping[str, Any], timeout: float, deadline: float) -> Any:
+    """Send a request and return the complete reply, as `call` describes it."""
+    try:
+        left = max(0.001, deadline - time.monotonic())
+        with unix_socket.connect(runtime_dir.control_socket(pid), left) as peer:
+            # A busy process replies and closes the connection before it reads.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                peer.sendall(json.dumps(dict(request)).encode() + b"\n")
+            line = _read_line(peer, _MAX_REPLY_BYTES, deadline - time.monotonic())
+    except TimeoutError:
+        raise errors.TimeLimit(
+            f"process {pid} did not reply within {timeout:g} s",
+            fix="it may be stopped or swapped out; try again",
+        ) from None
+    except OSError as error:
+        raise errors.UnknownName(
+            f"connecting to process {pid} failed: {error.strerror or error}", fix="see tfd list"
+        ) from None
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise errors.UnknownName(
+            f"process {pid} closed the connection without a reply", fix="see tfd list"
+        ) from None
+
+
+def _read_line(peer: socket.socket, most: int, timeout: float) -> bytes:
     """Read up to a newline, up to the end of the stream, or about `most` bytes."""
     deadline = time.monotonic() + timeout
     received = bytearray()

@@ -151,6 +151,46 @@ def test_silent_peers_do_not_block_others(listening: Path) -> None:
         peer.close()
 
 
+@pytest.fixture
+def silent(listening: Path) -> Iterator[list[socket.socket]]:
+    """Return eight connected clients that send nothing."""
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(8)]
+        for peer in peers:
+            peer.settimeout(60)
+            peer.connect(str(listening))
+        yield peers
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Clients stay connected, and a call does not repeat its request.
+    monkeypatch.setattr(cluster_control_socket, "_PEER_SECONDS", 60.0)
+    monkeypatch.setattr(cluster_control_socket, "_BUSY_SECONDS", 60.0, raising=False)
+
+
+@pytest.mark.usefixtures("_patient", "silent")
+def test_ninth_client_is_answered_that_the_process_is_busy(listening: Path) -> None:
+    assert raw(listening, b"") == {"busy": 8}
+    with pytest.raises(errors.TimeLimit, match=f"process {ME} is busy with 8 other requests"):
+        cluster_control_socket.call(ME, {"command": "list"}, 60)
+    unanswered: list[errors.TimeLimit] = []
+    assert cluster_control_socket.clusters(60, unanswered=unanswered) == []
+    assert len(unanswered) == 1
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_control_socket, "_PEER_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_control_socket, "_BUSY_SECONDS", 0.01, raising=False)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_ninth_client_waits_until_silent_clients_are_dropped(silent: list[socket.socket]) -> None:
+    assert cluster_control_socket.call(ME, {"command": "list"}, 60)[0]["name"] == "here"
+    assert [peer.recv(1) for peer in silent] == [b""] * 8
+
+
 def test_dead_sockets_are_removed() -> None:
     # This file remains after its process is killed.
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import json
 import math
@@ -13,7 +14,7 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook.cluster import attach
-from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
 from tfd_notebook.launchers.client.orphans import Orphan, sweep
 from tfd_notebook.model.resolution import as_json
 from tfd_notebook.model.spec import check_seconds
@@ -66,9 +67,13 @@ class Tfd(DoctorCommands):
 
     # Clusters of any process of this user
 
-    def list(self, options: argparse.Namespace) -> None:
-        records = attach.all_clusters()
+    def list(self, options: argparse.Namespace) -> int:
+        unanswered: builtins.list[TimeLimit] = []
+        records = attach.all_clusters(unanswered)
         _print_table(options, views.clusters_table(records), records)
+        for error in unanswered:
+            print(f"tfd: {error}", file=sys.stderr)
+        return 1 if unanswered else 0
 
     def launchers(self, options: argparse.Namespace) -> None:
         table = launchers_table()

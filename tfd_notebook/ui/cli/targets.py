@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.cluster import attach, commands, control_socket
-from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
 from tfd_notebook.ui.argparsing import nearest
 
 
@@ -60,8 +60,11 @@ def find(options: argparse.Namespace) -> ClusterTarget:
         Several clusters match.
     UnknownName
         No cluster has this name or process.
+    TimeLimit
+        No cluster matches, and a process did not reply or is busy.
     """
-    known = attach.all_clusters()
+    unanswered: list[TimeLimit] = []
+    known = attach.all_clusters(unanswered)
     matches = [
         record
         for record in known
@@ -74,6 +77,8 @@ def find(options: argparse.Namespace) -> ClusterTarget:
     listing = ", ".join(f"{record['name']} ({_where(record)})" for record in matches or known)
     if matches:
         raise UsageError("several clusters match", fix=f"add NAME or --pid: {listing}")
+    if unanswered:
+        raise unanswered[0]
     if options.name is None and options.pid is None:
         raise StateError("no running cluster", fix="tfd start --data-workers 2")
     name = "" if options.name is None else f" {options.name!r}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
@@ -58,6 +59,20 @@ def test_list_without_clusters(capsys: Any) -> None:
 def test_stop(cluster: Cluster, capsys: Any) -> None:
     assert tfd(capsys, "stop", "images") == (0, "cluster 'images' is stopped\n")
     assert cluster.state == "stopped"
+
+
+def test_busy_process_is_named(
+    cluster: Cluster, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_busy(pid: int, request: Any, timeout: float) -> Any:
+        raise errors.TimeLimit(f"process {pid} is busy")
+
+    monkeypatch.setattr(control_socket, "call", be_busy)
+    for arguments in (["list"], ["list", "--json"], ["stop", "images"], ["stop"]):
+        assert main(arguments) == 1
+        shown = capsys.readouterr()
+        assert f"process {os.getpid()} is busy" in shown.err
+    assert cluster.state == "ready"
 
 
 def test_logs(cluster: Cluster, capsys: Any) -> None:
