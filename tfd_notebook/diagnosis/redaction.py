@@ -20,7 +20,7 @@ _SECRET = re.compile(
 _HARMLESS = frozenset(("SSH_AUTH_SOCK", "XAUTHORITY", "PWD", "OLDPWD"))
 #: Minimum length of a secret. A shorter value also occurs in ordinary text.
 _MIN_LENGTH = 4
-#: End of a secret's name in text. In `PWD=/home/ada`, the value is a directory.
+#: End of a secret's name in text. In `PWD=/data`, the value is a directory.
 _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|(?<!_)(?-i:(?!PWD=/))pwd|_pwd|credentials?|signature"
     r"|cookies?|(?:access|account|api|private|secret|shared)key|[_-]key)"

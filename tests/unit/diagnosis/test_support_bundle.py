@@ -319,7 +319,7 @@ def test_secrets_are_removed_whole(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "PWD=/home/ada OLDPWD=/home/ada/x",
+        "PWD=/data/images OLDPWD=/data/x",
         "loss=0.25, accuracy=0.5, step=3",
         "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         f"/Users/ada/{'directory9/' * 8}file",
