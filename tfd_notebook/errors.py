@@ -54,8 +54,13 @@ Every error has a ``code``, ``what`` (the problem), ``task`` (the task concerned
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+#: All characters that move a terminal's cursor or break a line, except tab and newline.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 class TfdError(Exception):
@@ -85,10 +90,11 @@ class TfdError(Exception):
             BY_CODE[code] = cls
 
     def __init__(self, what: str, *, task: str | None = None, fix: str | None = None) -> None:
-        self.what = what
-        self.task = task
-        self.fix = fix
-        super().__init__(what)
+        # Another host may have sent any part of them.
+        self.what = _printable(what)
+        self.task = None if task is None else _printable(task)
+        self.fix = None if fix is None else _printable(fix)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         head = f"{self.task}: " if self.task and self.task not in self.what else ""
@@ -102,6 +108,11 @@ class TfdError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.task, self.fix)
+
+
+def _printable(text: object) -> str:
+    """Return a text without colors and control characters."""
+    return CONTROL.sub("\ufffd", _COLORS.sub("", str(text)))
 
 
 #: The classes of this module by code.

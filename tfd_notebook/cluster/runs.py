@@ -16,7 +16,7 @@ from tfd_notebook.errors import RankFailed, RankLost, StateError, TfdError, Time
 from tfd_notebook.launchers import base
 from tfd_notebook.model.events import RankChanged, RunChanged
 from tfd_notebook.model.spec import Role, TaskState, check_seconds
-from tfd_notebook.net import plain_values
+from tfd_notebook.net import plain_values, validation
 from tfd_notebook.net.clock import Deadline
 
 _POLL_SECONDS = 0.2
@@ -100,7 +100,7 @@ class Runs:
         tf.distribute.MultiWorkerMirroredStrategy
         """
         deadline = None if timeout is None else Deadline(check_seconds("timeout", timeout))
-        show = _print_lines if output is None else output
+        show = print_lines if output is None else output
         for name, value in (("function", function), ("output", show)):
             if not callable(value):
                 raise UsageError(f"invalid {name} {value!r}: expected a callable")
@@ -269,10 +269,10 @@ class _Call:
                 self._output(rank, "\n".join(lines))
 
 
-def _print_lines(rank: int, text: str) -> None:
+def print_lines(rank: int, text: str) -> None:
     """Print lines of a rank, each with its rank."""
     for line in text.split("\n"):
-        print(f"[{rank}] {line}")  # noqa: T201 - output of the function
+        print(f"[{rank}] {validation.terminal_output(line)}")  # noqa: T201 - output of the function
     sys.stdout.flush()
 
 

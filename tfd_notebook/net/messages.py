@@ -332,8 +332,8 @@ def kernel_message(message: Any) -> dict[str, Any]:
     """Return a message of a Jupyter kernel, or raise InvalidMessage."""
     fields: dict[str, Any] = _kernel_message(message, "message")
     kind = fields["header"]["msg_type"]
-    _KERNEL_CONTENTS.get(kind, record_with({}))(fields["content"], kind)
-    return fields
+    content = _KERNEL_CONTENTS.get(kind, record_with({}))(fields["content"], kind)
+    return {**fields, "content": content}
 
 
 def event(body: Any) -> dict[str, Any]:
@@ -367,8 +367,8 @@ def bus_message(message: Any) -> dict[str, Any]:
     """Return a message of the bus of another kernel, or raise InvalidMessage."""
     fields: dict[str, Any] = record_with({"kind": text})(message, "message")
     kind = fields["kind"]
-    _BUS.get(kind, record_with({}))(fields, kind)
-    return fields
+    checked: dict[str, Any] = _BUS.get(kind, record_with({}))(fields, kind)
+    return checked
 
 
 def clusters(tree: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from tfd_notebook.errors import InvalidMessage
+from tfd_notebook.errors import CONTROL, InvalidMessage
 from tfd_notebook.model.spec import CLUSTER_NAME, MAX_TASKS_PER_ROLE, Role
 
 #: Takes a value and its path; returns the value to use, or raises InvalidMessage.
@@ -39,8 +39,10 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?", re
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 _TUNNEL_NAME = re.compile(r"[0-9a-f]{12}\.tfd", re.ASCII)
 _JOURNAL_FILE = re.compile(r"tf_data_dispatcher_journal/journal_\d{1,18}", re.ASCII)
-#: All characters that move a terminal's cursor or break a line, except tab and newline.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+#: Control characters that could change a terminal, except colors, \r, \t and \n.
+_TERMINAL_CONTROL = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]|\x1b(?!\\[[0-9;]*m)"
+)
 
 
 def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
@@ -66,7 +68,7 @@ def _printable(value: Any, path: str, most: int) -> str:
     if not isinstance(value, str):
         raise invalid(path, value, "a string")
     cut = value if len(value) <= most else value[: most - 1] + "…"
-    return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode())
+    return CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode())
 
 
 def output(value: Any, path: str) -> str:
@@ -74,6 +76,11 @@ def output(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise invalid(path, value, "a string")
     return value.encode("utf-8", "replace").decode()
+
+
+def terminal_output(text: str) -> str:
+    """Return output without control characters, except colors and carriage returns."""
+    return _TERMINAL_CONTROL.sub("\ufffd", text)
 
 
 def boolean(value: Any, path: str) -> bool:
@@ -185,7 +192,7 @@ def file_path(value: Any, path: str) -> str:
     """Return an absolute path on the other host."""
     if not isinstance(value, str) or not value.startswith("/") or len(value) > 4096:
         raise invalid(path, value, "an absolute path")
-    if _CONTROL.search(value):
+    if CONTROL.search(value):
         raise invalid(path, value, "an absolute path")
     return value
 
@@ -292,14 +299,13 @@ def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
 
 
 def record_with(checks: Mapping[str, Check]) -> Check:
-    """Return the check of an object that has these fields; others are not checked."""
+    """Return the check of an object that has these fields; others are returned unchecked."""
 
     def check_record(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise invalid(path, value, "an object")
-        for name, check in checks.items():
-            check(value.get(name), f"{path}.{name}")
-        return value
+        checked = {name: check(value.get(name), f"{path}.{name}") for name, check in checks.items()}
+        return {**value, **checked}
 
     return check_record
 

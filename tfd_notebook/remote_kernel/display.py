@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -11,17 +10,13 @@ from typing import Any, cast
 from tfd_notebook.errors import RemoteError
 from tfd_notebook.net import validation
 
-#: Control sequences for colors.
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: MIME types that a page does not execute.
 _PLAIN_TYPES = ("text/plain", "image/png", "image/jpeg")
-#: Control sequences that could change a terminal, except colors, \r, \t and \n.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 def failure(label: str, content: Mapping[str, Any]) -> RemoteError:
     """Return the error for an exception that code in the kernel at `label` raised."""
-    trace = _COLOURS.sub("", "\n".join(content.get("traceback", ())))
+    trace = "\n".join(content.get("traceback") or ())
     message = f"{content.get('ename')}: {content.get('evalue')}"
     if content.get("ename") == "SystemExit":
         return RemoteError(str(content.get("evalue")))
@@ -39,7 +34,11 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
         stream.write(content["text"])
         stream.flush()
     elif kind in ("display_data", "execute_result", "update_display_data"):
-        data = content["data"]
+        data = dict(content["data"])
+        if not isinstance(data.get("text/plain", ""), str):
+            del data["text/plain"]
+        if not data:
+            return
         if hasattr(builtins, "__IPYTHON__"):
             from IPython.display import display
 
@@ -56,10 +55,9 @@ def show_plain(kind: str, content: Mapping[str, Any]) -> None:
     """Show text and images; discard content that a page could execute, such as HTML."""
     if "data" in content:
         data = {name: value for name, value in content["data"].items() if name in _PLAIN_TYPES}
-        text = data.get("text/plain")
-        if text is not None:
+        if isinstance(text := data.get("text/plain"), str):
             data["text/plain"] = validation.text(text, "text/plain")
         content = {"data": data}
     elif kind == "stream":
-        content = {**content, "text": _CONTROL.sub("\ufffd", content["text"])}
+        content = {**content, "text": validation.terminal_output(content["text"])}
     show(kind, content)
