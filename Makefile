@@ -22,7 +22,9 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 CONNECTED := tests/hosts/test_coordinator_hosts.py
 SUITES := conformance coordinator engines browser spark integration notebooks slow hosts
 RAY    := tests/engines/test_ray.py
-NBVAL  := -p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
+# In a separate runtime directory, because notebooks list the clusters of the user.
+NBVAL  = directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && TFD_RUNTIME_DIR="$$directory" $(PYTEST) \
+	-p nbval.plugin --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # Sources and tools of the front end. The tools of the virtual environment come first in PATH,
 # because it provides Node if the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
@@ -56,7 +58,7 @@ test: $(VENV)/.test $(VENV)/.front ## before each commit: lint, the front end, f
 
 test-fast: # the tests of the gate, without set-up and static checks
 	$(PYTEST) $(PARALLEL) $(FAST)
-	$(PYTEST) $(NBVAL) $(QUICKSTART)
+	$(NBVAL) $(QUICKSTART)
 
 N ?= 12
 flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each third run with busy cores; prints a table
@@ -103,7 +105,7 @@ test-engines: ## suite: the launchers for Dask, ipyparallel and Ray
 test-browser: ## suite: JupyterLab in Chromium; needs chromium
 	$(PYTEST) tests/browser
 test-notebooks: ## suite: all notebooks
-	$(PYTEST) $(NBVAL) $(sort $(wildcard notebooks/*.ipynb))
+	$(NBVAL) $(sort $(wildcard notebooks/*.ipynb))
 test-slow: ## suite: tests that start many processes, wait, or measure time; needs gcc and libc6-dev
 	$(call NEED,gcc,gcc libc6-dev)
 	$(PYTEST) $(PARALLEL) -m "$(AND_ROOT)slow" tests/unit tests/contracts tests/integration tests/conformance \
