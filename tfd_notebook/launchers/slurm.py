@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.agent.task_supervisor import read_log
 from tfd_notebook.errors import (
     AgentLost,
     InvalidMessage,
@@ -420,10 +421,7 @@ class _Job:
         """Return the end of the job's output."""
         if self.output is None:
             return ""
-        try:
-            data = self.output.read_bytes()[-_OUTPUT_BYTES:]
-        except OSError:
-            return ""
+        data, _ = read_log(self.output, _OUTPUT_BYTES)
         return validation.output(data.decode(errors="replace"), "output")
 
 

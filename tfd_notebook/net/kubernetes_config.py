@@ -63,7 +63,7 @@ def message(body: str | bytes | None) -> str:
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
         return str(json.loads(text)["message"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return text
 
 

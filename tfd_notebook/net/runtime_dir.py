@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
 import select
 import shutil
 import socket
@@ -19,7 +21,10 @@ from typing import IO, Any
 
 import psutil
 
-from tfd_notebook.errors import WorkDirError
+from tfd_notebook.errors import InvalidMessage, WorkDirError
+from tfd_notebook.net import validation
+
+log = logging.getLogger("tfd_notebook")
 
 STATE_FILE = "state.json"
 #: Set in the environment of every process of an agent, to the agent's id.
@@ -32,6 +37,33 @@ _POLL_SECONDS = 0.05
 _PF_EXITING = 4
 _REMOVE_ATTEMPTS = 20
 _REMOVE_PAUSE = 0.05
+#: Limit of a file with JSON. A detached cluster of thousands of tasks has less than 2 MB.
+_MAX_JSON_BYTES = 1 << 24
+_identity = validation.record_with(
+    {
+        "host": validation.text,
+        "boot": validation.text,
+        "pid_namespace": validation.text,
+        "pid": validation.pid,
+        "start": validation.number,
+    }
+)
+_process = validation.optional(_identity)
+#: The fields that are used. Another version may write more.
+_state = validation.record_with(
+    {
+        "agent": validation.optional(validation.text),
+        "pid": validation.optional(validation.pid),
+        "process": _process,
+        "starter": _process,
+        "owner": _process,
+        "clusters": validation.optional(
+            validation.mapping(validation.cluster_name, validation.optional(validation.timestamp))
+        ),
+    }
+)
+#: Damaged files that were reported.
+_reported: set[Path] = set()
 
 
 def runtime_dir() -> Path:
@@ -126,7 +158,8 @@ def orphaned_files() -> Iterator[Path]:
         if process_start(pid) is None:
             yield path
     for path in sorted(runtime_dir().glob(f"*.{host}-*-*.*")):
-        if path.name.split(".")[1].split("-")[1] != boot:
+        match = re.fullmatch(rf"\d+\.{host}-([^.-]+)-\d+\..*", path.name)
+        if match is not None and match[1] != boot:
             yield path
 
 
@@ -279,10 +312,37 @@ def write_private(target: Path, state: dict[str, Any]) -> None:
 def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield directory and state of each agent of this user, running or not."""
     for directory in sorted(runtime_dir().glob("agent-*")):
-        state: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            state = json.loads((directory / STATE_FILE).read_text())
-        yield directory, state
+        yield directory, read_state(directory)
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """Return the state in the directory of an agent; it is empty if missing or damaged."""
+    return read_private(directory / STATE_FILE, _state) or {}
+
+
+def read_private(path: Path, check: validation.Check) -> Any:
+    """Return the checked value of a JSON file; None if it is missing or damaged.
+
+    A damaged file is reported once.
+    """
+    try:
+        # Without O_NONBLOCK, a named pipe would block.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ValueError("not a file")
+            content = file.read(_MAX_JSON_BYTES + 1)
+        if len(content) > _MAX_JSON_BYTES:
+            raise ValueError(f"longer than {_MAX_JSON_BYTES} bytes")
+        return check(validation.json_value(json.loads(content), path.name), path.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError, InvalidMessage) as error:
+        if path not in _reported:
+            _reported.add(path)
+            reason = error.what if isinstance(error, InvalidMessage) else str(error)
+            log.warning("the damaged file %s is ignored: %s", path, reason)
+        return None
 
 
 def remove(directory: Path) -> None:

@@ -33,6 +33,7 @@ _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 50
 _MAX_INTEGER = 2**63 - 1
 _MAX_PID = 2**31 - 1
+_MAX_TIMESTAMP = 2**40
 
 _TASK = re.compile(r"(\w+):(0|[1-9]\d{0,3})", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?", re.ASCII)
@@ -108,6 +109,13 @@ def number(value: Any, path: str) -> float:
     if (isinstance(value, int) and abs(value) > _MAX_INTEGER) or not math.isfinite(value):
         raise invalid(path, value, "a finite number")
     return value
+
+
+def timestamp(value: Any, path: str) -> float:
+    """Return a number of seconds, of which a date can be computed."""
+    if not abs(number(value, path)) <= _MAX_TIMESTAMP:
+        raise invalid(path, value, "a point in time")
+    return float(value)
 
 
 def nothing(value: Any, path: str) -> None:

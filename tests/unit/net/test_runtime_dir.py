@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,9 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook.launchers import Fake
+from tfd_notebook.launchers.client.detached import detached
 from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.net import runtime_dir
+from tfd_notebook.spark.local_session import spark_home
+from tfd_notebook.ui.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -194,3 +201,75 @@ def test_directory_is_removed_while_a_file_is_added(
     monkeypatch.setattr(os, "rmdir", add_a_file_first)
     runtime_dir.remove(directory)
     assert not directory.exists()
+
+
+def _states() -> Iterator[Any]:
+    """Yield states with a wrong type or value, of an agent that seems to run."""
+    this = runtime_dir.process_identity(os.getpid())
+    assert this is not None
+    whole = {"agent": "0123456789ab", "pid": os.getpid(), "process": this, "clusters": {}}
+    yield from (None, [], "text", 1, True)
+    yield from ({**whole, "clusters": clusters} for clusters in ([], "a", {"a": "b"}, {"a": 1e300}))
+    yield {**whole, "clusters": {"\x1b[2J": 1e9}}
+    yield from (
+        {**whole, "process": identity} for identity in ([], "a", {"pid": {}}, {"pid": True})
+    )
+    yield from ({**whole, "pid": pid} for pid in (0, -1, True, "1", [], 2**80))
+    yield from ({**whole, "agent": agent} for agent in ([], {}, 1))
+    yield {"starter": []}
+    yield {"process": {**this, "start": float("inf")}}
+
+
+def _damaged() -> Iterator[bytes]:
+    """Yield the contents of damaged files."""
+    yield from (json.dumps(state).encode() for state in _states())
+    yield from (b"", b"{", b"\xff\xfe\xfa", b"\0" * 100, b"9" * 10_000)
+    yield b"[" * 100_000
+    yield b'{"process": ' * 500 + b"1" + b"}" * 500
+    yield b'{"agent": "' + b"a" * (20 << 20) + b'"}'
+
+
+@pytest.mark.slow
+def test_damaged_state_is_ignored_and_reported_once(
+    directory: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, content in enumerate(_damaged()):
+        for name in (f"agent-{number:012}/state.json", f"detached-{number:012}.json"):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(content)
+    (directory / "agent-folder" / "state.json").mkdir(parents=True)
+    (directory / "agent-pipe").mkdir()
+    os.mkfifo(directory / "agent-pipe" / "state.json")
+    (directory / "agent-file").touch()
+    with caplog.at_level(logging.WARNING, "tfd_notebook"):
+        assert all(state == {} for _, state in runtime_dir.agent_states())
+        assert detached() == ()
+        assert sweep() == ()
+        with tfd.Cluster(data_workers=1, launcher=Fake(), name="images"):
+            assert main(["list", "--json"]) == 0
+        assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["images"]
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == len(set(reported))
+    for path in directory.glob("agent-0*"):
+        assert sum(str(path) in message for message in reported) == 1
+
+
+def test_other_files_do_not_prevent_a_sweep(directory: Path) -> None:
+    own = runtime_dir.own_file(os.getpid(), "sock").name.split(".")[1]
+    for name in (f"a.b.{own}.sock", f"1.2.{own}.sock", f".{own}.sock", "detached-.json", "agent-"):
+        (directory / name).touch()
+    assert list(runtime_dir.orphaned_files()) == []
+
+
+@pytest.mark.slow
+def test_damaged_state_does_not_prevent_a_local_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for number, content in enumerate(_damaged()):
+        (tmp_path / f"tfd-spark-{number}").mkdir()
+        (tmp_path / f"tfd-spark-{number}" / "state.json").write_bytes(content)
+    (tmp_path / "tfd-spark-java").mkdir()
+    runtime_dir.write_state(tmp_path / "tfd-spark-java", {"process": ended()})
+    (tmp_path / "tfd-spark-java" / "java.pid").write_text("9" * 40)
+    spark_home.remove_leftovers()

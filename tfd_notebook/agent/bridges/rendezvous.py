@@ -213,7 +213,7 @@ class RendezvousBridge:
         for agent in self._agents:
             with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
                 directory = runtime_dir.runtime_dir() / f"agent-{agent}"
-                state = json.loads((directory / runtime_dir.STATE_FILE).read_text())
+                state = runtime_dir.read_state(directory)
                 if runtime_dir.is_running(state["process"]):
                     ending.append(psutil.Process(state["pid"]))
                     ending[-1].terminate()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,17 +10,29 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfd_notebook.agent.sessions import SOCKET
-from tfd_notebook.errors import AgentLost, InvalidMessage, StateError
+from tfd_notebook.errors import AgentLost, StateError
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.base import AdoptedCluster, OnEvent, TaskHost
 from tfd_notebook.launchers.client import agent_host
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.session import AgentSession, SocketChannel
 from tfd_notebook.model.spec import ClusterConfig
-from tfd_notebook.net import clock, messages, runtime_dir
+from tfd_notebook.net import clock, messages, runtime_dir, validation
 
 #: Seconds after the end of a lease at which its file is removed.
 _REMOVAL_DELAY_SECONDS = 0.5
+_checked_record = validation.record_with(
+    {
+        "cluster": validation.cluster_name,
+        "launcher": validation.text,
+        "options": validation.mapping(validation.text, validation.json_value),
+        "agents": validation.listing(validation.text),
+        "lease": validation.timestamp,
+        "planned": validation.integer(),
+        "boot": validation.record({"id": validation.text, "expires_at": validation.timestamp}),
+        "description": messages.description,
+    }
+)
 #: Timers that remove the files of clusters from which this process has detached.
 _timers: dict[Path, threading.Timer] = {}
 
@@ -84,18 +94,19 @@ def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
     # Agents of a remote cluster may run on this host, through a local Jupyter server or sshd.
     parts = {agent for cluster in remote for agent in cluster.agents}
     for directory, state in runtime_dir.agent_states():
-        pid, leases = state.get("pid", 0), state.get("clusters")
-        if not isinstance(leases, dict) or not runtime_dir.is_running(state.get("process")):
+        pid, leases = state.get("pid") or 0, state.get("clusters")
+        agent = state.get("agent")
+        if not leases or not agent or not runtime_dir.is_running(state.get("process")):
             continue
-        if state.get("agent") in parts:
+        if agent in parts:
             continue
         left = {
             name: expires_at - clock.now()
             for name, expires_at in leases.items()
-            if isinstance(expires_at, (int, float))
+            if expires_at is not None
         }
         clusters += [
-            Detached(name, time.time() + seconds, str(state["agent"]), pid, directory)
+            Detached(name, time.time() + seconds, agent, pid, directory)
             for name, seconds in left.items()
             if seconds > 0
         ]
@@ -199,10 +210,7 @@ class DetachedClusterRecord:
 
     def _update(self, **changes: Any) -> None:
         """Change the file, which another attached process may have changed in the meantime."""
-        stored: Any = None
-        with contextlib.suppress(OSError, ValueError):
-            stored = json.loads(self._path.read_text())
-        kept = stored if isinstance(stored, dict) else {}
+        kept = runtime_dir.read_private(self._path, _checked_record) or {}
         self._record = {**self._record, **kept, **changes}
         if self._record["lease"] is not None:
             runtime_dir.write_private(self._path, self._record)
@@ -272,22 +280,23 @@ def remote_detached_clusters() -> list[RemoteDetachedCluster]:
     """Return this user's remote clusters with a lease, according to their files."""
     clusters = []
     for path in sorted(runtime_dir.runtime_dir().glob("detached-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidMessage):
-            record = json.loads(path.read_text())
-            lease = time.time() + _seconds_left(record)
-            if lease <= time.time():
-                path.unlink()
-                continue
-            clusters.append(
-                RemoteDetachedCluster(
-                    record["cluster"],
-                    lease,
-                    record["launcher"],
-                    record["options"],
-                    tuple(record["agents"]),
-                    int(record["planned"]),
-                    messages.description(record.get("description", {}), "description"),
-                    path,
-                )
+        record = runtime_dir.read_private(path, _checked_record)
+        if record is None:
+            continue
+        lease = time.time() + _seconds_left(record)
+        if lease <= time.time():
+            path.unlink(missing_ok=True)
+            continue
+        clusters.append(
+            RemoteDetachedCluster(
+                record["cluster"],
+                lease,
+                record["launcher"],
+                record["options"],
+                tuple(record["agents"]),
+                record["planned"],
+                record["description"],
+                path,
             )
+        )
     return clusters

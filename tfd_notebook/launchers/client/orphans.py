@@ -101,8 +101,8 @@ def _is_orphan(directory: Path, state: dict[str, Any]) -> bool:
     agent = state.get("process") or state.get("starter")
     if not runtime_dir.is_locked(directory):
         return runtime_dir.has_ended(agent)
-    leases = state.get("clusters")
-    has_lease = isinstance(leases, dict) and any(lease is not None for lease in leases.values())
+    leases = state.get("clusters") or {}
+    has_lease = any(lease is not None for lease in leases.values())
     return (
         not has_lease
         and runtime_dir.has_ended(state.get("owner"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -129,13 +128,13 @@ def _guard(path: Path) -> int:
 def remove_leftovers() -> None:
     """Remove directories of this user's processes that have ended, for example after a crash."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, OverflowError):
             if directory.stat().st_uid == os.getuid() and not _is_used(directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_used(directory: Path) -> bool:
-    state = json.loads((directory / runtime_dir.STATE_FILE).read_text())
+    state = runtime_dir.read_state(directory)
     java = directory / _JAVA
     return not runtime_dir.has_ended(state.get("process")) or (
         java.exists() and psutil.pid_exists(int(java.read_text()))
