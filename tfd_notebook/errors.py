@@ -58,6 +58,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+#: User, password or token in an address.
+_USER_PART = re.compile(r"(?<=://)[^/?#\s]*@")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -110,9 +112,14 @@ class TfdError(Exception):
         return _rebuild, (type(self), self.what, self.task, self.fix)
 
 
+def without_user(text: str) -> str:
+    """Return a text without the user parts (``user:password@``) of the addresses in it."""
+    return _USER_PART.sub("", text)
+
+
 def _printable(text: object) -> str:
-    """Return a text without colors and control characters."""
-    return CONTROL.sub("\ufffd", _COLORS.sub("", str(text)))
+    """Return a text without colors, control characters and the user parts of addresses."""
+    return CONTROL.sub("\ufffd", _COLORS.sub("", without_user(str(text))))
 
 
 #: The classes of this module by code.

@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError, Unsupported, UsageError
+from tfd_notebook.errors import (
+    InvalidMessage,
+    LaunchError,
+    TfdError,
+    Unsupported,
+    UsageError,
+    without_user,
+)
 from tfd_notebook.net import messages, reconnect, validation
 
 #: The environment variable with the token of servers for which none is configured.
@@ -325,15 +332,25 @@ def split(url: str) -> tuple[str, str]:
     except (ValueError, AttributeError, TypeError):
         port_is_valid = False
     if not port_is_valid or parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = url.partition("?")[0] if isinstance(url, str) else url
         raise UsageError(
-            f"invalid Jupyter server address {shown!r}",
+            f"invalid Jupyter server address {_quotable(url)!r}",
             fix="such as https://host:8888/?token=...",
         )
     path = _PAGES.sub("", parts.path.rstrip("/"))
     token = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
     netloc = parts.netloc.rpartition("@")[2]
     return urllib.parse.urlunsplit((parts.scheme, netloc, path, "", "")), token
+
+
+def _quotable(url: Any) -> Any:
+    """Return an invalid address without its user part and token."""
+    if not isinstance(url, str):
+        return url
+    # A password with a question mark may contain the start of the query.
+    scheme, separator, rest = url.partition("://")
+    address, _, query = (rest if separator else url).partition("?")
+    shown = "..." if "@" in query else address.rpartition("@")[2]
+    return f"{scheme}://{shown}" if separator else shown
 
 
 def _message(received: str | bytes) -> Message:
@@ -359,7 +376,8 @@ def _message(received: str | bytes) -> Message:
 def _reason(error: BaseException) -> str:
     """Return the innermost cause of an error, without the addresses in the outer errors."""
     error = _innermost(error)
-    return getattr(error, "verify_message", "") or str(error) or type(error).__name__
+    text = getattr(error, "verify_message", "") or str(error) or type(error).__name__
+    return without_user(text)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.agent.bridges import stdio
-from tfd_notebook.errors import InvalidMessage, LaunchError
+from tfd_notebook.errors import InvalidMessage, LaunchError, without_user
 from tfd_notebook.net import kubernetes_config, optional_packages, reconnect, validation
 
 #: Timeout of a request, and of the start of an exec connection, in seconds.
@@ -346,4 +346,4 @@ def _proxy(configuration: Any) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    return validation.text(" ".join(text.split())[:_MAX_TEXT], "message")
+    return validation.text(without_user(" ".join(text.split()))[:_MAX_TEXT], "message")

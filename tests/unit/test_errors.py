@@ -1,0 +1,54 @@
+"""Errors without the passwords of the addresses that they quote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.launchers import Jupyter
+
+ADDRESSES = [
+    "https://ada:PASSWORD@host:99999/x",
+    "https://ada:PASSWORD@host:99999/x?token=TOKEN",
+    "https://PASSWORD@host:99999/x",
+    "https://ada:PASS@PASSWORD@host:99999/x",
+    "https://ada:99999/PASSWORD@host/x",
+    "https://ada:PASS?PASSWORD@host/x",
+    "https://ada:PASS#PASSWORD@host:99999/x",
+    "https://host:99999/x?token=TOKEN@TOKEN",
+    "ada:PASSWORD@host:8888/x",
+    "ftp://ada:PASSWORD@host/x",
+    "https://ada:PASSWORD@:8888/x",
+    "https://ada:PASSWORD@[host/x",
+    "//ada:PASSWORD@host:8888/x",
+]
+
+
+def assert_is_clean(error: BaseException) -> None:
+    assert not any(secret in f"{error} {error!r} {error.args}" for secret in ("PASS", "TOKEN"))
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("open_server", [Jupyter, tfd.RemoteKernel])
+def test_error_does_not_quote_the_user_part_of_an_address(open_server: Any, address: str) -> None:
+    with pytest.raises(errors.UsageError, match="invalid Jupyter server address") as caught:
+        open_server(address)
+    assert_is_clean(caught.value)
+
+
+def test_invalid_address_is_quoted_without_its_user_part() -> None:
+    with pytest.raises(errors.UsageError, match=r"address 'https://host:99999/x'"):
+        Jupyter("https://ada:PASSWORD@host:99999/x?token=TOKEN")
+
+
+@pytest.mark.parametrize("scheme", ["https", "http", "tcp", "spark", "gs"])
+def test_no_error_has_the_user_part_of_an_address(scheme: str) -> None:
+    address = f"{scheme}://ada:PASS@PASSWORD@host:1/x@y"
+    error = errors.LaunchError(f"reading {address!r} failed", task=address, fix=f"check {address}")
+    assert_is_clean(error)
+    assert error.what == f"reading '{scheme}://host:1/x@y' failed"
