@@ -32,14 +32,16 @@ from tfd_notebook.net import messages, reconnect, validation
 
 #: The environment variable with the token of servers for which none is configured.
 TOKEN = "TFD_JUPYTER_TOKEN"
-#: Timeouts in seconds: to connect, and for the reply.
-_REQUEST_SECONDS = (10.0, 30.0)
 #: Seconds after which the server is asked if the kernel still exists. The server does not report
 #: the end of a kernel.
 _CHECK_SECONDS = 7.0
+#: Seconds that a close waits for the server's.
+_CLOSE_SECONDS = 1.0
 #: Page parts of the addresses that Jupyter prints and a browser shows.
 _PAGES = re.compile(r"/(lab(/(tree|workspaces)/.*)?|tree|(tree|notebooks)/.*\.ipynb)$")
 _PROTOCOL = "5.3"
+#: Maximum number of parts of a binary message: its JSON and its buffers.
+_MAX_BUFFERS = 10_000
 
 #: States of a kernel whose process died, even if its server restarts it.
 ENDING = ("restarting", "dead")
@@ -124,26 +126,26 @@ class JupyterServer:
     def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the server's reply as JSON values, or None if it is empty."""
         import requests
+        import urllib3
+
+        from tfd_notebook.launchers.client import limited_transport
 
         try:
-            reply = requests.request(
+            content = limited_transport.request(
                 method,
                 self.url + path,
-                json=body,
-                # Unlike a header, this is not replaced by an entry of ~/.netrc.
+                body=body,
                 auth=self._authorize,
                 verify=self.ca or True,
-                timeout=_REQUEST_SECONDS,
-                allow_redirects=False,
+                check=lambda status: self._check(status, path),
             )
         except requests.exceptions.SSLError as error:
             raise self._tls_error(error) from None
-        except requests.exceptions.RequestException as error:
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise OSError(_reason(error)) from None
-        self._check(reply.status_code, path)
         try:
-            return reply.json() if reply.content else None
-        except ValueError:
+            return json.loads(content) if content else None
+        except (ValueError, RecursionError):
             raise self._not_jupyter("it returned invalid JSON") from None
 
     def end_request(self, kernel: str) -> dict[str, Any]:
@@ -161,11 +163,11 @@ class JupyterServer:
         """
         import websocket
 
+        from tfd_notebook.launchers.client import limited_transport
+
         session = session or uuid.uuid4().hex
         path = f"/api/kernels/{kernel}/channels"
-        socket = websocket.WebSocket(
-            sslopt={"ca_certs": self.ca} if self.ca else {}, enable_multithread=True
-        )
+        socket = limited_transport.LimitedWebSocket(sslopt={"ca_certs": self.ca} if self.ca else {})
         socket.settimeout(reconnect.SILENT_SECONDS)
         url = f"ws{self.url.removeprefix('http')}{path}?session_id={session}"
         try:
@@ -176,7 +178,7 @@ class JupyterServer:
         except websocket.WebSocketBadStatusException as error:
             self._check(error.status_code, path)
             raise self._not_jupyter(f"it returned status {error.status_code}") from None
-        except (websocket.WebSocketException, OSError) as error:
+        except (websocket.WebSocketException, OSError, ValueError, IndexError) as error:
             self._check(socket.getstatus() or 0, path)
             raise OSError(_reason(error)) from None
         return Connection(socket, session, lambda: self.has(kernel))
@@ -238,7 +240,7 @@ class Connection:
 
     Parameters
     ----------
-    socket : websocket.WebSocket
+    socket : limited_transport.LimitedWebSocket
     session : str
     exists : callable
         Returns True if the kernel still exists.
@@ -301,7 +303,8 @@ class Connection:
             try:
                 received = self._socket.recv()
             except websocket.WebSocketTimeoutException:
-                if time.monotonic() - silent_since > reconnect.SILENT_SECONDS or not self._exists():
+                silent = time.monotonic() - silent_since
+                if self._closed.is_set() or silent > reconnect.SILENT_SECONDS or not self._exists():
                     return
                 continue
             except (websocket.WebSocketException, OSError, ValueError):
@@ -315,7 +318,7 @@ class Connection:
         """Close the connection; `messages` ends."""
         self._closed.set()
         with contextlib.suppress(Exception):
-            self._socket.close(timeout=1)
+            self._socket.close(timeout=_CLOSE_SECONDS)
         self._socket.shutdown()  # `close` does nothing if the server has closed it
 
 
@@ -365,7 +368,12 @@ def _message(received: str | bytes) -> Message:
     try:
         if isinstance(received, bytes):
             (count,) = struct.unpack_from("!I", received)
+            if count > _MAX_BUFFERS:
+                raise ValueError
             offsets = [*struct.unpack_from(f"!{count}I", received, 4), len(received)]
+            # Ranges that overlap would need more memory than the message.
+            if offsets != sorted(offsets):
+                raise ValueError
             parts = [received[a:b] for a, b in itertools.pairwise(offsets)]
         message = json.loads(parts[0])
     except (ValueError, IndexError, RecursionError, struct.error):

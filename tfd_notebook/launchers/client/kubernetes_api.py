@@ -204,14 +204,14 @@ class ExecConnection:
     """
 
     def __init__(self, configuration: Any, url: str, check: Callable[[int, bytes], None]) -> None:
-        import websocket
+        from tfd_notebook.launchers.client import limited_transport
 
         options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             timeout = int(1000 * reconnect.SILENT_SECONDS)
             options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout))
-        self._socket = websocket.WebSocket(
-            sslopt=_ssl_options(configuration), sockopt=options, enable_multithread=True
+        self._socket = limited_transport.LimitedWebSocket(
+            sslopt=_ssl_options(configuration), sockopt=options
         )
         self._configuration = configuration
         self._url = url
@@ -305,10 +305,7 @@ class ExecConnection:
     def close(self) -> None:
         """Close the connection, also one that `open` waits for; the process ends."""
         self._closed = True
-        if (connected := self._socket.sock) is not None:
-            with contextlib.suppress(OSError):
-                # Not the method of SSLSocket, which `recv` in another thread does not support.
-                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+        self._socket.shut_down()
         with self._reading:
             if self._opened:  # otherwise `open` closes it
                 self._socket.shutdown()

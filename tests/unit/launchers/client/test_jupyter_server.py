@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import gzip
 import hashlib
+import json
 import re
 import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tfd_notebook import errors
+from tfd_notebook.launchers.client import limited_transport
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer, split
+from tfd_notebook.net import validation
 
 #: Part of the reply to the handshake of a websocket (RFC 6455).
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -42,29 +51,278 @@ def test_invalid_address_is_refused(url: object) -> None:
         split(url)  # type: ignore[arg-type]
 
 
-def test_connection_that_the_server_has_closed_is_closed() -> None:
-    def serve() -> bool:
-        channel, _ = listener.accept()
-        with channel:
-            request = b""
-            while not request.endswith(b"\r\n\r\n"):
-                request += channel.recv(65_536)
-            (key,) = re.findall(rb"Sec-WebSocket-Key: (\S+)", request)
-            accept = base64.b64encode(hashlib.sha1(key + _GUID).digest())
-            channel.sendall(
-                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
-                b"Connection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n"
-                b"\x88\x00"  # a frame that closes the connection
-            )
-            channel.settimeout(60)
-            while channel.recv(65_536):
-                pass
-            return True
+# Servers that attack
 
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
-        served = pool.submit(serve)
-        server = JupyterServer(f"http://127.0.0.1:{listener.getsockname()[1]}", token="")
-        connection = server.connect("kernel")
-        assert list(connection.messages()) == []
-        connection.close()
-        assert served.result()
+
+@pytest.fixture(autouse=True)
+def _short_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "tfd_notebook.launchers.client.jupyter_server"
+    monkeypatch.setattr(f"{module}._CLOSE_SECONDS", 0.05, raising=False)
+
+
+KERNELS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[socket.socket, bytes], None]], JupyterServer]]:
+    """Return a function that starts a server, which passes each client and its request on."""
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor())
+
+        def start(reply: Callable[[socket.socket, bytes], None]) -> JupyterServer:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def serve_one() -> None:
+                channel, _ = listener.accept()
+                with channel:
+                    channel.settimeout(60)
+                    request = b""
+                    while not request.endswith(b"\r\n\r\n"):
+                        if not (data := channel.recv(65_536)):
+                            return
+                        request += data
+                    with contextlib.suppress(ConnectionError):
+                        reply(channel, request)
+
+            stack.callback(pool.submit(serve_one).result)
+            return JupyterServer(f"http://127.0.0.1:{listener.getsockname()[1]}", token="")
+
+        yield start
+
+
+def accept(channel: socket.socket, request: bytes) -> None:
+    """Complete the handshake of a websocket."""
+    (key,) = re.findall(rb"Sec-WebSocket-Key: (\S+)", request)
+    digest = base64.b64encode(hashlib.sha1(key + _GUID).digest())
+    channel.sendall(
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+        b"Connection: Upgrade\r\nSec-WebSocket-Accept: " + digest + b"\r\n\r\n"
+    )
+
+
+def wait_for_end(channel: socket.socket) -> None:
+    while channel.recv(65_536):
+        pass
+
+
+def trickle(channel: socket.socket, start: bytes) -> None:
+    """Send bytes one at a time until the client closes the connection."""
+    channel.sendall(start)
+    channel.settimeout(0.01)
+    for _ in range(3000):
+        with contextlib.suppress(TimeoutError):
+            if not channel.recv(1):
+                return
+        channel.sendall(b" ")
+    raise AssertionError("the client received all bytes")
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited_transport, "MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr(limited_transport, "MAX_HANDSHAKE_BYTES", 1000)
+    monkeypatch.setattr(validation, "MAX_MESSAGE_BYTES", 1000)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize("length", [b"Content-Length: 600000000\r\n", b""])
+def test_long_reply_is_not_received(serve: Any, length: bytes) -> None:
+    sent = 0
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        nonlocal sent
+        channel.sendall(KERNELS + length + b"\r\n")
+        for _ in range(600):
+            channel.sendall(bytes(1_000_000))
+            sent += 1
+
+    with pytest.raises(errors.InvalidMessage, match="longer than 1000 bytes"):
+        serve(reply).request("GET", "/api/kernels")
+    assert sent < 20  # the buffers of the system take the rest
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"gzip, gzip"])
+def test_compressed_reply_is_not_unpacked(serve: Any, encoding: bytes) -> None:
+    requests: list[bytes] = []
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        requests.append(request)
+        bomb = gzip.compress(b" " * 100_000 + b"[]")
+        head = KERNELS + b"Content-Encoding: " + encoding
+        channel.sendall(head + b"\r\nContent-Length: %d\r\n\r\n" % len(bomb) + bomb)
+        wait_for_end(channel)
+
+    with pytest.raises(errors.InvalidMessage, match="expected no compression"):
+        serve(reply).request("GET", "/api/kernels")
+    assert b"Accept-Encoding: identity" in requests[0]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"HTTP/1.1 200 OK\r\nX: ",
+        KERNELS + b"Content-Length: 2000\r\n\r\n",
+        KERNELS + b"\r\n",
+        KERNELS + b"Transfer-Encoding: chunked\r\n\r\n800\r\n",
+    ],
+    ids=["header", "length", "until the end", "chunked"],
+)
+def test_slow_reply_ends_at_the_deadline(
+    serve: Any, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limited_transport, "REQUEST_SECONDS", 0.05)
+    server = serve(lambda channel, request: trickle(channel, start))
+    with pytest.raises(TimeoutError, match=r"no complete reply within 0\.05 s"):
+        server.request("GET", "/api/kernels")
+
+
+def test_nested_reply_is_refused(serve: Any) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        channel.sendall(KERNELS + b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000)
+        wait_for_end(channel)
+
+    with pytest.raises(errors.LaunchError, match="invalid JSON"):
+        serve(reply).request("GET", "/api/kernels")
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 101 Switching Protocols\r\nX: "])
+def test_slow_handshake_ends_at_the_deadline(
+    serve: Any, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfd_notebook.net.reconnect.SILENT_SECONDS", 0.05)
+    server = serve(lambda channel, request: trickle(channel, start))
+    with pytest.raises(OSError, match=r"no complete reply in time|timed out"):
+        server.connect("kernel")
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"HTTP/1.1 101 Switching Protocols\r\nX: ",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2000000000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    ],
+)
+def test_long_handshake_is_not_received(serve: Any, start: bytes) -> None:
+    sent = 0
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        nonlocal sent
+        channel.sendall(start)
+        for _ in range(100):
+            channel.sendall(b"x" * 1_000_000)
+            sent += 1
+
+    with pytest.raises((OSError, errors.LaunchError)):
+        serve(reply).connect("kernel")
+    assert sent < 20
+
+
+@pytest.mark.parametrize("sent", [b"x\r\n\r\n", b"HTTP/1.1 x y\r\n\r\n", b"\xff \xff\r\n\r\n"])
+def test_invalid_handshake_is_refused(serve: Any, sent: bytes) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        channel.sendall(sent)
+        wait_for_end(channel)
+
+    with pytest.raises((OSError, errors.LaunchError)):
+        serve(reply).connect("kernel")
+
+
+def frame(opcode: int, size: int, *, fin: bool = True) -> bytes:
+    """Return the start of a frame of a websocket, without its data."""
+    return struct.pack("!BBQ", opcode | fin << 7, 127, size)
+
+
+@pytest.mark.usefixtures("_small")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(1, 300_000_000),
+        frame(2, 2**63 - 1),
+        frame(2, 900, fin=False) + bytes(900) + frame(0, 300_000_000),
+        frame(9, 300_000_000),
+    ],
+    ids=["text", "binary", "fragments", "ping"],
+)
+def test_long_message_is_refused_before_it_arrives(serve: Any, sent: bytes) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(sent)  # and none of the data
+        wait_for_end(channel)
+
+    connection = serve(reply).connect("kernel")
+    with pytest.raises(errors.InvalidMessage, match="longer than 1000 bytes"):
+        next(connection.messages())
+    connection.close()
+
+
+def test_text_is_checked_by_the_decoder_only(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps(
+        {"header": {"msg_type": "other"}, "parent_header": {}, "content": {"text": "ö"}},
+        ensure_ascii=False,
+    ).encode()
+    first, second = text[:50], text[50:]
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(frame(1, len(text)) + text)
+        channel.sendall(frame(1, len(first), fin=False) + first + frame(0, 0, fin=False))
+        channel.sendall(frame(0, len(second)) + second)
+        channel.sendall(frame(1, 1) + b"\xff")
+        wait_for_end(channel)
+
+    def fail(_: bytes) -> bool:
+        raise AssertionError("the check of websocket-client was called")
+
+    monkeypatch.setattr("websocket._abnf.validate_utf8", fail)
+    connection = serve(reply).connect("kernel")
+    received = list(connection.messages())
+    assert [message["content"] for message in received] == [{"text": "ö"}] * 2
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "offsets", [[12, 500, 12, 500], [12, 2**32 - 1, 12], range(20_000)], ids=lambda o: str(o)[:12]
+)
+def test_buffers_cannot_need_more_memory_than_their_message(serve: Any, offsets: Any) -> None:
+    head = struct.pack(f"!{1 + len(offsets)}I", len(offsets), *offsets)
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(frame(2, len(head) + 500) + head + bytes(500))
+        wait_for_end(channel)
+
+    connection = serve(reply).connect("kernel")
+    with pytest.raises(errors.InvalidMessage, match="expected JSON and its buffers"):
+        next(connection.messages())
+    connection.close()
+
+
+def test_slow_message_does_not_delay_the_close(serve: Any) -> None:
+    arrived = threading.Event()
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        arrived.set()
+        trickle(channel, frame(2, 1_000_000))
+
+    connection = serve(reply).connect("kernel")
+    assert arrived.wait(60)
+    connection.close()
+    assert list(connection.messages()) == []
+
+
+def test_connection_that_the_server_has_closed_is_closed(serve: Any) -> None:
+    ended = threading.Event()
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(b"\x88\x00")  # a frame that closes the connection
+        wait_for_end(channel)
+        ended.set()
+
+    connection = serve(reply).connect("kernel")
+    assert list(connection.messages()) == []
+    connection.close()
+    assert ended.wait(60)

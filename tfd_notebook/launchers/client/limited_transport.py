@@ -1,0 +1,285 @@
+"""HTTP requests and websockets with limits on what a server sends, and on the time that it takes.
+
+The timeouts of requests and websocket-client apply to each read. A server that sends one byte at a
+time never reaches them. The limits here apply to a request or a handshake as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import requests
+import requests.adapters
+import websocket
+
+from tfd_notebook.errors import InvalidMessage
+from tfd_notebook.net import validation
+
+#: Seconds to connect, and for a complete request.
+CONNECT_SECONDS = 10.0
+REQUEST_SECONDS = 30.0
+#: Limits in bytes of the reply to a request, and to the handshake of a websocket.
+MAX_REPLY_BYTES = 10_000_000
+MAX_HANDSHAKE_BYTES = 1_000_000
+
+# Requests
+
+
+def request(
+    method: str,
+    url: str,
+    *,
+    body: Mapping[str, Any] | None,
+    auth: Callable[[Any], Any],
+    verify: str | bool,
+    check: Callable[[int], None],
+) -> bytes:
+    """Send a request and return the content of the reply.
+
+    Parameters
+    ----------
+    method, url : str
+    body : mapping, optional
+        JSON values to send.
+    auth : callable
+        Adds the credentials. Unlike a header, they are not replaced by an entry of ``~/.netrc``.
+    verify : str or bool
+        File with the certificates to trust, or True for those of the system.
+    check : callable
+        Takes the status. It may raise before the content is received.
+
+    Raises
+    ------
+    InvalidMessage
+        The reply is longer than `MAX_REPLY_BYTES`, or compressed.
+    TimeoutError
+        The reply is not complete after `REQUEST_SECONDS`.
+    requests.exceptions.RequestException, urllib3.exceptions.HTTPError
+        The connection failed.
+    """
+    with _Deadline(REQUEST_SECONDS) as deadline, requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter(deadline))
+        try:
+            reply = session.request(
+                method,
+                url,
+                json=body,
+                auth=auth,
+                verify=verify,
+                timeout=(CONNECT_SECONDS, REQUEST_SECONDS),
+                allow_redirects=False,
+                stream=True,
+                headers={"Accept-Encoding": "identity"},
+            )
+            with reply:
+                check(reply.status_code)
+                if reply.headers.get("Content-Encoding", "identity") != "identity":
+                    raise InvalidMessage("invalid reply: expected no compression")
+                content: bytes = reply.raw.read(MAX_REPLY_BYTES + 1, decode_content=False)
+        except Exception:
+            # The end of a connection that was shut down is not the cause.
+            deadline.check()
+            raise
+        # Without a length in its header, the content ends with the connection.
+        deadline.check()
+    if len(content) > MAX_REPLY_BYTES:
+        raise InvalidMessage(f"invalid reply: longer than {MAX_REPLY_BYTES} bytes")
+    return content
+
+
+class _Deadline:
+    """Shuts down the watched sockets after a number of seconds, which ends all reads."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._passed = False
+        self._sockets: list[Any] = []
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(seconds, self._pass)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def watch(self, connected: Any) -> None:
+        """Shut down this socket at the deadline."""
+        with self._lock:
+            self._sockets.append(connected)
+            if self._passed:
+                shut_down(connected)
+
+    def check(self) -> None:
+        """Raise TimeoutError if the deadline has passed."""
+        if self._passed:
+            raise TimeoutError(f"no complete reply within {self._seconds:g} s")
+
+    def _pass(self) -> None:
+        with self._lock:
+            self._passed = True
+            for connected in self._sockets:
+                shut_down(connected)
+
+
+def shut_down(connected: Any) -> None:
+    """Shut down a socket that another thread may be reading. Never raises."""
+    with contextlib.suppress(OSError):
+        # Not the method of SSLSocket, which a read in another thread does not support. The
+        # connection through a TLS proxy has its socket as an attribute.
+        socket.socket.shutdown(getattr(connected, "socket", connected), socket.SHUT_RDWR)
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Opens connections whose sockets a deadline watches."""
+
+    def __init__(self, deadline: _Deadline) -> None:
+        self._deadline = deadline
+        super().__init__()
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options)
+        self._watch(self.poolmanager)
+
+    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*arguments, **options)
+        self._watch(manager)
+        return manager
+
+    def _watch(self, manager: Any) -> None:
+        manager.pool_classes_by_scheme = {
+            scheme: self._watched(pool) for scheme, pool in manager.pool_classes_by_scheme.items()
+        }
+
+    def _watched(self, pool: Any) -> Any:
+        deadline, connection = self._deadline, pool.ConnectionCls
+
+        def connect(self: Any) -> None:
+            connection.connect(self)
+            # The attribute is None later if the reply ends with the connection.
+            deadline.watch(self.sock)
+
+        watched = type(connection.__name__, (connection,), {"connect": connect})
+        return type(pool.__name__, (pool,), {"ConnectionCls": watched})
+
+
+# Websockets
+
+
+class LimitedWebSocket(websocket.WebSocket):
+    """A websocket with limits of its handshake, of each message, and of the time to close it.
+
+    `recv` raises InvalidMessage before it receives a message above `validation.MAX_MESSAGE_BYTES`.
+    Text is decoded, but not checked before that: the check of websocket-client is in Python.
+
+    Parameters
+    ----------
+    **options
+        See `websocket.WebSocket`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._connected: Any = None
+        self._deadline = math.inf
+        super().__init__(enable_multithread=True, skip_utf8_validation=True, **options)
+        receive = self._before_deadline(self.frame_buffer.recv)
+        self.cont_frame: Any = _Fragments(False, True)
+        self.frame_buffer: Any = _Frames(receive, self.cont_frame)
+
+    @property
+    def sock(self) -> Any:
+        """The connected socket, or None. During the handshake it receives limited data."""
+        return self._connected
+
+    @sock.setter
+    def sock(self, connected: Any) -> None:
+        self._connected = None if connected is None else _HandshakeSocket(connected, self._deadline)
+
+    def connect(self, url: str, **options: Any) -> None:
+        """Connect within the timeout of the websocket, which then applies to each read."""
+        timeout = self.gettimeout()
+        self._deadline = time.monotonic() + timeout
+        super().connect(url, **options)
+        self._deadline = math.inf
+        self._connected = self._connected.connected
+        self._connected.settimeout(timeout)
+
+    def close(self, *arguments: Any, timeout: float, **options: Any) -> None:
+        """Close the websocket, and wait up to `timeout` seconds for the server to do so."""
+        self._deadline = time.monotonic() + timeout
+        super().close(*arguments, timeout=timeout, **options)
+
+    def shut_down(self) -> None:
+        """End the reads of other threads, also during `connect`. Never raises."""
+        if (connected := self._connected) is not None:
+            shut_down(getattr(connected, "connected", connected))
+
+    def _before_deadline(self, receive: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        def receive_in_time(size: int) -> bytes:
+            if time.monotonic() > self._deadline:
+                raise websocket.WebSocketTimeoutException("the websocket is closed")
+            return receive(size)
+
+        return receive_in_time
+
+
+class _HandshakeSocket:
+    """A connected socket from which limited data is received before a deadline."""
+
+    def __init__(self, connected: Any, deadline: float) -> None:
+        self.connected = connected
+        self._deadline = deadline
+        self._left = MAX_HANDSHAKE_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connected, name)
+
+    def recv(self, size: int) -> bytes:
+        """Receive at most `size` bytes, which a header of the server may claim."""
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError("no complete reply in time")
+        if not self._left:
+            raise websocket.WebSocketProtocolException("its reply is too long")
+        self.connected.settimeout(seconds)
+        data: bytes = self.connected.recv(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class _Fragments(websocket.continuous_frame):
+    """The received frames of a message."""
+
+    def add(self, frame: Any) -> None:
+        super().add(frame)
+        if not frame.fin and isinstance(self.cont_data[1], bytes):
+            # Later frames are appended to it without a copy.
+            self.cont_data[1] = bytearray(self.cont_data[1])
+
+    def extract(self, frame: Any) -> Any:
+        self.cont_data[1] = bytes(self.cont_data[1])
+        return super().extract(frame)
+
+
+class _Frames(websocket.frame_buffer):
+    """The reader of frames, which checks the length of each before it receives the data."""
+
+    def __init__(self, receive: Callable[[int], bytes], fragments: _Fragments) -> None:
+        super().__init__(receive, True)
+        self._fragments = fragments
+
+    def recv_strict(self, size: int) -> bytes:
+        earlier = self._fragments.cont_data
+        validation.check_size(size + (len(earlier[1]) if earlier else 0))
+        data: bytes = super().recv_strict(size)
+        return data
