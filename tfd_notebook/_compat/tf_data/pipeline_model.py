@@ -13,7 +13,7 @@ from tfd_notebook._compat.tf_data import py_functions, source_locations
 from tfd_notebook._compat.tf_data.elements import static_bytes
 
 #: Classes that do not count as stages.
-_TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
+_TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality", "Restructured")
 
 #: Stages that keep the number of elements.
 _ONE_TO_ONE = ("Map", "Prefetch", "Shuffle", *_TRANSPARENT)
@@ -148,7 +148,8 @@ def nodes_of(definition: Any, last: Stage) -> dict[str, Stage]:
         node, stage = todo.pop()
         kind = kind_of(node.op)
         reads = kind in ("FlatMap", "Interleave") and stage.kind in (*READERS, "Generator")
-        if kind == stage.kind or reads:
+        converts = kind == "Map" and stage.kind == "DenseToRagged"  # before ragged_batch
+        if kind == stage.kind or reads or converts:
             found[node.name] = stage
             todo += list(zip(before(node), stage.inputs, strict=False))
         else:  # a node without a stage: options

@@ -94,8 +94,9 @@ def rebuilt(
             part, input_map=mapped, return_elements=[f"{end}:0"], name=""
         )
 
+    signature = [tf.TensorSpec((), tensor.dtype) for tensor in used.values()]
     with tf.device("CPU:0"):
-        (variant,) = tf.function(build, autograph=False)(*used.values())
+        (variant,) = tf.compat.v1.wrap_function(build, signature)(*used.values())
     replaced = {id(before): dataset for name, (before, dataset) in inputs.items() if name in used}
     return RebuiltDataset(variant, original, replaced)
 

@@ -15,31 +15,17 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service import graph_inspection
-from tfd_notebook.data.service.semantics import COUNTER, Flow, Operation, Semantics
+from tfd_notebook.data.service.operations import COUNTER, NUMBERED
+from tfd_notebook.data.service.semantics import Flow, Operation, Semantics
 from tfd_notebook.errors import DataChanged
 
-#: Operations for which TensorFlow computes an element from its number.
-_NUMBERED = (
-    "AssertCardinality",
-    "Batch",
-    "Concatenate",
-    "List",
-    "Map",
-    "Model",
-    "Options",
-    "Prefetch",
-    "Range",
-    "Repeat",
-    "Shard",
-    "Skip",
-    "Take",
-    "Tensor",
-    "TensorSlice",
-    "Zip",
-)
+#: Number of elements of a finite dataset in place of an endless one.
+_MANY = 1 << 61
 #: Operations whose result depends on the order of the elements before them. The sizes of batches
 #: do not.
 _ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWindow")
+#: Operations that give several elements for one.
+_EXPANDING = ("FlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
 #: Modes in which the data workers together deliver each element once.
 _DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
 
@@ -58,6 +44,8 @@ class Division:
         The operations whose elements the data workers compute from their numbers.
     local : list of str
         The operations that the consumer runs, each after its inputs.
+    shuffled : set of str
+        The operations whose elements have any order in each epoch, also without a service.
     """
 
     dataset: Any
@@ -65,6 +53,7 @@ class Division:
     operations: dict[str, Operation] = field(default_factory=dict)
     numbered: set[str] = field(default_factory=set)
     local: list[str] = field(default_factory=list)
+    shuffled: set[str] = field(default_factory=set)
 
     def build(self, distribute: Callable[[Any], Any]) -> Any:
         """Return the dataset, with `distribute` applied to the parts for the data workers."""
@@ -106,7 +95,7 @@ class Division:
         for each, operation in self.operations.items():
             if operation.effect == COUNTER:  # TensorFlow computes elements of finite datasets only
                 start = int(tf.make_ndarray(values[operation.node.input[0]]))
-                counters[each] = (None, tf.data.Dataset.range(start, start + count))
+                counters[each] = (None, tf.data.Dataset.range(start, start + _MANY))
         if counters:
             dataset = self._rebuilt(name, counters)
         # TensorFlow's replacements of stages do not compute an element from its number.
@@ -193,8 +182,10 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
     for operation in semantics.operations(mode, 2, in_process):
         name = operation.node.name
         division.operations[name] = operation
-        numbered = operation.kind in _NUMBERED and not operation.node.op.startswith("ParallelBatch")
-        if numbered and operation.pure and by_number.issuperset(operation.inputs):
+        if _in_random_order(operation, division):
+            division.shuffled.add(name)
+        numbered = operation.kind in NUMBERED and not operation.node.op.startswith("ParallelBatch")
+        if numbered and not operation.flow.endless and by_number.issuperset(operation.inputs):
             by_number.add(name)
         if not any(each in division.local for each in operation.inputs):
             if not operation.changes or operation.effect == COUNTER:
@@ -206,6 +197,16 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
         _check(operation, division, mode)
         division.local.append(name)
     return division if division.numbered or division.local else None
+
+
+def _in_random_order(operation: Operation, division: Division) -> bool:
+    """Return True if the elements have any order in each epoch, also without a service."""
+    if operation.reorders and operation.stage is not None and operation.stage.inputs:
+        count = int(operation.stage.inputs[0].dataset.cardinality())
+        return 0 <= count <= (operation.stage.number or 0)
+    inputs = [n for n in operation.inputs if division.operations[n].effect != COUNTER]
+    kept = operation.kind not in _EXPANDING and bool(inputs)
+    return kept and division.shuffled.issuperset(inputs)
 
 
 def _is_numbered(operation: Operation) -> bool:
@@ -226,9 +227,9 @@ def _check(operation: Operation, division: Division, mode: str) -> None:
     if "unknown" in known:
         reason = known["unknown"].what
     elif mode not in _DIVIDING:
-        reason = "each data worker delivers the whole dataset"
+        reason = "in this mode, the data workers can deliver elements several times"
         fix = 'use processing_mode="dynamic"'
-    elif not operation.flow.shuffled and (
+    elif operation.node.name not in division.shuffled and (
         operation.effect == "pairing" or operation.kind in _ORDERED
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"

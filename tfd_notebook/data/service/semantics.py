@@ -8,7 +8,7 @@ draw or remember elements then do so on each data worker. TensorFlow does not re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,37 +17,9 @@ from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.changes import Change
+from tfd_notebook.data.service.operations import COUNTER, NUMBERED, OPERATIONS
 from tfd_notebook.data.service.py_functions import copied_state
 
-_SOUND = "sound"
-#: The effect of the endless source of ``enumerate``.
-COUNTER = "counter"
-#: How each dataset operation depends on the elements before it, by its kind (`kind_of`).
-#: Operations that are not listed are reported as not examined.
-OPERATIONS: Mapping[str, str] = {
-    kind: effect
-    for effect, kinds in {
-        # The source consists of one unit, which one data worker receives.
-        "single": "Tensor Generator",
-        "source": "Range TensorSlice SparseTensorSlice List TextLine TFRecord FixedLengthRecord "
-        "CSV Sql LMDB MatchingFiles Load SnapshotDatasetReader SnapshotNestedDatasetReader "
-        "SnapshotChunk ListSnapshotChunks DataService",
-        # Each result depends on one element only.
-        _SOUND: "Map Filter FlatMap Interleave LegacyParallelInterleave Unbatch ParseExample "
-        "Prefetch Concatenate Repeat Options Model Optimize Finalize Rewrite IgnoreErrors "
-        "MaxIntraOpParallelism PrivateThreadPool ThreadPool BytesProducedStats LatencyStats "
-        "SetStatsAggregator AssertNext AssertPrev NonSerializable Sleep ChooseFastest "
-        "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant",
-        "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch Window SlidingWindow "
-        "GroupByWindow GroupByReducer Rebatch",
-        "counting": "Take Skip TakeWhile Scan Shard Unique AssertCardinality",
-        "pairing": "Zip DirectedInterleave",
-        "ordering": "Shuffle ShuffleAndRepeat",
-        "random": "Random Sampling",
-        "external": "Cache Snapshot Save",
-    }.items()
-    for kind in kinds.split()
-}
 #: Operations that select elements with a function.
 _SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
 #: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
@@ -64,7 +36,7 @@ _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
 #: Modes in which each data worker gets a share of the sources, or of the results.
-_BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE"), "DATA"
+_BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
 _READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
@@ -98,7 +70,7 @@ class Flow:
     drawn: bool = False  # a random source is before it
     only_drawn: bool = False  # all sources before it are random
     endless: bool = False
-    shuffled: bool = False  # in another order in each epoch
+    noisy: bool = False  # a function before it draws numbers
 
 
 @dataclass
@@ -119,8 +91,8 @@ class Operation:
         The nodes whose elements it reads.
     stage : Stage or None
     flow : Flow
-    pure : bool
-        Whether its functions depend on their arguments and on constants only.
+    reorders : bool
+        Whether it gives the elements another order in each epoch.
     changes : list of Change
     """
 
@@ -131,7 +103,7 @@ class Operation:
     inputs: tuple[str, ...]
     stage: Stage | None
     flow: Flow
-    pure: bool
+    reorders: bool
     changes: list[Change]
 
 
@@ -192,8 +164,10 @@ class Semantics:
         The parameters are those of `changes`. If the caller sets the `flow` of an operation, the
         operations after it see that.
         """
-        if mode == "FILE_OR_DATA":
-            mode = "FILE" if self._reads_files else _BY_RESULT
+        if mode == "FILE_OR_DATA" and not self._reads_files:
+            mode = "DATA"
+        elif mode == "FILE_OR_DATA" and self._sources < 2:
+            mode = "FILE"
         if mode == "HINT" and not self.has_hint:
             mode = "OFF"  # each data worker then delivers the whole dataset
         flows: dict[str, Flow] = {}
@@ -201,7 +175,8 @@ class Semantics:
             self.visited += 1
             inputs = self._before(node)
             before = [flows[each.name] for each in inputs]
-            flow, facts = self._flow(node, before), self._facts_of(node)
+            facts = self._facts_of(node)
+            flow = self._flow(node, facts, before)
             operation = Operation(
                 node,
                 self._name(node),
@@ -210,7 +185,9 @@ class Semantics:
                 tuple(each.name for each in inputs),
                 self._stages.get(node.name),
                 flow,
-                facts == _Facts() and not any(self._captured(node)),
+                OPERATIONS.get(_kind(node)) == "ordering"
+                and not self._seeds(node)
+                and _reshuffles(node),
                 [
                     change
                     for change in self._changes(node, facts, flow, before, mode, workers)
@@ -242,6 +219,14 @@ class Semantics:
     def ops(self) -> list[str]:
         """The ops of the pipeline, without those of datasets that its functions use."""
         return [node.op for node in self._ordered]
+
+    @property
+    def _sources(self) -> int:
+        """The number of sources that elements come from."""
+        return sum(
+            not self._before(node) and self._effect(node) not in (COUNTER, "random")
+            for node in self._ordered
+        )
 
     @cached_property
     def _ordered(self) -> list[Any]:
@@ -275,14 +260,23 @@ class Semantics:
         inputs = map(self._input, names)
         return [each for each in inputs if each is not None and _is_dataset(each)]
 
-    def _captures_dataset(self, node: Any) -> bool:
+    def _captured_datasets(self, node: Any) -> list[Any]:
         captured = map(self._input, list(data_inputs(node))[captured_inputs(node)])
-        return any(each is not None and _is_dataset(each) for each in captured)
+        return [each for each in captured if each is not None and _is_dataset(each)]
 
-    def _flow(self, node: Any, before: list[Flow]) -> Flow:
+    def _is_examined(self, node: Any, facts: _Facts) -> bool:
+        """Return True if a function takes elements, by their numbers, of datasets that allow it."""
+        todo = self._captured_datasets(node)
+        for each in todo:  # grows
+            if not facts.gets or _kind(each) not in NUMBERED:
+                return False
+            todo += self._before(each)
+        return True
+
+    def _flow(self, node: Any, facts: _Facts, before: list[Flow]) -> Flow:
         kind = _kind(node)
         divided = any(each.divided for each in before)
-        if not before and OPERATIONS.get(kind) != "single":
+        if not before and OPERATIONS.get(kind) != "single" and not self._is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
         if kind == "Repeat":
             divided = divided or self._constant(node, 1) != 1
@@ -298,9 +292,7 @@ class Semantics:
             source or any(each.drawn for each in before),
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
-            (OPERATIONS.get(kind) == "ordering" and not self._seeds(node) and _reshuffles(node))
-            or (bool(before) and all(each.shuffled for each in before))
-            or (kind == "Zip" and self._numbers(node) and any(b.shuffled for b in before)),
+            facts.draws or facts.generates or any(each.noisy for each in before),
         )
 
     def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
@@ -328,12 +320,17 @@ class Semantics:
         def change(kind: str, what: str, fix: str, refused: bool = False) -> Change:
             return Change(kind, name, what, fix, refused)
 
-        by_source = any(each.divided and not each.only_drawn for each in before) and (
+        divided = [each for each in before if each.divided]
+        if effect == "pairing" and len(before) > 1 and not self._numbers(node):
+            divided = before  # each source is divided separately, even if it is one unit
+        if effect != "counting":  # the selector of sample_from_datasets
+            divided = [each for each in divided if not each.only_drawn]
+        by_source = bool(divided) and (
             mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))
         )
-        by_result = mode == _BY_RESULT or (mode == "HINT" and not flow.hinted)
+        by_result = mode in _BY_RESULT or (mode == "HINT" and not flow.hinted)
         unknown = [*facts.unknown, *(() if effect else (node.op,))]
-        if self._captures_dataset(node) and not facts.gets:
+        if not self._is_examined(node, facts):
             unknown.append("a dataset that the function uses")
         if unknown:
             names = ", ".join(dict.fromkeys(unknown))
@@ -347,7 +344,14 @@ class Semantics:
         if by_result:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
-        if effect == "external" and (path := self._path(kind, node)):
+        path = self._path(kind, node) if effect == "external" else ""
+        if kind == "Cache" and not path and any(each.noisy or each.drawn for each in before):
+            yield change(
+                "random",
+                "each epoch fills it again, with other random numbers",
+                "call cache() after distribute",
+            )
+        if path:
             yield change(
                 "external",
                 f"each data worker writes all of its elements to {path}",
@@ -442,6 +446,13 @@ class Semantics:
                 'use processing_mode="dynamic", or select after distribute',
                 refused=True,
             )
+        elif kind in _SELECTING and any(each.noisy for each in before):
+            yield change(
+                "order",
+                "if it selects by random numbers of an operation before it, the selection differs "
+                f"on each data worker, {loses}",
+                'use processing_mode="dynamic", or select after distribute',
+            )
 
     def _repeated(
         self, kind: str, node: Any, change: Callable[..., Change], facts: _Facts, mode: str
@@ -534,7 +545,14 @@ class Semantics:
         )
 
     def _is_counter(self, node: Any) -> bool:
-        return _kind(node) == "Range" and (self._constant(node, 1) or 0) > _NO_END
+        import tensorflow as tf
+
+        return (
+            _kind(node) == "Range"
+            and (self._constant(node, 1) or 0) > _NO_END
+            and self._constant(node, 2) == 1
+            and list(node.attr["output_types"].list.type) == [tf.int64.as_datatype_enum]
+        )
 
     def _effect(self, node: Any) -> str | None:
         if self._is_counter(node):

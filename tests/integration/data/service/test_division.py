@@ -30,15 +30,16 @@ def test_pairs_stay_together(cluster: tfd.Cluster) -> None:
     sources = (D.from_tensor_slices(np.arange(300)), D.from_tensor_slices(np.arange(300) * 2))
     pairs = D.zip(sources).map(lambda a, b: (a, b))
     read = pairs.apply(cluster.distribute("dynamic", semantics="same"))
-    assert sorted(read.as_numpy_iterator()) == [(x, 2 * x) for x in range(300)]
+    for _ in range(10):
+        assert sorted(read.as_numpy_iterator()) == [(x, 2 * x) for x in range(300)]
 
 
 def test_python_functions_of_numbered_elements_reach_the_data_workers(cluster: tfd.Cluster) -> None:
     def double(x: np.int64) -> np.int64:
         return np.int64(2 * x)
 
-    mapped = D.range(20).map(lambda x: tf.numpy_function(double, [x], tf.int64))
-    read = mapped.take(5).apply(cluster.distribute("dynamic", semantics="same"))
+    mapped = D.range(20).take(5).map(lambda x: tf.numpy_function(double, [x], tf.int64))
+    read = mapped.apply(cluster.distribute("dynamic", semantics="same"))
     assert sorted(read.as_numpy_iterator()) == [0, 2, 4, 6, 8]
 
 
@@ -70,11 +71,11 @@ def test_consumer_shows_where_this_process_begins(cluster: tfd.Cluster) -> None:
 def test_explain_has_the_cost_of_the_operations_of_this_process(cluster: tfd.Cluster) -> None:
     read = filtered(10_000).batch(4).apply(cluster.distribute("dynamic", semantics="same"))
     limit = tfd.explain(read, seconds=2)
-    assert "batch(4)" in str(limit)
+    assert "this process runs batch(4)" in limit.service
 
 
 def test_incomplete_batch_is_dropped_once(cluster: tfd.Cluster) -> None:
-    read = D.range(50).map(lambda x: x + 1).batch(4, drop_remainder=True).take(30)
+    read = D.range(50).batch(4, drop_remainder=True).take(30)
     read = read.apply(cluster.distribute("dynamic", semantics="same"))
     assert len(list(read)) == 12
 
@@ -113,7 +114,7 @@ def test_registered_dataset_and_function_refuse_every_change(cluster: tfd.Cluste
         dataset = D.range(9).take(4).apply(cluster.distribute("dynamic", semantics="same"))
         return next(iter(dataset))
 
-    with pytest.raises(Exception, match="take"):
+    with pytest.raises(Exception, match=r"(?s)take.*outside of a tf.function"):
         first()
 
 

@@ -1,0 +1,54 @@
+"""All dataset operations of TensorFlow, by what their results depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SOUND = "sound"
+#: The effect of the endless source of ``enumerate``.
+COUNTER = "counter"
+#: How each dataset operation depends on the elements before it, by its kind (`kind_of`).
+#: Operations that are not listed are reported as not examined.
+OPERATIONS: Mapping[str, str] = {
+    kind: effect
+    for effect, kinds in {
+        # The source consists of one unit, which one data worker receives.
+        "single": "Tensor Generator",
+        "source": "Range TensorSlice SparseTensorSlice List TextLine TFRecord FixedLengthRecord "
+        "CSV Sql LMDB MatchingFiles Load SnapshotDatasetReader SnapshotNestedDatasetReader "
+        "SnapshotChunk ListSnapshotChunks DataService",
+        # Each result depends on one element only.
+        _SOUND: "Map Filter FlatMap Interleave LegacyParallelInterleave Unbatch ParseExample "
+        "Prefetch Concatenate Repeat Options Model Optimize Finalize Rewrite IgnoreErrors "
+        "MaxIntraOpParallelism PrivateThreadPool ThreadPool BytesProducedStats LatencyStats "
+        "SetStatsAggregator AssertNext AssertPrev NonSerializable Sleep ChooseFastest "
+        "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant",
+        "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch Window SlidingWindow "
+        "GroupByWindow GroupByReducer Rebatch",
+        "counting": "Take Skip TakeWhile Scan Shard Unique AssertCardinality",
+        "pairing": "Zip DirectedInterleave",
+        "ordering": "Shuffle ShuffleAndRepeat",
+        "random": "Random Sampling",
+        "external": "Cache Snapshot Save",
+    }.items()
+    for kind in kinds.split()
+}
+#: Operations for which TensorFlow computes an element from its number. It can also do so for a
+#: map, but its memory errors then end the process (2.21).
+NUMBERED = (
+    "AssertCardinality",
+    "Batch",
+    "Concatenate",
+    "List",
+    "Model",
+    "Options",
+    "Prefetch",
+    "Range",
+    "Repeat",
+    "Shard",
+    "Skip",
+    "Take",
+    "Tensor",
+    "TensorSlice",
+    "Zip",
+)
