@@ -573,14 +573,15 @@ def own() -> Iterator[tfd.Cluster]:
 
 
 def is_closed(port: int) -> bool:
-    """Return True if this process's listener on `port` has a packet filter."""
+    """Return True if this process's listener on `port` has a packet filter or a device."""
     listening = ports.listening_fds(port)
-    filters = []
+    closed = []
     for descriptor in listening:
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             # SO_GET_FILTER has the number of SO_ATTACH_FILTER.
-            filters.append(sock.getsockopt(socket.SOL_SOCKET, 26, 1_024))
-    return bool(listening) and all(filters)
+            options = (26, socket.SO_BINDTODEVICE)
+            closed.append(any(sock.getsockopt(socket.SOL_SOCKET, o, 1_024) for o in options))
+    return bool(listening) and all(closed)
 
 
 class TestOwnStrategy:

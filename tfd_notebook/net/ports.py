@@ -29,6 +29,9 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _SO_ATTACH_FILTER = 26  # the socket module has no name for it
+_LOOPBACK_DEVICE = b"lo\0"
+_OPTMEM_MAX = Path("/proc/sys/net/core/optmem_max")
+_SUFFICIENT_OPTMEM = 131072  # for a filter with the kernel's maximum of 4096 instructions
 _EVERYTHING = 0xFFFFFFFF
 _SYS_PIDFD_GETFD = 438
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
@@ -126,6 +129,9 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
     connections of other peers are shut down. Other peers time out. The addresses of this host are
     those at the time of the call. Call it again after a change of the network.
 
+    Since 2026, Linux requires CAP_NET_ADMIN for such a filter. Without it, a port that is open to
+    loopback only is bound to the loopback device instead. Other peers are refused.
+
     Parameters
     ----------
     port : int
@@ -145,14 +151,13 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
     Raises
     ------
     FilterFailed
-        Attaching the filter failed, and the port is open to other hosts.
+        The port is open to other hosts. Attaching the filter failed, and loopback is not enough.
     """
     allowed = [ipaddress.ip_network(network, strict=False) for network in allow]
     if any(network.prefixlen == 0 for network in allowed):
         return "everyone"
     if not sys.platform.startswith("linux"):
         return f"unknown: {sys.platform} has no socket filters, so other hosts can connect"
-    error: OSError | None = None
     for scope, own in _own_networks(host):
         allowed_networks = merged([*own, *allowed])
         try:
@@ -162,12 +167,29 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
             continue
         _restrict(port, allowed_networks)
         return ", ".join([scope, *map(str, allowed)])
-    assert error is not None
-    raise FilterFailed(
+    raise _filter_failed(port, error, len(allowed_networks))
+
+
+def _filter_failed(port: int, error: OSError, count: int) -> FilterFailed:
+    """Return the error for a filter with `count` networks."""
+    reason, fix = f"{count} networks", "use fewer networks in allow="
+    if error.errno == errno.EPERM:
+        reason = "this kernel requires CAP_NET_ADMIN for filters of TCP sockets"
+        fix = (
+            'use tasks on localhost, or tunnels: launcher="ssh", or secure=True at the launchers '
+            "for other hosts. Or run as root with the capability, as in docker run --cap-add "
+            'NET_ADMIN. allow="0.0.0.0/0" opens the port to all hosts: use it in a trusted '
+            "network only"
+        )
+    elif error.errno == errno.ENOMEM:
+        optmem_max = _optmem_max()
+        reason += f", net.core.optmem_max is {optmem_max or 'unknown'}"
+        if optmem_max is None or optmem_max < _SUFFICIENT_OPTMEM:
+            fix = f"as root, run sysctl -w net.core.optmem_max={_SUFFICIENT_OPTMEM}, or {fix}"
+    return FilterFailed(
         f"restricting port {port} failed: the packet filter could not be attached "
-        f"({error.strerror or error}; {len(allowed_networks)} networks, net.core.optmem_max is "
-        f"{_optmem_max()})",
-        fix="as root, run sysctl -w net.core.optmem_max=131072, or use fewer networks in allow=",
+        f"({error.strerror or error}; {reason})",
+        fix=fix,
     )
 
 
@@ -190,7 +212,9 @@ def _own_networks(host: str | None) -> Iterator[tuple[str, list[Network]]]:
     yield "this host", own
     # A connection to an address of this host has the same address as its source.
     selected = [] if host is None else [network for network in own if network in addresses]
-    yield ", ".join(["loopback", *map(str, selected)]), [*loopback, *selected]
+    # Peers do not reach a host with a translated address through loopback.
+    if host is None or selected:
+        yield ", ".join(["loopback", *map(str, selected)]), [*loopback, *selected]
 
 
 def _addresses_of(host: str) -> set[Network]:
@@ -213,11 +237,17 @@ def is_this_host(host: str) -> bool:
 
 
 def _filter(port: int, allowed_networks: Iterable[Network]) -> None:
-    """Attach a filter to the listening sockets at `port`; raise OSError or FilterFailed."""
-    program = _program(allowed_networks)
+    """Close the listening sockets at `port` to other networks; raise OSError or FilterFailed."""
+    networks = list(allowed_networks)
+    program = _program(networks)
     closed = 0
     for _, sock in _listeners(port):
-        _attach(sock, program)
+        try:
+            _attach(sock, program)
+        except PermissionError as error:
+            if set(map(str, networks)) != set(_LOOPBACK) or not _bind_to_loopback(sock):
+                raise error
+            _await_handshakes(port, networks)
         _await_accepts(sock)
         closed += 1
     if not closed:
@@ -227,11 +257,11 @@ def _filter(port: int, allowed_networks: Iterable[Network]) -> None:
         )
 
 
-def _optmem_max() -> str:
+def _optmem_max() -> int | None:
     try:
-        return Path("/proc/sys/net/core/optmem_max").read_text().strip()
-    except OSError:
-        return "unknown"
+        return int(_OPTMEM_MAX.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def shutdown_connections_to(addresses: Iterable[str]) -> int:
@@ -492,8 +522,46 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 def _attach(sock: socket.socket, program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
-    pointer = struct.pack("HP", len(program) // 8, ctypes.addressof(code))
+    # The kernel refuses more than 4096 instructions. The field has 16 bits.
+    length = min(len(program) // 8, 0xFFFF)
+    pointer = struct.pack("HP", length, ctypes.addressof(code))
     sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+
+
+def _bind_to_loopback(sock: socket.socket) -> bool:
+    """Bind a listening socket to the loopback device; return False if the kernel refuses."""
+    with contextlib.suppress(OSError):  # before Linux 5.7, only root can bind
+        # A second SO_BINDTODEVICE requires CAP_NET_RAW.
+        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) != _LOOPBACK_DEVICE:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK_DEVICE)
+        return True
+    return False
+
+
+def _await_handshakes(port: int, networks: Iterable[Network], limit: float = 2.0) -> None:
+    """Wait until TCP has no unfinished handshake of other peers at `port`.
+
+    A handshake that began before a socket was bound to a device still succeeds after that.
+
+    Raises
+    ------
+    FilterFailed
+        A handshake takes longer than `limit` seconds.
+    """
+    end = time.monotonic() + limit
+    while pending := [
+        connection.raddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_SYN_RECV
+        and connection.laddr.port == port
+        and not _in_networks(connection.raddr.ip, networks)
+    ]:
+        if time.monotonic() > end:
+            raise FilterFailed(
+                f"restricting port {port} failed: {pending[0]} is connecting to it",
+                fix="start the task again",
+            )
+        time.sleep(0.01)
 
 
 def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
@@ -509,7 +577,11 @@ def _restrict(port: int, allowed_networks: Iterable[Network]) -> None:
         with contextlib.suppress(OSError):
             if _local_port(sock) != port or _listens(sock):
                 continue
-            peer = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
-            peer = getattr(peer, "ipv4_mapped", None) or peer
-            if not any(peer in network for network in allowed_networks):
+            if not _in_networks(sock.getpeername()[0], allowed_networks):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def _in_networks(address: str, networks: Iterable[Network]) -> bool:
+    peer = ipaddress.ip_address(address.partition("%")[0])
+    peer = getattr(peer, "ipv4_mapped", None) or peer
+    return any(peer in network for network in networks)

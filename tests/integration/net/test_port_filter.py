@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -69,6 +70,16 @@ class OtherHost:
             client.kill()
         return line == "connected\n"
 
+    @contextlib.contextmanager
+    def without_replies(self) -> Iterator[None]:
+        """Send IPv4 packets of this host to a different link-layer address."""
+        entry = THERE[0], "dev", self._link[0]
+        self._ip("neigh", "replace", *entry, "lladdr", "02:00:00:00:00:01", "nud", "permanent")
+        try:
+            yield
+        finally:
+            self._ip("neigh", "del", *entry)
+
     @staticmethod
     def _ip(*arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True, capture_output=True)
@@ -128,6 +139,89 @@ def test_server_on_localhost_accepts_loopback_only(other_host: OtherHost, port: 
     for address in HERE:  # an address of this host that may move to another host
         with pytest.raises(TimeoutError):
             socket.create_connection((address, port), 0.5)
+
+
+#: A server of a user without privileges. Restricts its port to the `host` of each line.
+UNPRIVILEGED = """
+import os, socket, sys
+from tfd_notebook.errors import FilterFailed
+from tfd_notebook.net import ports as sockets
+
+socket.getaddrinfo("localhost", None)  # imports a codec, which the user may not read
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+    port = server.getsockname()[1]
+    print(port, flush=True)
+    for line in sys.stdin:
+        try:
+            result = sockets.restrict_port(port, host=line.strip())
+        except FilterFailed as error:
+            result = error.what
+        filtered = bool(server.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
+        print(filtered, result, flush=True)
+"""
+
+
+class UnprivilegedServer:
+    """A server of the user ``nobody`` on all addresses of this host."""
+
+    def __enter__(self) -> UnprivilegedServer:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", UNPRIVILEGED],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout
+        self.port = int(self._process.stdout.readline())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def restrict(self, host: str) -> tuple[bool, str]:
+        """Return True if the port has a filter, and the result or the error."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(f"{host}\n")
+        self._process.stdin.flush()
+        filtered, _, result = self._process.stdout.readline().strip().partition(" ")
+        return filtered == "True", result
+
+
+def test_server_without_privileges_accepts_loopback_only(other_host: OtherHost) -> None:
+    with UnprivilegedServer() as server:
+        assert [other_host.reaches(address, server.port) for address in HERE] == [True, True]
+        with other_host.connect(HERE[0], server.port) as client:
+            assert client.stdout
+            assert client.stdout.readline() == "connected\n"
+            assert server.restrict("localhost")[1] == "loopback"
+            client.kill()
+        for _ in range(2):
+            assert [other_host.reaches(address, server.port) for address in HERE] == [False, False]
+            for address in ("127.0.0.1", "::1"):
+                socket.create_connection((address, server.port), 60).close()
+            for address in HERE:  # refused by the device, dropped by a filter
+                with pytest.raises((ConnectionRefusedError, TimeoutError)):
+                    socket.create_connection((address, server.port), 0.5)
+            assert server.restrict("localhost")[1] == "loopback"
+
+
+def test_server_without_privileges_cannot_serve_this_host_only(other_host: OtherHost) -> None:
+    with UnprivilegedServer() as server:
+        filtered, result = server.restrict(HERE[0])
+        # Since 2026, Linux requires CAP_NET_ADMIN for the filter.
+        assert result == "this host" if filtered else "CAP_NET_ADMIN" in result
+
+
+def test_unfinished_handshake_of_another_host_is_an_error(other_host: OtherHost) -> None:
+    with UnprivilegedServer() as server, other_host.without_replies():
+        assert not other_host.reaches(HERE[0], server.port)
+        filtered, result = server.restrict("localhost")
+        assert result == "loopback" if filtered else f"{THERE[0]} is connecting" in result
 
 
 #: Restricts a port in a network namespace, and prints the addresses that still reach it.
@@ -201,7 +295,7 @@ def test_too_large_filter_is_an_error(many_addresses: str) -> None:
     )
     for host in ("localhost", "10.9.0.2", "None"):
         assert results[host].startswith("[TFD205] restricting port"), results[host]
-        assert "net.core.optmem_max" in results[host]
+        assert "Next: use fewer networks in allow=" in results[host]
 
 
 @pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
@@ -209,7 +303,7 @@ def test_task_without_a_filter_is_not_announced(kind: Any) -> None:
     allow = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
     with pytest.raises(tfd.errors.LaunchError, match="restricting port") as caught:
         tfd.Cluster(data_workers=1, launcher=kind(allow=allow), name="open")
-    assert "optmem_max" in str(caught.value)
+    assert "use fewer networks" in str(caught.value)
     with pytest.raises(tfd.errors.FilterFailed):
         tfd.Dispatcher(allow=allow)
 

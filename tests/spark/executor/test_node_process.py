@@ -55,8 +55,9 @@ driver.settimeout(60)
 for _ in range(2):
     with listen() as server:
         message = json.loads(messages.readline())
-        filtered = bool(server.getsockopt(socket.SOL_SOCKET, 26, 1024))  # SO_GET_FILTER
-        print(json.dumps([message["open_to"], filtered]), flush=True)
+        options = (26, socket.SO_BINDTODEVICE)  # 26 is SO_GET_FILTER
+        closed = any(server.getsockopt(socket.SOL_SOCKET, option, 1024) for option in options)
+        print(json.dumps([message["open_to"], closed]), flush=True)
 """,
         0.01,
     )
