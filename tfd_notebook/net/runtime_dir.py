@@ -29,6 +29,9 @@ log = logging.getLogger("tfd_notebook")
 STATE_FILE = "state.json"
 #: Set in the environment of every process of an agent, to the agent's id.
 AGENT_VARIABLE = "TFD_AGENT"
+#: The id of this boot, which systems other than Linux lack.
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE_ID = Path("/etc/machine-id")
 _LOCK_FILE = "agent.lock"
 _HAS_PROC = os.path.exists("/proc/self/stat")
 #: Interval in seconds of the checks of a process on systems without pidfd.
@@ -145,7 +148,9 @@ def own_file(pid: int, suffix: str) -> Path:
 
 def own_files(suffix: str = "*") -> Iterator[tuple[int, Path]]:
     """Yield the paths of `own_file` for processes of this boot and pid namespace, with the pids."""
-    for path in sorted(runtime_dir().glob(f"*.{'-'.join(_host_boot_namespace())}.{suffix}")):
+    # The host is not compared: its part of the name can come from a former host name.
+    own = "-".join(_host_boot_namespace()[1:])
+    for path in sorted(runtime_dir().glob(f"*.*-{own}.{suffix}")):
         pid = path.name.partition(".")[0]
         if pid.isdecimal():
             yield int(pid), path
@@ -165,7 +170,8 @@ def orphaned_files() -> Iterator[Path]:
 
 def control_socket(pid: int) -> Path:
     """Return the path of the socket on which the process `pid` listens for the same user."""
-    return own_file(pid, "sock")
+    paths = (path for owner, path in own_files("sock") if owner == pid)
+    return next(paths, own_file(pid, "sock"))
 
 
 def process_start(pid: int) -> float | None:
@@ -217,8 +223,10 @@ def process_identity(pid: int) -> dict[str, Any] | None:
 
 def is_running(identity: object) -> bool:
     """Return True if the process with this `process_identity` runs on this host."""
-    pid = identity.get("pid") if isinstance(identity, dict) else None
-    return isinstance(pid, int) and process_identity(pid) == identity
+    if not isinstance(identity, dict) or not isinstance(identity.get("pid"), int):
+        return False
+    current = process_identity(identity["pid"])
+    return current is not None and {**identity, "host": ""} == {**current, "host": ""}
 
 
 def has_ended(identity: object) -> bool:
@@ -240,22 +248,35 @@ def runs(pid: object, started: object) -> bool:
 
 
 def boot_id() -> str:
-    """Return an identifier of this boot of the system."""
-    return _digest("/proc/sys/kernel/random/boot_id")
+    """Return an identifier of this boot of the system; without one, that of the host."""
+    return _digest(_read(BOOT_ID) or _host())
 
 
 def _host_boot_namespace() -> tuple[str, str, str]:
-    """Return identifiers of the host, the boot and the pid namespace."""
+    """Return identifiers of the host, the boot and the pid namespace.
+
+    Boot and namespace identify the processes of this host, which may get another name. The host is
+    only compared to find the files of its earlier boots.
+    """
     namespace = "0"
     with contextlib.suppress(OSError):
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    return _digest("/etc/machine-id", socket.gethostname()), boot_id(), namespace
+    return _digest(_host()), boot_id(), namespace
 
 
-def _digest(file: str, more: str = "") -> str:
-    text = more
+def _host() -> str:
+    # Images of containers and virtual machines can share a machine id. Files of other hosts must
+    # not count as files of an earlier boot, so the host name is a part.
+    return socket.gethostname() + _read(_MACHINE_ID)
+
+
+def _read(file: Path) -> str:
     with contextlib.suppress(OSError):
-        text += Path(file).read_text().strip()
+        return file.read_text().strip()
+    return ""
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook.cluster import control_socket
 from tfd_notebook.launchers import Fake
 from tfd_notebook.launchers.client.detached import detached
 from tfd_notebook.launchers.client.orphans import sweep
-from tfd_notebook.net import runtime_dir
+from tfd_notebook.net import clock, runtime_dir
 from tfd_notebook.spark.local_session import spark_home
 from tfd_notebook.ui.cli import main
 
@@ -132,6 +134,55 @@ def test_agent_with_a_lease_is_not_ended(sleeper: subprocess.Popen[bytes]) -> No
         assert sweep(dry_run=True) == ()
         runtime_dir.write_state(path, {**state, "clusters": {"ends": None}})
         assert [left.what for left in sweep(dry_run=True)] == [str(path)]
+
+
+@pytest.fixture
+def rename(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that gives this host another name, as DHCP does."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "laptop")
+    return lambda: monkeypatch.setattr(socket, "gethostname", lambda: "dhcp-198-51-100-7")
+
+
+def test_clusters_are_found_after_the_host_got_another_name(rename: Callable[[], None]) -> None:
+    with (
+        tfd.Cluster(data_workers=1, launcher=Fake(), name="images"),
+        tfd.Cluster(data_workers=1, launcher=Fake(), name="texts"),
+    ):
+        rename()
+        assert control_socket.processes() == (os.getpid(),)
+        rows = control_socket.clusters()
+        assert [row["name"] for row in rows] == ["images", "texts"]
+        request = {"command": "snapshot", "name": "texts", "width": 60}
+        assert control_socket.call(os.getpid(), request)["snapshot"]["name"] == "texts"
+    control_socket.stop()
+    assert list(runtime_dir.own_files("sock")) == []
+
+
+def test_detached_cluster_is_found_after_the_host_got_another_name(
+    rename: Callable[[], None],
+) -> None:
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
+    this = runtime_dir.process_identity(os.getpid())
+    state = {"agent": "0123456789ab", "pid": os.getpid(), "process": this, "owner": this}
+    runtime_dir.write_state(path, {**state, "clusters": {"images": clock.now() + 1e6}})
+    with lock:
+        rename()
+        assert [cluster.name for cluster in detached()] == ["images"]
+        assert runtime_dir.is_running(this)
+        assert not runtime_dir.has_ended(this)
+        assert sweep() == ()
+
+
+def test_host_without_a_boot_id_is_identified_by_its_name(
+    rename: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_dir, "BOOT_ID", tmp_path / "boot-id")
+    this = runtime_dir.process_identity(os.getpid())
+    assert runtime_dir.is_running(this)
+    # Another host that shares the runtime directory does not see the process.
+    rename()
+    assert not runtime_dir.is_running(this)
+    assert not runtime_dir.has_ended(this)
 
 
 def test_agent_directory_is_created_locked(directory: Path) -> None:
