@@ -186,7 +186,9 @@ def test_keys_are_readable_by_this_user_only(shared: tfd.Cluster, hosts: Hosts) 
     for host in hosts:
         (directory,) = host.runtime.glob("agent-*/shared/tunnels")
         assert directory.stat().st_mode & 0o777 == 0o700
-        for name in ("key.pem", "certificate.pem", "trust.pem"):
+        clients = [path.name for path in directory.glob("client-*.pem")]
+        assert clients
+        for name in ("key.pem", "certificate.pem", "accepted.pem", *clients):
             assert (directory / name).stat().st_mode & 0o777 == 0o600
         # The authority's private key is not stored, so that no host can sign certificates.
         texts = "".join(path.read_text() for path in directory.iterdir() if path.is_file())

@@ -251,8 +251,10 @@ class AgentCluster:
     async def handle_serve_tunnel(self, port: int) -> None:
         self.tunnels.serve(port)
 
-    async def handle_forward_tunnel(self, port: int, address: str, name: str) -> None:
-        self.tunnels.forward(port, address, name)
+    async def handle_forward_tunnel(
+        self, port: int, address: str, name: str, authority: str
+    ) -> None:
+        self.tunnels.forward(port, address, name, authority)
 
     async def handle_close_tunnel(self, port: int) -> None:
         self.tunnels.close_port(port)
@@ -357,29 +359,29 @@ class AgentCluster:
             return {}
         return await asyncio.to_thread(_journal_chunks, Path(work_dir), sizes)
 
-    async def handle_open_tunnels(self, trust: list[str], name: str) -> dict[str, Any]:
-        """Extend the trust of this host's end, or create its key and return a signing request."""
+    async def handle_open_tunnels(self, authority: str, name: str) -> dict[str, Any]:
+        """Accept peers of an authority, or create this host's key and return a signing request."""
         if self._tunnels is None:
             request = await make_key(self.directory / "tunnels", self.processes, name)
             return {"request": request}
-        self._tunnels.add_trust(trust)
-        return self._tunnel_info()
+        end = self._tunnels
+        end.accept(authority)
+        return {"port": end.port, "name": end.name, "authority": end.authority}
 
     async def handle_certify_tunnels(
-        self, trust: list[str], name: str, certificate: str
+        self, authority: str, name: str, certificate: str
     ) -> dict[str, Any]:
         """Open this host's end with a certificate for the key created by `handle_open_tunnels`."""
-        end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, name, certificate)
+        end = TunnelEnd(
+            self.directory / "tunnels", self.processes, self.notice, name, certificate, authority
+        )
         try:
-            await end.open(trust)
+            await end.open()
         except BaseException:
             end.close()
             raise
         self._tunnels = end
-        return self._tunnel_info()
-
-    def _tunnel_info(self) -> dict[str, Any]:
-        return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
+        return {"port": end.port}
 
 
 def _journal_chunks(directory: Path, sizes: dict[str, int]) -> dict[str, tuple[int, bytes]]:

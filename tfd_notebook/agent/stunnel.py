@@ -44,7 +44,7 @@ pid =
 syslog = no
 debug = err
 sslVersionMin = TLSv1.3
-CAfile = {directory}/trust.pem
+CAfile = {directory}/{authorities}
 cert = {directory}/certificate.pem
 key = {directory}/key.pem
 verifyChain = yes
@@ -137,13 +137,14 @@ class TunnelEnd:
         The name in the certificate.
     certificate : str
         In PEM, for the key created by `make_key`.
+    authority : str
+        The certificate, in PEM, of the authority that signed it.
 
     Attributes
     ----------
     port : int
         Port for the connections of other hosts.
-    trust : list of str
-        Certificates, in PEM, of the authorities that sign the peers' certificates.
+    authority : str
     """
 
     def __init__(
@@ -153,41 +154,41 @@ class TunnelEnd:
         notify: Notify,
         name: str,
         certificate: str,
+        authority: str,
     ) -> None:
         self.name = name
-        self.trust: list[str] = []
+        self.authority = authority
+        #: The authorities of the kernels that opened the tunnels or attached to the cluster.
+        self._accepted: list[str] = []
         self._directory = directory
         self._processes = processes
         self._notify = notify
         self._served: set[int] = set()
-        self._clients: dict[int, tuple[str, _Stunnel]] = {}
+        self._clients: dict[int, tuple[tuple[str, str], _Stunnel]] = {}
         self._log = directory / "stunnel.log"
         self._write("certificate.pem", certificate)
         listener = _listen_on_all_interfaces()
         self.port: int = listener.getsockname()[1]
         self._server_process = _Stunnel(processes, "server", directory, [listener], notify)
 
-    async def open(self, trust: Sequence[str]) -> None:
-        """Accept peers with a certificate signed by one of `trust`; return when stunnel is ready.
+    async def open(self) -> None:
+        """Accept peers with a certificate of the same authority; return when stunnel is ready.
 
         Raises
         ------
         LaunchError
             stunnel is not installed on this host, or does not start.
         """
-        self.add_trust(trust)
+        self.accept(self.authority)
         self._server_process.start()
         await self._wait_until_ready()
 
-    def add_trust(self, trust: Sequence[str]) -> None:
-        """Accept peers with a certificate signed by one of `trust`."""
-        new = [certificate for certificate in trust if certificate not in self.trust]
-        if new:
-            self.trust += new
-            self._write("trust.pem", "".join(self.trust))
+    def accept(self, authority: str) -> None:
+        """Accept peers with a certificate signed by `authority`, too."""
+        if authority not in self._accepted:
+            self._accepted.append(authority)
+            self._write("accepted.pem", "".join(self._accepted))
             self._describe()
-            for _, client in self._clients.values():
-                client.reload()
 
     def serve(self, port: int) -> None:
         """Forward peers' connections to `port` of this host."""
@@ -195,7 +196,7 @@ class TunnelEnd:
         self._served.add(port)
         self._describe()
 
-    def forward(self, port: int, address: str, name: str) -> None:
+    def forward(self, port: int, address: str, name: str, authority: str) -> None:
         """Forward `port` of this host, on loopback, to the same port of a peer.
 
         Parameters
@@ -205,6 +206,8 @@ class TunnelEnd:
             Address and port of the peer's server.
         name : str
             The name in the peer's certificate.
+        authority : str
+            The certificate, in PEM, of the only authority that is trusted for this peer.
 
         Raises
         ------
@@ -215,16 +218,19 @@ class TunnelEnd:
         validation.port(port, "port")
         validation.address(address, "address")
         validation.tunnel_name(name, "name")
+        validation.certificate(authority, "authority")
         current = self._clients.get(port)
-        if current is not None and current[0] == name:
+        if current is not None and current[0] == (name, authority):
             return
         self.close_port(port)
         listeners = _listen_on_loopback(port)
         client = _Stunnel(
             self._processes, f"client-{port}", self._directory, listeners, self._notify
         )
+        # Hosts choose their authorities, so that each one is trusted for its own host only.
+        self._write(f"client-{port}.pem", authority)
         client.write(
-            _COMMON.format(directory=self._directory)
+            _COMMON.format(directory=self._directory, authorities=f"client-{port}.pem")
             + "".join(
                 _CLIENT.format(
                     number=number, port=port, address=address, sni=service_name(port), name=name
@@ -232,7 +238,7 @@ class TunnelEnd:
                 for number in range(len(listeners))
             )
         )
-        self._clients[port] = name, client
+        self._clients[port] = (name, authority), client
         client.start()
 
     def close_port(self, port: int) -> None:
@@ -240,7 +246,7 @@ class TunnelEnd:
         if port in self._served:
             self._served.remove(port)
             self._describe()
-        _, client = self._clients.pop(port, ("", None))
+        _, client = self._clients.pop(port, (None, None))
         if client is not None:
             client.close()
 
@@ -256,7 +262,7 @@ class TunnelEnd:
 
     def _describe(self) -> None:
         self._server_process.write(
-            _COMMON.format(directory=self._directory)
+            _COMMON.format(directory=self._directory, authorities="accepted.pem")
             + _SERVER.format(directory=self._directory, port=self.port)
             + "".join(
                 _TASK.format(port=port, name=service_name(port)) for port in sorted(self._served)
@@ -270,7 +276,7 @@ class TunnelEnd:
 
     async def _wait_until_ready(self) -> None:
         """Wait until the server accepts a connection of this cluster."""
-        context = ssl.create_default_context(cafile=str(self._directory / "trust.pem"))
+        context = ssl.create_default_context(cadata=self.authority)
         context.load_cert_chain(self._directory / "certificate.pem", self._directory / "key.pem")
         connecting = asyncio.ensure_future(
             asyncio.open_connection("127.0.0.1", self.port, ssl=context, server_hostname=self.name)

@@ -34,6 +34,7 @@ from tfd_notebook.net.validation import (
     Check,
     address,
     boolean,
+    certificate,
     checks_of,
     cluster_name,
     either,
@@ -57,6 +58,7 @@ from tfd_notebook.net.validation import (
     port,
     record,
     record_with,
+    signing_request,
     task_name,
     text,
     tunnel_name,
@@ -219,7 +221,6 @@ def _listed(value: Any, path: str) -> dict[str, Any]:
     return summary
 
 
-_tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 100)})
 #: The value of a reply of an agent, or of the ssh connection process, by the request's name. The
 #: replies to all other requests have no value.
 REPLIES: dict[str, Check] = {
@@ -232,7 +233,7 @@ REPLIES: dict[str, Check] = {
             "time_limit_left": optional(number),
         }
     ),
-    "certify_tunnels": _tunnels,
+    "certify_tunnels": record({"port": port}),
     "check_reachability": mapping(task_name, pair(text, either(one_of(""), ip_address))),
     "clusters": listing(_listed),
     "connect": text,
@@ -248,7 +249,10 @@ REPLIES: dict[str, Check] = {
     "logs": pair(output, integer()),
     "open": file_path,
     "open_ranks": mapping(task_name, address),
-    "open_tunnels": either(record({"request": output}), _tunnels),
+    "open_tunnels": either(
+        record({"request": signing_request}),
+        record({"port": port, "name": tunnel_name, "authority": certificate}),
+    ),
     "preload": listing(text),
     "rank_output": pair(output, integer()),
     "reserve_ports": mapping(task_name, address),

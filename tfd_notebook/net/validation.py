@@ -144,6 +144,17 @@ tunnel_name = matching(_TUNNEL_NAME, "12 hexadecimal digits and .tfd")
 journal_file = matching(_JOURNAL_FILE, "a file of the dispatcher's journal")
 
 
+def _pem(kind: str) -> Check:
+    """Return the check of one object in PEM, such as a certificate, of at most 100 lines."""
+    lines = r"([A-Za-z0-9+/=]{1,76}\n){1,100}"
+    pattern = re.compile(f"-----BEGIN {kind}-----\n{lines}-----END {kind}-----\n", re.ASCII)
+    return matching(pattern, f"one {kind.lower()} in PEM")
+
+
+certificate = _pem("CERTIFICATE")
+signing_request = _pem("CERTIFICATE REQUEST")
+
+
 def is_journal_file(name: str) -> bool:
     """Return True if the files of a dispatcher's journal can have this name."""
     return _JOURNAL_FILE.fullmatch(name) is not None

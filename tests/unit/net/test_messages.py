@@ -57,6 +57,8 @@ from tfd_notebook.spark.driver.node_registry import Node
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"
 HOST = "cruncher-7"
+PEM = "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"
+SIGNING_REQUEST = PEM.replace("CERTIFICATE", "CERTIFICATE REQUEST")
 #: Hostile values, which every field of a message must reject or tolerate.
 HOSTILE: tuple[Any, ...] = (
     None, True, -1, 0, 1, 70_000, 2**70, 1e400, float("nan"), -0.5, "", "x", "0.0.0.0/0",
@@ -126,8 +128,8 @@ REPLIES: dict[str, Any] = {
     "kill": 5,
     "logs": ["text", 4],
     "open": "/run/x",
-    "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
-    "certify_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
+    "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "authority": PEM},
+    "certify_tunnels": {"port": 4000},
     "inspect": {"worker:0": {"stale": ["m"], "ops": ["Op"]}},
     "listening_addresses": ["0.0.0.0", "::", "127.0.0.1"],
     "check_reachability": {"worker:0": ["refused", "10.0.0.5"]},
@@ -582,44 +584,116 @@ def test_policy_is_checked_for_the_hosts_of_a_cluster(
 
 
 @pytest.mark.parametrize(
-    ("port", "to", "host"),
+    ("port", "to", "host", "authority"),
     [
-        (4000, "10.0.0.5:4000", "a.tfd\n[x]\nclient = yes\nexec = /bin/cp"),
-        (4000, "10.0.0.5:4000", "0123456789ab.tfd\nverifyChain = no"),
-        (4000, "10.0.0.5:4000\nexec = /bin/cp", "0123456789ab.tfd"),
-        (4000, "[fe80::1%\nexec = x]:4000", "0123456789ab.tfd"),
-        ("4000\nexec = x", "10.0.0.5:4000", "0123456789ab.tfd"),
-        (0, "10.0.0.5:4000", "0123456789ab.tfd"),
-        (True, "10.0.0.5:4000", "0123456789ab.tfd"),
+        (4000, "10.0.0.5:4000", "a.tfd\n[x]\nclient = yes\nexec = /bin/cp", PEM),
+        (4000, "10.0.0.5:4000", "0123456789ab.tfd\nverifyChain = no", PEM),
+        (4000, "10.0.0.5:4000\nexec = /bin/cp", "0123456789ab.tfd", PEM),
+        (4000, "[fe80::1%\nexec = x]:4000", "0123456789ab.tfd", PEM),
+        ("4000\nexec = x", "10.0.0.5:4000", "0123456789ab.tfd", PEM),
+        (0, "10.0.0.5:4000", "0123456789ab.tfd", PEM),
+        (True, "10.0.0.5:4000", "0123456789ab.tfd", PEM),
+        (4000, "10.0.0.5:4000", "0123456789ab.tfd", PEM * 2),
     ],
 )
-def test_agent_cannot_inject_configuration_lines(port: Any, to: str, host: str) -> None:
+def test_agent_cannot_inject_configuration_lines(
+    port: Any, to: str, host: str, authority: str
+) -> None:
     end = TunnelEnd.__new__(TunnelEnd)  # its methods are not called
     with pytest.raises(errors.InvalidMessage):
-        end.forward(port, to, host)
+        end.forward(port, to, host, authority)
 
 
-@pytest.mark.parametrize("answer", [
-    {"name": "a.tfd\n[x]", "port": 1, "trust": []},
-    {"name": "0123456789ab.tfd", "port": 1, "trust": []},  # not the issued name
-    {"name": None, "port": 1, "trust": []},
-    {"name": "0123456789ab.tfd", "port": "1", "trust": []},
-    {"name": "0123456789ab.tfd", "port": 0, "trust": []},
-])  # fmt: skip
-def test_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    signed = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
-    request = signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+#: A running endpoint, as the host of an attached cluster describes it.
+RUNNING = REPLIES["open_tunnels"]
 
-    class TaskHost:
-        def open_tunnels(self, trust: Any, name: str) -> Any:
-            return {"request": request}
 
-        def certify_tunnels(self, trust: Any, name: str, certificate: str) -> Any:
-            return answer
-
+@pytest.mark.parametrize(
+    ("method", "reply"),
+    [
+        # After the request is signed, a host sends its port and nothing to trust.
+        ("certify_tunnels", {"port": 4000, "trust": [PEM]}),
+        ("certify_tunnels", {"port": 4000, "authority": PEM}),
+        ("certify_tunnels", {"port": 4000, "name": "0123456789ab.tfd"}),
+        ("certify_tunnels", {"port": "4000"}),
+        ("certify_tunnels", {"port": 0}),
+        ("open_tunnels", {"request": SIGNING_REQUEST, "trust": [PEM]}),
+        ("open_tunnels", {"request": SIGNING_REQUEST, "authority": PEM}),
+        ("open_tunnels", {"request": SIGNING_REQUEST * 2}),
+        ("open_tunnels", {"request": SIGNING_REQUEST + PEM}),
+        ("open_tunnels", {"request": PEM}),
+        ("open_tunnels", {"request": SIGNING_REQUEST.replace("QUJD", "QUJD\n" * 1_000_000)}),
+        ("open_tunnels", {**RUNNING, "trust": [PEM]}),
+        ("open_tunnels", {**RUNNING, "authority": [PEM]}),
+        ("open_tunnels", {**RUNNING, "authority": PEM * 2}),
+        ("open_tunnels", {**RUNNING, "authority": PEM.replace("QUJD", "Q" * 10_000_000)}),
+        ("open_tunnels", {**RUNNING, "authority": PEM.replace("QUJD\n", "QUJD\n" * 101)}),
+        ("open_tunnels", {**RUNNING, "authority": "a comment\n" + PEM}),
+        ("open_tunnels", {**RUNNING, "authority": PEM + "a comment\n"}),
+        ("open_tunnels", {**RUNNING, "authority": SIGNING_REQUEST}),
+        ("open_tunnels", {**RUNNING, "authority": ""}),
+        ("open_tunnels", {**RUNNING, "name": "a.tfd\n[x]"}),
+        ("open_tunnels", {**RUNNING, "name": None}),
+        ("open_tunnels", {"port": 4000, "name": "0123456789ab.tfd"}),
+    ],
+)
+def test_host_cannot_send_certificates_to_trust(method: str, reply: Any) -> None:
     with pytest.raises(errors.InvalidMessage):
-        tls_tunnels.TLSTunnels([(TaskHost(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
+        messages.reply_value(method, reply)
+
+
+class _TunnelHost:
+    """A host that opens its end with a signed request, or has one of an earlier kernel."""
+
+    def __init__(self, reply: dict[str, Any]) -> None:
+        self.reply = reply
+        self.issued: tuple[str, str] | None = None
+        self.forwarded: list[tuple[int, str, str, str]] = []
+
+    def open_tunnels(self, authority: str, name: str) -> Any:
+        if "authority" in self.reply:
+            return self.reply
+        key = ec.generate_private_key(ec.SECP256R1())
+        request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+        signed = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        return {"request": validation.signing_request(signed.decode(), "request")}
+
+    def certify_tunnels(self, authority: str, name: str, certificate: str) -> Any:
+        self.issued = name, validation.certificate(authority, "authority")
+        return self.reply
+
+    def serve_tunnel(self, port: int) -> None: ...
+    def close_tunnel(self, port: int) -> None: ...
+
+    def forward_tunnel(self, port: int, address: str, name: str, authority: str) -> None:
+        self.forwarded.append((port, address, name, authority))
+
+
+def test_connections_trust_the_authority_of_their_own_target() -> None:
+    own = PEM.replace("QUJD", "REVG")
+    hosts: Any = [
+        _TunnelHost({"port": 5000}),
+        _TunnelHost({"port": 5001, "name": "f" * 12 + ".tfd", "authority": own, "trust": [own]}),
+        # It claims to trust its own authority after the kernel has signed its certificate.
+        _TunnelHost({"port": 5002, "name": "e" * 12 + ".tfd", "trust": [own]}),
+    ]
+    kernel: Any = _TunnelHost({"port": 5003})
+    tunnels = tls_tunnels.TLSTunnels(
+        [(host, f"host {i}", f"10.0.0.{i}") for i, host in enumerate(hosts)], kernel
+    )
+    for position in range(3):
+        tunnels.open(4000 + position, position)
+    issued = [host.issued for host in (*hosts, kernel) if host.issued is not None]
+    assert len({name for name, _ in issued}) == 3
+    assert len({authority for _, authority in issued}) == 1
+    expected = [
+        (4000, "10.0.0.0:5000", *hosts[0].issued),
+        (4001, "10.0.0.1:5001", "f" * 12 + ".tfd", own),
+        (4002, "10.0.0.2:5002", *hosts[2].issued),
+    ]
+    assert kernel.forwarded == expected
+    for position, host in enumerate(hosts):
+        assert host.forwarded == expected[:position] + expected[position + 1 :]
 
 
 # The journal

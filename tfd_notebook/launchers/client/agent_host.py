@@ -154,19 +154,19 @@ class AgentTaskHost(ForwardingTaskHost):
         """Return the addresses on which this host listens at `port`."""
 
     @forwarded
-    def open_tunnels(self, trust: Sequence[str], name: str) -> dict[str, Any]:
-        """Extend the trust of this host's tunnel endpoint, or return a request to sign its key."""
+    def open_tunnels(self, authority: str, name: str) -> dict[str, Any]:
+        """Accept peers of an authority, or return a signing request if no endpoint is open."""
 
     @forwarded
-    def certify_tunnels(self, trust: Sequence[str], name: str, certificate: str) -> dict[str, Any]:
-        """Open this host's tunnel endpoint with a signed certificate."""
+    def certify_tunnels(self, authority: str, name: str, certificate: str) -> dict[str, Any]:
+        """Open this host's tunnel endpoint with a certificate signed by `authority`."""
 
     @forwarded
     def serve_tunnel(self, port: int) -> None:
         """Accept tunnels to `port` of this host."""
 
     @forwarded
-    def forward_tunnel(self, port: int, address: str, name: str) -> None:
+    def forward_tunnel(self, port: int, address: str, name: str, authority: str) -> None:
         """Forward `port` of this host to the endpoint `name` at `address`."""
 
     @forwarded

@@ -22,6 +22,8 @@ class TunnelHost:
     name: str
     #: Address and port for its peers; empty for a host that no peer connects to.
     at: str
+    #: The authority, in PEM, that signed its certificate. Peers trust it for this host only.
+    authority: str
 
 
 class TLSTunnels:
@@ -54,16 +56,13 @@ class TLSTunnels:
         self._end_of_host: list[TunnelHost] = []
         authority = CertificateAuthority()
         by_identity: dict[str, TunnelHost] = {}
-        trust = [authority.certificate]
         for task_host, identity, address in hosts:
             if identity not in by_identity:
-                end, others = _open_endpoint(task_host, authority, [authority.certificate], address)
-                by_identity[identity] = end
-                trust += others
+                by_identity[identity] = _open_endpoint(task_host, authority, address)
             self._end_of_host.append(by_identity[identity])
         self._ends = list(by_identity.values())
         if local_agent is not None:
-            self._ends.append(_open_endpoint(local_agent, authority, trust, "")[0])
+            self._ends.append(_open_endpoint(local_agent, authority, ""))
 
     def open(self, port: int, host: int) -> None:
         target = self._end_of_host[host]
@@ -71,7 +70,7 @@ class TLSTunnels:
             target.task_host.serve_tunnel(port)
             for end in self._ends:
                 if end is not target:
-                    end.task_host.forward_tunnel(port, target.at, target.name)
+                    end.task_host.forward_tunnel(port, target.at, target.name, target.authority)
         except BaseException:
             self.close(port)
             raise
@@ -87,18 +86,16 @@ class TLSTunnels:
 
 
 def _open_endpoint(
-    task_host: AgentTaskHost, authority: CertificateAuthority, trust: Sequence[str], address: str
-) -> tuple[TunnelHost, list[str]]:
-    """Open a host's endpoint; return it and the authorities it trusts in addition to `trust`."""
-    name = f"{uuid.uuid4().hex[:12]}.tfd"
-    reply = task_host.open_tunnels(trust, name)
-    # An endpoint that runs already keeps its name and certificate. A new one creates a key.
-    issued = "request" in reply
-    if issued:
+    task_host: AgentTaskHost, authority: CertificateAuthority, address: str
+) -> TunnelHost:
+    name, trusted = f"{uuid.uuid4().hex[:12]}.tfd", authority.certificate
+    reply = task_host.open_tunnels(trusted, name)
+    if "request" in reply:
         certificate = authority.sign(reply["request"], name)
-        reply = task_host.certify_tunnels(trust, name, certificate)
-    others = [ca for ca in reply["trust"] if ca not in trust]
-    used_name, port = reply["name"], validation.port(reply["port"], "port")
-    if validation.tunnel_name(used_name, "name") != name and issued:
-        raise validation.invalid("name", used_name, name)
-    return TunnelHost(task_host, used_name, str(Endpoint(address, port))), others
+        reply = task_host.certify_tunnels(trusted, name, certificate)
+    else:
+        # An endpoint that an earlier kernel opened keeps its name and certificate.
+        name = validation.tunnel_name(reply["name"], "name")
+        trusted = validation.certificate(reply["authority"], "authority")
+    port = validation.port(reply["port"], "port")
+    return TunnelHost(task_host, name, str(Endpoint(address, port)), trusted)
