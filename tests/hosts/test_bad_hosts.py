@@ -25,7 +25,7 @@ from tests.hosts._hosts import Host, Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
 from tfd_notebook._version import VERSION
-from tfd_notebook.net.host import tensorflow_version
+from tfd_notebook.net.host import identity, tensorflow_version
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -130,6 +130,22 @@ def test_incompatible_tensorflow_is_reported(make: Make, hosts: Hosts, tmp_path:
     error = refused(make, hosts, python=python_with(tmp_path, tmp_path / "other"))
     assert f"has TensorFlow 2.3.1 and this kernel {tensorflow_version()}" in error
     assert "install the same" in error
+
+
+def test_host_that_claims_to_be_the_kernels_is_not(
+    make: Make, hosts: Hosts, tmp_path: Path
+) -> None:
+    """This process would otherwise read from its own ports instead of the host's."""
+    site = tmp_path / "other"
+    package = Path(tfd.__file__).parent
+    shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    module = site / package.name / "net" / "host.py"
+    forged = f"\n\ndef identity() -> str:\n    return {identity()!r}\n"
+    module.write_text(module.read_text() + forged)
+    launcher = make(python=python_with(tmp_path, site))
+    with tfd.Cluster(data_workers=1, name="forged", launcher=launcher) as cluster:
+        assert numbers(cluster) == list(range(100))
+        assert cluster.tasks[0].pid in hosts.east.pids()
 
 
 def test_python_without_tensorflow_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:

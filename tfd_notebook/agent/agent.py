@@ -31,7 +31,14 @@ from tfd_notebook.agent.task_supervisor import TaskSupervisor
 from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
 from tfd_notebook.model.events import Event, TaskMeasured
 from tfd_notebook.model.spec import TaskState
-from tfd_notebook.net import agent_protocol, clock, process_control, reconnect, runtime_dir
+from tfd_notebook.net import (
+    agent_protocol,
+    clock,
+    process_control,
+    reconnect,
+    runtime_dir,
+    shared_loopback,
+)
 
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
@@ -220,6 +227,14 @@ class Agent:
             runtime_dir.write_state(self.directory, state)
 
     # Requests of clients
+
+    async def handle_serve_nonce(self, nonce: str) -> int:
+        """Serve a nonce on loopback for a short time, and return the port."""
+        return (await asyncio.to_thread(shared_loopback.NonceServer, nonce)).port
+
+    async def handle_read_nonce(self, port: int) -> str:
+        """Return the nonce at a loopback port of this host; empty if there is none."""
+        return await asyncio.to_thread(shared_loopback.read_nonce, port)
 
     async def handle_preload(
         self, environment: dict[str, str], path: list[str] | None = None

@@ -30,6 +30,7 @@ from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
+from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec
 from tfd_notebook.net import proxies, validation
@@ -59,6 +60,10 @@ class RemoteHost(ABC):
 
     #: The session with the agent there, once `open_session` has returned.
     session: AgentSession
+    #: Equal for hosts of a cluster that have proven that they share their ports.
+    identity: str = ""
+    #: True if the host has proven that it shares its ports with this process.
+    is_local: bool = False
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -301,6 +306,7 @@ class RemoteLauncher(Launcher):
 
     def _advertise(self, hosts: Sequence[RemoteHost]) -> list[str]:
         """Set and return the address that the tasks of each host advertise."""
+        prove_identities(hosts)
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
         for host, address in zip(hosts, addresses, strict=True):
@@ -397,10 +403,9 @@ class RemoteTaskHost(AgentTaskHost):
         client = host.session.client
         super().__init__(client, cluster, directory, host.close_session)
         self.label = host.label
-        assert host.handshake is not None
-        self.is_local = host.handshake.is_local
+        self.is_local = host.is_local
         self.remote = host
-        self.identity = host.handshake.identity
+        self.identity = host.identity
         self.agent = client.id
         self.allowed_networks = allowed_networks
         self._ends_with = ends_with

@@ -375,15 +375,12 @@ class _SSHTunnels:
 
     def open(self, port: int, host: int) -> None:
         target = self._hosts[host]
-        assert target.handshake is not None
         try:
             # The tunnel to this host comes first: the others lead through it.
-            if not target.handshake.is_local:
+            if not target.is_local:
                 target.client.open_tunnel(target.label, "to_host", port)
             for task_host, other in zip(self._task_hosts, self._hosts, strict=True):
-                assert other.handshake is not None
-                shares = other.handshake.identity == target.handshake.identity
-                if not shares and not other.handshake.is_local:
+                if other.identity != target.identity and not other.is_local:
                     other.client.open_tunnel(other.label, "from_host", port)
                     _check_loopback(task_host, port)
         except BaseException:

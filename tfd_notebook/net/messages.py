@@ -30,6 +30,7 @@ from tfd_notebook.model.snapshot import (
     TaskRow,
 )
 from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Policy, Role, TaskState
+from tfd_notebook.net import shared_loopback
 from tfd_notebook.net.validation import (
     Check,
     address,
@@ -255,7 +256,9 @@ REPLIES: dict[str, Check] = {
     ),
     "preload": listing(text),
     "rank_output": pair(output, integer()),
+    "read_nonce": either(one_of(""), shared_loopback.nonce),
     "reserve_ports": mapping(task_name, address),
+    "serve_nonce": port,
     "run_rank": either(
         record({"result": json_value}),
         record({"lost": text}),

@@ -48,7 +48,7 @@ from tfd_notebook.model.events import TaskChanged, TasksLost, from_json
 from tfd_notebook.model.snapshot import AdaptationRow, GpuRow, NodeRow, Snapshot, SparkRow
 from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
-from tfd_notebook.net.host import identity, tensorflow_version
+from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import messages as spark_messages
@@ -134,6 +134,8 @@ REPLIES: dict[str, Any] = {
     "listening_addresses": ["0.0.0.0", "::", "127.0.0.1"],
     "check_reachability": {"worker:0": ["refused", "10.0.0.5"]},
     "free_disk_space": 5,
+    "read_nonce": "0123456789abcdef0123456789abcdef",
+    "serve_nonce": 4000,
     "start": None,
 }  # fmt: skip
 HANDSHAKE = {
@@ -867,11 +869,6 @@ def test_corrupt_closures_of_another_kernel_are_refused(seed: int) -> None:
 def test_message_of_a_kernel_is_validated(received: Any) -> None:
     with pytest.raises(errors.InvalidMessage):
         _message(received)
-
-
-def test_host_that_shares_ports_is_local() -> None:
-    line = "TFDHELLO " + json.dumps({**HANDSHAKE, "identity": identity()})
-    assert read_handshake("here", iter([line.encode()])).is_local
 
 
 # Nodes on Spark, and Spark tasks that feed rows

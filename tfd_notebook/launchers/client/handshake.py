@@ -12,7 +12,7 @@ from tfd_notebook._version import VERSION
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import InvalidMessage, LaunchError, TensorFlowMissing
 from tfd_notebook.net import agent_protocol, messages, validation
-from tfd_notebook.net.host import identity, tensorflow_version
+from tfd_notebook.net.host import tensorflow_version
 
 #: Characters that an error quotes of each line before the handshake.
 _MAX_SHOWN = 500
@@ -26,15 +26,11 @@ class HostHandshake:
     python: str
     executable: str
     tensorflow: str | None
+    #: Claimed by the host; see `tfd_notebook.launchers.client.shared_hosts`.
     identity: str
     connection: str
     #: Idle seconds after which the Jupyter server ends the kernel; None if unknown.
     cull_seconds: float | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """True if the host shares its ports with this process."""
-        return self.identity == identity()
 
 
 def read_handshake(
