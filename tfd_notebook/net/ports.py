@@ -178,8 +178,8 @@ def _filter_failed(port: int, error: OSError, count: int) -> FilterFailed:
         fix = (
             'use tasks on localhost without allow=, or tunnels: launcher="ssh", or secure=True at '
             "the launchers for other hosts. Or run as root with the capability, as in docker run "
-            '--cap-add NET_ADMIN. allow="0.0.0.0/0" opens the port to all hosts: use it in a trusted '
-            "network only"
+            '--cap-add NET_ADMIN. allow="0.0.0.0/0" opens the port to all hosts: use it in a '
+            "trusted network only"
         )
     elif error.errno == errno.ENOMEM:
         optmem_max = _optmem_max()

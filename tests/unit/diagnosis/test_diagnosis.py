@@ -385,6 +385,7 @@ def test_nearly_full_control_group_is_found() -> None:
         group.rmdir()
 
 
+@pytest.mark.root  # a policy file must belong to root
 def test_policy_limit_that_is_near_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
