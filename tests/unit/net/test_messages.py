@@ -352,6 +352,22 @@ def test_agent_must_hold_the_requested_tasks(requested: dict[str, Any], held: An
     assert [type(event) for event in events] == [TasksLost]
 
 
+@pytest.mark.parametrize("ranks", [
+    {"worker:0": "10.0.0.5:4001", "worker:1": "10.0.0.5:4002"},
+    {"worker:1": "10.0.0.5:4001"}, {"worker:0": "10.0.0.6:4001"}, {},
+])  # fmt: skip
+def test_agent_must_open_the_requested_ranks_at_its_host(ranks: Any) -> None:
+    client, _, _ = client_with_tasks(packed("worker:0"))
+    client.handle_line(frame({"reply_to": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    reply = client.submit("open_ranks", cluster="c", tasks=["worker:0"])
+    client.handle_line(frame({"reply_to": 3, "ok": True, "value": {"worker:0": "10.0.0.5:4001"}}))
+    assert reply.result(0) == {"worker:0": "10.0.0.5:4001"}
+    reply = client.submit("open_ranks", cluster="c", tasks=["worker:0"])
+    client.handle_line(frame({"reply_to": 4, "ok": True, "value": ranks}))
+    with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'open_ranks'"):
+        reply.result(0)
+
+
 @pytest.mark.parametrize("requested", [{}, {"port": 4000}, {"host": "fd00::1"}])
 def test_task_must_be_reported_at_its_address(requested: dict[str, Any]) -> None:
     client, events, reply = client_with_tasks(packed("worker:0", **requested))

@@ -341,6 +341,14 @@ class AgentClient:
                 endpoint = Endpoint.parse(address)
                 with self._lock:
                     self._tasks[cluster][name] = endpoint.host, endpoint.port
+        elif method == "open_ranks":
+            with self._lock:
+                hosts = {name: host for name, (host, _) in self._tasks.get(cluster, {}).items()}
+            for name, address in value.items():
+                if Endpoint.parse(address).host != hosts.get(name):
+                    raise validation.invalid("reply to 'open_ranks'", address, "its own host")
+            if value.keys() != set(arguments["tasks"]):
+                raise validation.invalid("reply to 'open_ranks'", list(value), "the workers")
         elif method == "adopt":
             for event in value["tasks"]:
                 if event["cluster"] != cluster:

@@ -80,6 +80,8 @@ class TaskHostGroup(ForwardingTaskHost):
         self._ports: dict[str, int] = {}
         #: Ports of ranks that have tunnels.
         self._rank_ports: list[int] = []
+        #: The position of the host to which the tunnels of each port lead.
+        self._targets: dict[int, int] = {}
         self._record = record
 
     def close(self, timeout: float = 10.0) -> None:
@@ -102,8 +104,19 @@ class TaskHostGroup(ForwardingTaskHost):
             self._positions[event.task] = position
             if self._tunnels is not None:
                 port = Endpoint.parse(event.address).port
+                self._check_target(port, position)
                 self._reopen(self._tunnels, port, position)
+                self._targets[port] = position
                 self._ports[event.task] = port
+
+    def _check_target(self, port: int, position: int) -> None:
+        """Raise PortInUse if the tunnels of a port that a host reports lead to another host."""
+        target = self._targets.get(port, position)
+        if target != position:
+            raise PortInUse(
+                f"{self.hosts[position].label}: invalid port {port}: its tunnel leads to "
+                f"{self.hosts[target].label}"
+            )
 
     def _reopen(self, tunnels: Tunnels, port: int, position: int) -> None:
         """Open tunnels that another process had, once that process has closed them."""
@@ -203,13 +216,14 @@ class TaskHostGroup(ForwardingTaskHost):
                 return address
             port = Endpoint.parse(address).port
             try:
+                self._check_target(port, position)
                 self._tunnels.open(port, position)
             except PortInUse:
                 host.release_ports([task.name], timeout=timeout)
                 if task.port or attempt + 1 == _PORT_TRIES:
                     raise
             else:
-                self._ports[task.name] = port
+                self._ports[task.name], self._targets[port] = port, position
                 return address
         raise AssertionError("unreachable")
 
@@ -218,15 +232,19 @@ class TaskHostGroup(ForwardingTaskHost):
         addresses = {name: address for reply in replies for name, address in reply.items()}
         if self._tunnels is not None:
             for name, address in addresses.items():
-                port = Endpoint.parse(address).port
-                self._tunnels.open(port, self._positions[name])
+                port, position = Endpoint.parse(address).port, self._positions[name]
+                self._check_target(port, position)
+                self._tunnels.open(port, position)
                 self._rank_ports.append(port)
+                self._targets[port] = position
         return addresses
 
     def close_ranks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
         super().close_ranks(tasks, timeout=timeout)
         while self._tunnels is not None and self._rank_ports:
-            self._tunnels.close(self._rank_ports.pop())
+            port = self._rank_ports.pop()
+            self._tunnels.close(port)
+            self._targets.pop(port, None)
 
     def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
         reports = self._call_all(lambda host: host.gpus(timeout=timeout))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tfd_notebook.errors import PortInUse
 from tfd_notebook.launchers.base import ForwardingTaskHost, TaskHost, forwarded
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
-from tfd_notebook.model.spec import Role, TaskSpec
+from tfd_notebook.model.events import TaskChanged
+from tfd_notebook.model.spec import Role, TaskSpec, TaskState
 
 WORKERS = [TaskSpec(Role.WORKER, index, host="localhost") for index in range(2)]
 
@@ -29,11 +33,17 @@ class Recorder(ForwardingTaskHost):
         self.requests.append((method, timeout, arguments))
         if method == "reserve_ports":
             return {task.name: f"{self.host}:4000" for task in arguments["tasks"]}
+        if method == "open_ranks":
+            return dict.fromkeys(arguments["tasks"], f"{self.host}:4000")
         return {f"{self.host}:0": {}} if method == "inspect" else None
 
     @forwarded
     def probe(self, port: int) -> None:
         """Send a request without a timeout."""
+
+    @forwarded
+    def release_ports(self, tasks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Release the ports of tasks."""
 
     def close(self, timeout: float = 10.0) -> None: ...
     def detach(self) -> None: ...
@@ -93,3 +103,37 @@ def test_requests_reach_the_hosts_that_they_concern(
         described,
         ("inspect", 30.0, {}),
     ]
+
+
+class OpenedTunnels:
+    """Tunnels that record the host to which each port leads."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[int, int]] = []
+
+    def open(self, port: int, host: int) -> None:
+        self.opened.append((port, host))
+
+    def close(self, port: int) -> None: ...
+    def end(self) -> None: ...
+
+
+def test_host_cannot_claim_the_port_of_another_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    hosts: Any = [Recorder("one"), Recorder("two")]  # both report port 4000
+    record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
+    tunnels = OpenedTunnels()
+    group = TaskHostGroup(hosts, lambda role, index: index, tunnels, record)
+    group.reserve_ports(WORKERS[:1])
+    with pytest.raises(PortInUse, match=r"two: .*port 4000: its tunnel leads to one"):
+        group.reserve_ports(WORKERS[1:])
+    with pytest.raises(PortInUse, match=r"two: .*port 4000: its tunnel leads to one"):
+        group.open_ranks(["worker:1"])
+    event = TaskChanged("worker:1", TaskState.READY, "", "localhost:4000")
+    attached = TaskHostGroup(hosts, lambda role, index: index, tunnels, record)
+    attached.adopt([(0, dataclasses.replace(event, task="worker:0"))])
+    with pytest.raises(PortInUse, match=r"two: .*port 4000: its tunnel leads to one"):
+        attached.adopt([(1, event)])
+    assert set(tunnels.opened) == {(4000, 0)}
