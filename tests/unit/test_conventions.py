@@ -316,6 +316,34 @@ def test_private_names_of_pyspark_are_found(code: str) -> None:
     assert list(private_names_of_pyspark(ast.parse(code)))
 
 
+def open_handlers(tree: ast.AST) -> Iterator[str]:
+    """Yield each method for requests that does not require an authenticated, authorized user."""
+    methods = {"get", "post", "put", "patch", "delete", "head", "options", "open", "on_message"}
+    for cls in ast.walk(tree):
+        if isinstance(cls, ast.ClassDef) and any("Handler" in ast.unparse(b) for b in cls.bases):
+            for node in cls.body:
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    used = {ast.unparse(decorator) for decorator in node.decorator_list}
+                    if node.name in methods and not used >= {"web.authenticated", "authorized"}:
+                        yield f"{cls.name}.{node.name}"
+
+
+def test_all_handlers_of_jupyter_server_require_authentication() -> None:
+    found = {
+        f"{path}: {name}"
+        for path, tree in modules()
+        if "jupyter_server.base" in ast.unparse(tree) or "tornado" in ast.unparse(tree)
+        for name in open_handlers(tree)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("decorators", ["", "@web.authenticated", "@authorized"])
+def test_handler_without_authentication_is_found(decorators: str) -> None:
+    code = f"class Clusters(APIHandler):\n    {decorators}\n    async def get(self): ..."
+    assert list(open_handlers(ast.parse(code))) == ["Clusters.get"]
+
+
 def test_layer_contract_holds() -> None:
     command = shutil.which("lint-imports", path=Path(sys.executable).parent)
     assert command, "import-linter is missing"
