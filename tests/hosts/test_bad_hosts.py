@@ -148,6 +148,24 @@ def test_host_that_claims_to_be_the_kernels_is_not(
         assert cluster.tasks[0].pid in hosts.east.pids()
 
 
+def test_stated_addresses_are_not_let_in(sshd: Sshds, hosts: Hosts, tmp_path: Path) -> None:
+    """A host states other addresses of its connection than those of this process."""
+    script = tmp_path / "python"
+    stated = "198.51.100.7 1 203.0.113.9 2"
+    script.write_text(f'#!/bin/sh\nSSH_CONNECTION="{stated}" exec {sys.executable} "$@"\n')
+    script.chmod(0o755)
+    python = {f"root@{hosts.east.address}": str(script)}
+    python[f"root@{hosts.north.address}"] = sys.executable
+    launcher = sshd.launcher("east", "north", secure=False, python=python)
+    with tfd.Cluster(data_workers=2, name="stated", launcher=launcher) as cluster:
+        assert numbers(cluster) == list(range(100))
+        for task in cluster.snapshot().tasks:
+            assert "203.0.113.9" not in task.open_to
+            assert ("198.51.100.7" in task.open_to) == (task.pid in hosts.east.pids())
+            assert hosts.east.address in task.open_to
+            assert hosts.north.address in task.open_to
+
+
 def test_python_without_tensorflow_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
     error = refused(make, hosts, python=bare_python(tmp_path, without="tensorflow"))
     assert "has no TensorFlow" in error

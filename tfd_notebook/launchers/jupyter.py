@@ -24,7 +24,7 @@ from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model.spec import check_count
 from tfd_notebook.net import validation
-from tfd_notebook.net.host import address_towards
+from tfd_notebook.net.host import address_towards, addresses_of
 
 _HANDSHAKE_SECONDS = 60.0
 #: Characters of a message: Tornado's server closes the websocket for one above 10 MiB.
@@ -131,6 +131,10 @@ class Jupyter(RemoteLauncher):
             for number in range(1, self._kernels + 1)
         ]
 
+    def address_of(self, host: RemoteHost) -> str:
+        assert isinstance(host, JupyterHost)
+        return host.address or host.server.host
+
     def token_of(self, address: str) -> str:
         """Return the token for the server at `address`, empty if none is configured."""
         token = self._tokens.get(address)
@@ -166,16 +170,16 @@ class JupyterHost(RemoteHost):
 
     def __init__(self, server: JupyterServer, kernel: str, number: str = "") -> None:
         super().__init__(server.label + number)
-        self._server = server
+        self.server = server
         self._kind = kernel
         self._kernels: list[str] = []
 
     def connect(self, agent: str, start: bool) -> Channel:
-        here = address_towards(self._server.host)
-        kernel = self._server.start_kernel(self._kind)
+        here = address_towards(self.server.host)
+        kernel = self.server.start_kernel(self._kind)
         self._kernels.append(kernel)
         try:
-            channel = KernelChannel(self._server.connect(kernel))
+            channel = KernelChannel(self.server.connect(kernel))
         except BaseException:
             self._end(kernel)
             raise
@@ -185,7 +189,11 @@ class JupyterHost(RemoteHost):
         try:
             code = stdio.bootstrap("kernel", agent, "start" if start else "reconnect", here)
             self.handshake = read_handshake(self.label, channel.execute(code), reconnect=not start)
-            channel.join(self._server.end_request(kernel))
+            # A gateway or a proxy may run the kernel on another host than the server's.
+            self.own_address, stated = here, self.handshake.connection.split()[2:3]
+            if stated and stated[0] in addresses_of(self.server.host):
+                self.peer_address = stated[0]
+            channel.join(self.server.end_request(kernel))
         except BaseException:
             channel.close()
             self._end(kernel)
@@ -200,7 +208,7 @@ class JupyterHost(RemoteHost):
             f"the connection to {self.label} is unencrypted (http): others on the network can read "
             "its token and all data between this kernel and its agent. Start the server with a "
             "certificate to use https://"
-            for _ in range(self._server.is_open)
+            for _ in range(self.server.is_open)
         ]
         if self.handshake.cull_seconds is None:
             return warnings
@@ -212,13 +220,13 @@ class JupyterHost(RemoteHost):
         ]
 
     def _end(self, kernel: str) -> None:
-        if self._server.end_kernel(kernel):
+        if self.server.end_kernel(kernel):
             self._kernels.remove(kernel)
 
     def close(self) -> None:
         # A kernel ends itself with its agent's session. This ends the kernels that could not.
         for kernel in self._kernels:
-            self._server.end_kernel(kernel)
+            self.server.end_kernel(kernel)
         self._kernels.clear()
 
 

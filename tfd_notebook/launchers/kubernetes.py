@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import re
 import socket
@@ -249,10 +248,6 @@ class Kubernetes(RemoteLauncher):
             what = f"job {job.name} has {len(job.hosts)} of {self._pods} pods: {reason}"
             on_event(Notice("warning", what))
         return list(job.hosts)
-
-    def address_of(self, host: RemoteHost) -> str:
-        assert isinstance(host, _PodHost)
-        return host.address
 
     def _owner(self, api: KubernetesApi) -> dict[str, Any] | None:
         """Return the reference to the pod of this process, or None."""
@@ -593,11 +588,10 @@ class _PodHost(RemoteHost):
         self._pod: Pod
         self._opening: ExecConnection | None = None
         self.closed = False
-        self.address = ""
 
     def use(self, pod: Pod) -> None:
         """Connect to this pod."""
-        self._pod, self.address = pod, pod.address
+        self._pod, self.peer_address = pod, pod.address
 
     def connect(self, agent: str, start: bool) -> Channel:
         pod = self._job.pod(self._pod.name, self.index)
@@ -634,10 +628,8 @@ class _PodHost(RemoteHost):
         finally:
             watch.cancel()
             self._opening = None
-        assert self.handshake is not None
         with contextlib.suppress(OSError):  # no route: the allow list has no address of this host
-            connection = f"{address_towards(self.address)} 0 {self.address} 0"
-            self.handshake = dataclasses.replace(self.handshake, connection=connection)
+            self.own_address = address_towards(self.peer_address)
         return channel
 
     def _check_open(self) -> None:

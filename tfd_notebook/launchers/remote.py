@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import uuid
@@ -11,11 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import (
     AgentLost,
-    InvalidMessage,
     LaunchError,
     StateError,
     TfdError,
@@ -24,7 +21,7 @@ from tfd_notebook.errors import (
 )
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.base import ALL_ROLES, AdoptedCluster, Launcher, OnEvent, TaskHost
-from tfd_notebook.launchers.client import agent_host, tls_tunnels
+from tfd_notebook.launchers.client import agent_host, host_addresses, tls_tunnels
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
@@ -33,7 +30,7 @@ from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec
-from tfd_notebook.net import proxies, validation
+from tfd_notebook.net import proxies
 
 
 def join_agent(agent: str, start: bool) -> list[str]:
@@ -64,6 +61,12 @@ class RemoteHost(ABC):
     identity: str = ""
     #: True if the host has proven that it shares its ports with this process.
     is_local: bool = False
+    #: The ends of this process's connection to the host, of the host and of this process. They are
+    #: not stated by the host. Empty if unknown. `connect` sets them.
+    peer_address: str = ""
+    own_address: str = ""
+    #: The address of the host for its peers, or empty; see `host_addresses.find_addresses`.
+    address: str = ""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -256,10 +259,12 @@ class RemoteLauncher(Launcher):
     ) -> TaskHostGroup:
         """Return the hosts of a new cluster."""
         addresses = self._advertise(hosts)
-        allowed_networks = () if self._secure else self._addresses_to_allow(hosts, addresses)
+        networks: list[tuple[str, ...]] = [()] * len(hosts)
+        if not self._secure:
+            networks = host_addresses.networks_to_allow(hosts, addresses)
         task_hosts = []
         self._preload(hosts, config)
-        for host in hosts:
+        for host, allowed_networks in zip(hosts, networks, strict=True):
             directory = agent_host.open_cluster(
                 host.session.client,
                 config,
@@ -307,6 +312,7 @@ class RemoteLauncher(Launcher):
     def _advertise(self, hosts: Sequence[RemoteHost]) -> list[str]:
         """Set and return the address that the tasks of each host advertise."""
         prove_identities(hosts)
+        host_addresses.find_addresses(hosts)
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
         for host, address in zip(hosts, addresses, strict=True):
@@ -315,33 +321,7 @@ class RemoteLauncher(Launcher):
 
     def address_of(self, host: RemoteHost) -> str:
         """Return the address under which other hosts reach a host."""
-        assert host.handshake is not None
-        # The host's end of the connection from here.
-        connection = host.handshake.connection.split()
-        return connection[2] if connection else host.label.rpartition("@")[2]
-
-    def _addresses_to_allow(
-        self, hosts: Sequence[RemoteHost], addresses: Sequence[str]
-    ) -> tuple[str, ...]:
-        """Return the addresses of the cluster's hosts and of this host.
-
-        Raises
-        ------
-        Refused
-            The administrator's policy does not allow one of the addresses.
-        """
-        addresses_to_allow = set()
-        for host, address in zip(hosts, addresses, strict=True):
-            assert host.handshake is not None
-            from_here = host.handshake.connection.split()[:1]
-            for candidate in (address, *from_here):
-                # A host name is skipped: the packet filter takes addresses only.
-                with contextlib.suppress(InvalidMessage):
-                    addresses_to_allow.add(
-                        validation.ip_address(candidate, "address").partition("%")[0]
-                    )
-        limits().check_allow(sorted(addresses_to_allow))
-        return tuple(sorted(addresses_to_allow))
+        return host.address or host.label.rpartition("@")[2]
 
     def place_on(self, labels: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
         """Return the labels of the hosts that run the tasks of a role, by role."""

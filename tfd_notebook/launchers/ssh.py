@@ -170,8 +170,12 @@ class _Client:
         #: Tunnels of each host, by its label. A process that replaces a failed one needs them.
         self._tunnels: dict[str, set[tuple[str, int]]] = {}
 
-    def connect(self, label: str, arguments: dict[str, Any], command: list[str]) -> socket.socket:
-        """Return a socket that is connected to a command on a host.
+    def connect(
+        self, label: str, arguments: dict[str, Any], command: list[str]
+    ) -> tuple[socket.socket, str, str]:
+        """Return a socket that is connected to a command on a host, and the connection's ends.
+
+        The ends are the addresses of the host and of this process; empty if unknown.
 
         Raises
         ------
@@ -194,7 +198,7 @@ class _Client:
                 tunnels=sorted(self._tunnels.get(label, ())),
             )
         try:
-            failed = request.result(CONNECT_SECONDS)
+            failed, peer, own = request.result(CONNECT_SECONDS)
             if failed:
                 raise OSError(failed)
         except concurrent.futures.TimeoutError:
@@ -206,7 +210,7 @@ class _Client:
         except BaseException:
             local.close()
             raise
-        return local
+        return local, peer, own
 
     def open_tunnel(self, label: str, direction: str, port: int) -> None:
         """Open a tunnel to a host, now and after each reconnect."""
@@ -318,7 +322,10 @@ class _SSHHost(RemoteHost):
 
     def connect(self, agent: str, start: bool) -> Channel:
         command = [*self._command, *join_agent(agent, start), "ssh"]
-        channel = SocketChannel(self.client.connect(self.label, self._connect_arguments, command))
+        connected, self.peer_address, self.own_address = self.client.connect(
+            self.label, self._connect_arguments, command
+        )
+        channel = SocketChannel(connected)
         # Close the channel of a host that sends no handshake.
         watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()

@@ -98,6 +98,15 @@ def _source(address: str) -> str:
         return ""
 
 
+def addresses_of(name: str) -> set[str]:
+    """Return the addresses of a host by its name or address; empty if it does not resolve."""
+    try:
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {str(entry[4][0]) for entry in entries}
+
+
 def address_towards(peer: str) -> str:
     """Return this host's source address for connections to `peer`. Nothing is sent."""
     family, _, _, _, destination = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]

@@ -237,7 +237,7 @@ REPLIES: dict[str, Check] = {
     "certify_tunnels": record({"port": port}),
     "check_reachability": mapping(task_name, pair(text, either(one_of(""), ip_address))),
     "clusters": listing(_listed),
-    "connect": text,
+    "connect": listing(text, 3),
     "free_disk_space": integer(),
     "gpus": record(
         {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "reason": text, "hidden": boolean}

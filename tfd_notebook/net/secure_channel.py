@@ -102,6 +102,11 @@ class AuthenticatedChannel:
         """True if this end is closed."""
         return self._closed
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The addresses of the peer and of this process in a TCP connection."""
+        return self._socket.getpeername()[0], self._socket.getsockname()[0]
+
     def send(
         self, header: dict[str, Any], body: Buffer | list[Buffer] | tuple[Buffer, ...] = b""
     ) -> None:

@@ -76,6 +76,7 @@ class TlsSocket:
         self._lock = threading.Lock()
         self.fileno, self.settimeout = connected.fileno, connected.settimeout
         self.shutdown, self.close = connected.shutdown, connected.close
+        self.getpeername, self.getsockname = connected.getpeername, connected.getsockname
         while not self._shake_hands():
             left = deadline - time.monotonic()
             if left <= 0:

@@ -23,7 +23,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook._version import VERSION
-from tfd_notebook.agent.admin_policy import Limits, limits
 from tfd_notebook.agent.agent import Agent
 from tfd_notebook.agent.cluster import AgentCluster
 from tfd_notebook.agent.stunnel import TunnelEnd
@@ -42,7 +41,6 @@ from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import _message
 from tfd_notebook.launchers.client.session import AgentSession
 from tfd_notebook.launchers.fake import Fake
-from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model import spec
 from tfd_notebook.model.events import TaskChanged, TasksLost, from_json
 from tfd_notebook.model.snapshot import AdaptationRow, GpuRow, NodeRow, Snapshot, SparkRow
@@ -546,56 +544,14 @@ def test_valid_task_address_is_accepted(value: str) -> None:
     assert validation.address(value, "address") == value
 
 
-class _Host(RemoteHost):
-    def __init__(self, connection: str) -> None:
-        super().__init__("blue")
-        line = "TFDHELLO " + json.dumps({**HANDSHAKE, "connection": connection})
-        self.handshake = read_handshake("blue", iter([line.encode()]))
-
-    def connect(self, agent: str, start: bool) -> Any:
-        raise OSError
-
-
-class _Launcher(RemoteLauncher):
-    name = "there"
-    summary = ""
-
-    def hosts(self) -> list[RemoteHost]:
-        return []
-
-
-def let_in(connection: str) -> tuple[str, ...]:
-    host = _Host(connection)
-    launcher = _Launcher()
-    return launcher._addresses_to_allow([host], [launcher.address_of(host)])
-
-
 @pytest.mark.parametrize("connection", [
     "0.0.0.0/0 0 10.0.0.5 0", "::/0 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.0/8 0",
     "0.0.0.0 0 10.0.0.5 0", "224.0.0.1 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.5",
 ])  # fmt: skip
 def test_host_cannot_open_the_ports_of_other_hosts(connection: str) -> None:
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, "connection": connection})
     with pytest.raises(errors.InvalidMessage, match="blue"):
-        let_in(connection)
-
-
-def test_hosts_of_a_cluster_are_allowed() -> None:
-    assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
-    assert let_in("") == ()  # reachable by name
-
-
-def test_policy_is_checked_for_the_hosts_of_a_cluster(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "policy.toml"
-    file.write_text('allow = ["10.0.0.0/24"]\n')
-    monkeypatch.setattr(
-        "tfd_notebook.launchers.remote.limits", lambda: Limits(allow=("10.0.0.0/24",), path=file)
-    )
-    assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
-    with pytest.raises(errors.Refused, match="192\\.0\\.2\\.5"):
-        let_in("10.0.0.1 5 192.0.2.5 22")
-    assert limits(tmp_path / "none") == Limits()
+        read_handshake("blue", iter([line.encode()]))
 
 
 # Tunnels

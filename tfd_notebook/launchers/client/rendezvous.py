@@ -148,6 +148,7 @@ class RendezvousHost(RemoteHost):
         if channel is None:
             raise OSError(f"its process did not connect within {_CONNECT_SECONDS:g} s")
         try:
+            self.peer_address, self.own_address = channel.ends
             channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
             header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
             if "ended" in header:

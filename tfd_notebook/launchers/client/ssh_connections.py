@@ -87,6 +87,18 @@ class _Connection:
         ]
         return ""
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The addresses of the host and of this process in the connection; empty if unknown.
+
+        Behind a jump host, that of the host is the one that ssh's configuration names.
+        """
+        peer, own = (self._ssh.get_extra_info(name) for name in ("peername", "sockname"))
+        if peer and peer[0]:
+            return str(peer[0]), str(own[0])
+        jump = self._ssh.get_extra_info("remote_peername")
+        return (str(jump[0]), "") if jump else ("", "")
+
     async def await_tunnels(self) -> None:
         """Wait until the tunnels of the last connection are open in the current one."""
         if self._reopening:
@@ -188,7 +200,7 @@ class _Client:
         options: dict[str, Any],
         command: list[str],
         tunnels: list[tuple[str, int]],
-    ) -> str:
+    ) -> tuple[str, str, str]:
         # The kernel sent the descriptor before it wrote the request.
         _, descriptors, _, _ = socket.recv_fds(self._fds, 1, 1)
         peer = socket.socket(fileno=descriptors[0])
@@ -201,7 +213,8 @@ class _Client:
             raise
         if failed:
             peer.close()
-        return failed
+            return failed, "", ""
+        return ("", *host.ends)
 
     async def handle_open_tunnel(self, label: str, direction: str, port: int) -> None:
         await self._hosts[label].open_tunnel(direction, port)
