@@ -272,6 +272,7 @@ _handshake = record(
     tensorflow=optional(text),
     identity=text,
     connection=lambda value, path: _connection(value, path),
+    token=text,
     cull_seconds=optional(number),
     import_error=text,
     error=error,

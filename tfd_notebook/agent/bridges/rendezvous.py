@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -39,7 +40,7 @@ def main() -> None:
     sys.stdout.write(stdio.HANDSHAKE + json.dumps(handshake) + "\n")
     sys.stdout.flush()
     process = arguments["process"]
-    key = {"host": handshake["identity"], "process": process}
+    key = {"host": handshake["token"], "process": process}
     close_pipes()
     RendezvousBridge(arguments, handshake, key, process, arguments["end_reason"]).run()
     os._exit(0)
@@ -52,7 +53,8 @@ def describe(address: str) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         connection = f"{address_towards(host)} 0"
         connection = f"{host} 0 {connection}"
-    return stdio.describe(connection)
+    # Other hosts have the secret of the channels. They cannot guess the key of this bridge.
+    return {**stdio.describe(connection), "token": secrets.token_hex(16)}
 
 
 def close_pipes() -> None:

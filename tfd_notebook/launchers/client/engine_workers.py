@@ -87,19 +87,21 @@ def hosts_of_workers(
             "end_reason": end_reason,
         }
         hosts: dict[tuple[str, int], RendezvousHost] = {}
+        labels: dict[tuple[str, int], str] = {}
         for name, reply in start(arguments):
             values = _REPLY(reply, f"reply of worker {name}")
             label = f"{values['host']}/{name}"
             host = RendezvousHost(label, rendezvous)
             lines = iter([values["line"].encode()])
             host.handshake = read_handshake(label, lines, fix=_INSTALL)
-            key = host.handshake.identity, values["process"]
-            if key in hosts:
+            process = host.handshake.identity, values["process"]
+            if process in labels:
                 raise LaunchError(
-                    f"the workers {hosts[key].label} and {label} are one process",
+                    f"the workers {labels[process]} and {label} are one process",
                     fix="start each worker in a separate process, or use one of them",
                 )
-            hosts[key] = host
+            labels[process] = label
+            hosts[host.handshake.token, values["process"]] = host
         rendezvous.expect(hosts)
         return list(hosts.values())
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._version import VERSION
@@ -29,6 +29,8 @@ class HostHandshake:
     #: Claimed by the host; see `tfd_notebook.launchers.client.shared_hosts`.
     identity: str
     connection: str
+    #: The key of the connections of a bridge to this process; see `client.rendezvous`.
+    token: str = field(default="", repr=False)
     #: Idle seconds after which the Jupyter server ends the kernel; None if unknown.
     cull_seconds: float | None = None
 

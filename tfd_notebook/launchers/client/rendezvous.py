@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost
 from tfd_notebook.net import reconnect, secure_channel, validation
+
+log = logging.getLogger("tfd_notebook")
 
 _ANSWER_SECONDS = 30.0
 _START_SECONDS = 45.0
@@ -93,6 +96,8 @@ class RendezvousHost(RemoteHost):
         self._idle: secure_channel.AuthenticatedChannel | None = None
         self._loss_reason = ""
         self._closed = False
+        #: The address of the first connection.
+        self._origin = ""
 
     def offer(
         self, channel: secure_channel.AuthenticatedChannel, header: Mapping[str, Any]
@@ -110,9 +115,16 @@ class RendezvousHost(RemoteHost):
         bool
             True if the process must connect again.
         """
+        origin = channel.ends[0]
         with self._changed:
             if self._closed:
                 return False
+            self._origin = self._origin or origin
+            if origin != self._origin:
+                log.warning(
+                    "a connection from %s in the place of %s was closed", origin, self.label
+                )
+                return True
             if self._idle is not None:  # the process gave this connection up
                 self._idle.close()
             self._idle = channel
