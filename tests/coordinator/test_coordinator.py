@@ -649,7 +649,7 @@ class TestOwnStrategy:
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(tf.distribute.get_strategy())
 
-    def test_open_port_is_reported_until_it_is_closed(
+    def test_port_without_a_filter_is_closed(
         self, cluster: tfd.Cluster, own: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(sock: socket.socket, program: bytes) -> None:
@@ -659,13 +659,16 @@ class TestOwnStrategy:
         before = connection.server_port()
         with monkeypatch.context() as patch:
             patch.setattr(ports, "_attach", refuse)
-            with pytest.raises(FilterFailed):
+            with pytest.raises(FilterFailed, match="The port was closed") as caught:
                 tf.distribute.ParameterServerStrategy(cluster.resolver)
-            port = connection.server_port()
-            assert port is not None
-            assert port != before
-            assert not is_closed(port)
-            with pytest.raises(FilterFailed):
-                cluster.resolver.cluster_spec()
-        cluster.resolver.cluster_spec()
-        assert is_closed(port)
+            assert "use fewer networks in allow=. Then restart the kernel" in str(caught.value)
+        port = connection.server_port()
+        assert port is not None
+        assert port != before
+        assert ports.listening_fds(port) == []
+        for attempt in (cluster.resolver.cluster_spec, cluster.strategy):
+            with pytest.raises(FilterFailed, match="was closed earlier") as caught:
+                attempt()
+            assert "Next: restart the kernel" in str(caught.value)
+        own.strategy()  # a new connection
+        assert is_closed(connection.server_port() or 0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfd_notebook._compat.keras import refuse_keras
 from tfd_notebook.agent.rank_context import RankContext
-from tfd_notebook.errors import TfdError, Unsupported, UsageError
+from tfd_notebook.errors import Unsupported, UsageError
 from tfd_notebook.net import plain_values, ports
 
 #: Limit of a result in characters of JSON.
@@ -109,11 +109,11 @@ def _missing(function: Any, args: tuple[Any, ...]) -> list[str]:
 
 def _restrict(port: int, allow: list[str], host: str) -> None:
     """Attach the packet filter to the port once the function's server listens at it."""
-    while not ports.listening_fds(port):
-        time.sleep(_POLL_SECONDS)
     try:
+        while not ports.listening_fds(port):
+            time.sleep(_POLL_SECONDS)
         ports.restrict_port(port, allow, host)
-    except TfdError as error:
+    except Exception as error:
         # Other hosts must not reach a server without a filter.
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()

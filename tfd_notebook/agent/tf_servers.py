@@ -92,7 +92,8 @@ class Server:
         LaunchError
             The server did not start. The message is TensorFlow's.
         FilterFailed
-            The port cannot be closed to other hosts. The server was stopped if possible.
+            The port cannot be closed to other hosts. The server no longer listens. It was stopped
+            if possible.
         StateError
             This process runs too many servers that cannot be stopped.
         """
@@ -109,8 +110,9 @@ class Server:
         try:
             if allow is not None:
                 self.open_to = ports.restrict_port(self._port, allow, host)
-        except FilterFailed as error:
-            if not self.stop(STOP_SECONDS):
+        except BaseException as error:  # also Ctrl-C in a kernel
+            ports.stop_listening(self._port)  # the stop can take longer, or fail
+            if not self.stop(STOP_SECONDS) and isinstance(error, FilterFailed):
                 error.what += f". The server still runs: {self.why_not_stopped}"
             raise
         return self

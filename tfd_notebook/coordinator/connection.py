@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.data.variable_names import variable_of
-from tfd_notebook.errors import StateError, Unsupported
+from tfd_notebook.errors import FilterFailed, StateError, Unsupported
 from tfd_notebook.net import ports
 
 #: Each connection keeps about 40 MB, 89 threads and a listening port until the process ends.
@@ -99,13 +99,28 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
     """Close the port of this process's server to hosts outside the cluster.
 
     `host` is the host name in all task addresses, or None if they differ.
+
+    Raises
+    ------
+    FilterFailed
+        The port cannot be closed to other hosts. The server no longer listens, then.
     """
     # Imports TensorFlow.
     from tfd_notebook._compat.tf_coordinator import connection
 
     port = connection.server_port()
-    if port is not None:
+    if port is None:
+        return
+    try:
         ports.restrict_port(port, allow, host)
+    except BaseException as error:  # also Ctrl-C: the server must not listen without a filter
+        listened = ports.stop_listening(port)
+        if isinstance(error, FilterFailed):
+            # TensorFlow keeps the server for the same cluster, and starts one for another cluster.
+            restart = "restart the kernel, or stop this cluster and create a new one"
+            error.fix = f"{error.fix}. Then {restart}" if listened else restart
+            error.what += ". The port was closed" if listened else ": the port was closed earlier"
+        raise
 
 
 def record_connection() -> None:

@@ -38,6 +38,8 @@ _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
 #: Seconds without data after which TCP probes a peer, and between its probes.
 _KEEPALIVE_SECONDS = 10
 _KEEPALIVE_PROBES = 3
+#: accept() takes a connection off the queue before its descriptor appears.
+_ACCEPT_SECONDS = 0.001
 _TCP_INFO_UNACKED = 24  # of a listening socket: the number of connections before accept()
 
 # Classic BPF, linux/filter.h
@@ -168,6 +170,27 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
         _restrict(port, allowed_networks)
         return ", ".join([scope, *map(str, allowed)])
     raise _filter_failed(port, error, len(allowed_networks))
+
+
+def stop_listening(port: int) -> bool:
+    """End all listening at `port` in this process, and its connections (Linux).
+
+    The descriptors stay open, because they belong to servers that TensorFlow cannot stop. A server
+    cannot listen with them again.
+
+    Returns
+    -------
+    bool
+        True if this process listened at `port`.
+    """
+    listened = False
+    for _, sock in _listeners(port):
+        sock.shutdown(socket.SHUT_RDWR)  # also resets connections before their accept()
+        listened = True
+    if listened:
+        time.sleep(_ACCEPT_SECONDS)
+        _restrict(port, ())
+    return listened
 
 
 def _filter_failed(port: int, error: OSError, count: int) -> FilterFailed:
@@ -569,7 +592,7 @@ def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
     end = time.monotonic() + limit
     while _tcp_info(sock, _TCP_INFO_UNACKED, "I") and time.monotonic() < end:
         time.sleep(0.001)
-    time.sleep(0.001)  # accept() takes a connection off the queue before its fd appears
+    time.sleep(_ACCEPT_SECONDS)
 
 
 def _restrict(port: int, allowed_networks: Iterable[Network]) -> None:

@@ -426,6 +426,66 @@ def test_port_of_the_coordinator_refuses_other_hosts(other_host: OtherHost) -> N
     assert set(map(tuple, reached.values())) == {(False, False)}, reached
 
 
+#: A process whose packet filters cannot be attached while its first cluster runs.
+UNFILTERED_COORDINATOR = """
+import errno, sys
+import tfd_notebook as tfd
+from tfd_notebook._compat.tf_coordinator import connection as connecting
+from tfd_notebook.net import ports as sockets
+
+
+def refuse(sock, program):
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def show(what):
+    print(what, connecting.server_port(), flush=True)
+    sys.stdin.readline()
+
+
+def fail(cluster):
+    try:
+        cluster.strategy()
+    except tfd.errors.FilterFailed as error:
+        return error.fix.rpartition("kernel")[0][-12:].strip().replace(" ", "-")
+
+attach = sockets._attach
+with tfd.Cluster(workers=1, ps=1, name="open-kernel") as cluster:
+    sockets._attach = refuse
+    show(f"first {fail(cluster)}")
+    sockets._attach = attach
+    show(f"second {fail(cluster)}")
+show("stopped")
+with tfd.Cluster(workers=1, ps=1, name="closed-kernel") as cluster:
+    show("next cluster" if cluster.strategy() else "")
+"""
+
+
+def test_port_of_a_coordinator_without_a_filter_is_closed(other_host: OtherHost) -> None:
+    command = [sys.executable, "-c", UNFILTERED_COORDINATOR]
+    reached = {}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as coordinator:
+        assert coordinator.stdin
+        assert coordinator.stdout
+        for line in coordinator.stdout:
+            what, _, port = line.strip().rpartition(" ")
+            reached[what] = [
+                *(other_host.reaches(address, int(port)) for address in HERE),
+                net_ports.listening_addresses(int(port)) != [],
+            ]
+            coordinator.stdin.write("\n")
+            coordinator.stdin.flush()
+    assert coordinator.returncode == 0
+    assert reached == {
+        "first restart-the": [False, False, False],
+        "second restart-the": [False, False, False],
+        "stopped": [False, False, False],
+        "next cluster": [False, False, True],
+    }
+
+
 def ports_reached(other_host: OtherHost, cluster: tfd.Cluster) -> list[int]:
     """Return the ports of the cluster's tasks that the other host reaches."""
     ports = [int(row.address.rpartition(":")[2]) for row in cluster.snapshot().tasks]

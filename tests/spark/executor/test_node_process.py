@@ -86,3 +86,34 @@ with listen():
         0.01,
     )
     assert [list(line) for line in lines] == [["open_to"]]
+
+
+def test_a_server_without_a_filter_ends_its_node() -> None:
+    lines = run_in_node(
+        """
+import queue
+import psutil
+
+def refuse(sock, program):
+    raise PermissionError("refused")
+
+def fail(kind):
+    raise psutil.AccessDenied()
+
+def end_thread(status):
+    statuses.put(status)
+    sys.exit()
+
+ports._attach = refuse
+psutil.net_connections = fail
+statuses = queue.Queue()
+end_process, os._exit = os._exit, end_thread
+driver.settimeout(60)
+with listen():
+    print(driver.makefile().readline(), end="", flush=True)
+    print(statuses.get(timeout=60), flush=True)
+os._exit = end_process
+""",
+        0.01,
+    )
+    assert [lines[0]["state"], lines[1]] == ["failed", 1]

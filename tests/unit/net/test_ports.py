@@ -320,6 +320,26 @@ def test_handshake_of_another_host_is_an_error(
         ports.restrict_port(port, host="localhost")
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_port_that_stops_listening_has_no_connections(
+    server_on_all_addresses: socket.socket, accepted: bool
+) -> None:
+    server = server_on_all_addresses
+    port = port_of(server)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
+        if accepted:
+            stack.enter_context(server.accept()[0])
+        assert ports.stop_listening(port)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    assert server.fileno() != -1  # the descriptor is the server's own
+    for address in ("127.0.0.1", "::1", *other_addresses()):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, port), SECONDS)
+    assert not ports.stop_listening(port)
+
+
 @pytest.mark.parametrize(
     ("error", "optmem_max", "in_error", "in_fix"),
     [

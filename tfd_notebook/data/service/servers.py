@@ -104,7 +104,7 @@ class _Server(ABC):
             self._check()
             try:
                 self._server.start(self._config._asdict(), self._allow, "localhost")
-            except FilterFailed:
+            except (FilterFailed, KeyboardInterrupt):
                 self._finalizer()
                 raise
 

@@ -187,17 +187,17 @@ class NodeProcess:
         allow, host = self._request["peers"], self._request["host"]
         closed: set[int] = set()
         while True:
-            inodes = ports.listening_inodes(port)
-            if inodes - closed:
-                try:
-                    open_to = ports.restrict_port(port, allow, host)
-                except FilterFailed as error:
-                    if not inodes & ports.listening_inodes(port):
-                        continue  # the function has closed its server meanwhile
-                    message = f"{self._request['name']}: {error}"
-                    self._send({"state": "failed", "error": message})
-                    os._exit(1)  # also closes the server, which other hosts can reach
-                self._send({"open_to": open_to})
+            inodes: set[int] = set()
+            try:
+                inodes = ports.listening_inodes(port)
+                if inodes - closed:
+                    self._send({"open_to": ports.restrict_port(port, allow, host)})
+            except Exception as error:
+                if isinstance(error, FilterFailed) and not inodes & ports.listening_inodes(port):
+                    continue  # the function has closed its server meanwhile
+                message = f"{self._request['name']}: {error}"
+                self._send({"state": "failed", "error": message})
+                os._exit(1)  # also closes the server, which other hosts can reach
             closed = inodes
             time.sleep(_POLL_SECONDS)
 
