@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,6 +122,14 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
             error.fix = f"{error.fix}. Then {restart}" if listened else restart
             error.what += ". The port was closed" if listened else ": the port was closed earlier"
         raise
+
+
+def open_port() -> int | None:
+    """Return the port of this process's server if it has no filter (Linux), else None."""
+    # Without an import: it changes TensorFlow's strategies.
+    connection = sys.modules.get("tfd_notebook._compat.tf_coordinator.connection")
+    port: int | None = None if connection is None else connection.server_port()
+    return port if port is not None and ports.is_open(port) else None
 
 
 def record_connection() -> None:

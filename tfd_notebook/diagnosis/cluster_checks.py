@@ -13,6 +13,7 @@ from tfd_notebook.agent import memory
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster import data_service
 from tfd_notebook.cluster.training import KERAS_2, NO_KERAS
+from tfd_notebook.coordinator.connection import open_port
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.diagnostics import MEMORY, NEAR, PROXY
 from tfd_notebook.model.diagnostics import Finding, check, kind, listed
@@ -63,6 +64,12 @@ OPEN_TASKS = kind(
     "tasks open to other hosts",
     "any client that reaches such a port can run graphs, which read and write files",
 )
+OPEN_PROCESS = kind(
+    "TFD863",
+    "warning",
+    "port of this process open to other hosts",
+    "any client that reaches it can run graphs in this process, which read and write files",
+)
 FREQUENT_RESTARTS = kind(
     "TFD853",
     "warning",
@@ -112,6 +119,17 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
         yield OPEN_TASKS.finding(
             f"{listed(tasks)} are open to {peers}",
             'allow only the networks that need them, such as allow=("10.0.0.0/8",) of the launcher',
+        )
+
+
+@check("process")
+def open_process(_: None) -> Iterator[Finding]:
+    """Report a TensorFlow server in this process whose port has no filter."""
+    if (port := open_port()) is not None:
+        yield OPEN_PROCESS.finding(
+            f"TensorFlow's server in this process listens at port {port} without a filter",
+            'use cluster.strategy() or cluster.resolver without allow="0.0.0.0/0"; restart the '
+            "kernel to close the port",
         )
 
 

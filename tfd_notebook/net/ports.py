@@ -193,6 +193,11 @@ def stop_listening(port: int) -> bool:
     return listened
 
 
+def is_open(port: int) -> bool:
+    """Return True if a listener of this process at `port` has neither filter nor device (Linux)."""
+    return any(not _is_restricted(sock) for _, sock in _listeners(port))
+
+
 def _filter_failed(port: int, error: OSError, count: int) -> FilterFailed:
     """Return the error for a filter with `count` networks."""
     reason, fix = f"{count} networks", "use fewer networks in allow="
@@ -559,6 +564,17 @@ def _bind_to_loopback(sock: socket.socket) -> bool:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK_DEVICE)
         return True
     return False
+
+
+def _is_restricted(sock: socket.socket) -> bool:
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) == _LOOPBACK_DEVICE:
+        return True
+    try:
+        # SO_GET_FILTER has the same number. Its length counts instructions, not bytes. A larger
+        # one would let the kernel write beyond the buffer.
+        return bool(sock.getsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, 1))
+    except OSError:  # the filter has more than one instruction
+        return True
 
 
 def _await_handshakes(port: int, networks: Iterable[Network], limit: float = 2.0) -> None:

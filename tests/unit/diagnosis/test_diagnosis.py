@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from tfd_notebook.model import diagnostics
 from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.net import config_files, tf_messages
+from tfd_notebook.net import config_files, ports, tf_messages
 from tfd_notebook.net.probe import Probe
 
 #: An address for documentation, without a host (RFC 5737).
@@ -494,6 +495,30 @@ def test_late_environment_variables_are_found(
     assert "nowhere" not in str(finding)
     monkeypatch.delenv("AWS_REGION")
     assert "TFD832" not in codes(cluster)
+
+
+@pytest.fixture
+def server_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Yield the port of a server that counts as TensorFlow's."""
+    with socket.create_server(("", 0)) as server:
+        port: int = server.getsockname()[1]
+        name = "tfd_notebook._compat.tf_coordinator.connection"
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(server_port=lambda: port))
+        yield port
+
+
+def test_port_of_this_process_without_a_filter_is_found(server_in_this_process: int) -> None:
+    (finding,) = (f for f in tfd.doctor() if f.code == "TFD863")
+    assert f"port {server_in_this_process} without a filter" in finding.what
+
+
+@pytest.mark.parametrize("closing", [ports.restrict_port, ports.stop_listening])
+def test_closed_port_of_this_process_is_no_finding(
+    server_in_this_process: int, closing: Any
+) -> None:
+    options = {"host": "localhost"} if closing is ports.restrict_port else {}
+    closing(server_in_this_process, **options)
+    assert "TFD863" not in codes()
 
 
 def test_tasks_open_to_other_hosts_are_found(cluster: tfd.Cluster, fake: Fake) -> None:
