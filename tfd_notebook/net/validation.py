@@ -324,7 +324,8 @@ def record_with(checks: Mapping[str, Check]) -> Check:
         if not isinstance(value, dict):
             raise invalid(path, value, "an object")
         checked = {name: check(value.get(name), f"{path}.{name}") for name, check in checks.items()}
-        return {**value, **checked}
+        # An optional field that is missing stays missing.
+        return {**value, **{k: v for k, v in checked.items() if k in value or v is not None}}
 
     return check_record
 

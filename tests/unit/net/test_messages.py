@@ -903,3 +903,10 @@ def snapshot_of_node(row: NodeRow) -> Snapshot:
     spark = SparkRow(phase="running", since=0.0, reserved=1, needed=1, input_mode="SPARK",
                      application="a", nodes=(row,))  # fmt: skip
     return Snapshot(1, 0.0, "c", launcher="spark", state="ready", spark=spark)
+
+
+def test_optional_field_that_is_missing_stays_missing() -> None:
+    done = {"kind": "reply", "request_id": "1", "value": 3}
+    assert messages.bus_message(done) == done
+    failed = {**done, "error": {"code": "TFD000"}}
+    assert messages.bus_message(failed) == failed
