@@ -144,14 +144,17 @@ class Monitor:
     def start(self, on_tick: Callable[[], None]) -> None:
         """Start the thread that calls `on_tick` and executes commands."""
         self._on_tick = on_tick
-        self._thread = threading.Thread(
-            target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
-        )
-        self._thread.start()
+        # Another thread may stop the cluster at this moment.
+        with self._changed:
+            self._thread = threading.Thread(
+                target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
+            )
+            self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
         """Stop the thread."""
-        thread, self._thread = self._thread, None
+        with self._changed:
+            thread, self._thread = self._thread, None
         if thread is not None:
             self._commands.put(None)
             if thread is not threading.current_thread():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import Any
 
@@ -210,3 +211,28 @@ def test_snapshots_contain_an_event_with_its_effects(
         registry.remove_on_change(add_state)
     assert states
     assert all(each == (state, {(state, reason)}) for each in states)
+
+
+def test_monitor_can_be_closed_while_it_starts(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, errors = threading.Thread.start, list[BaseException]()
+
+    def close() -> None:
+        try:
+            monitor.close()
+        except RuntimeError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close)
+
+    def close_first(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        closing.start()
+        closing.join(0.1)  # ends here only if it does not wait for the start
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", close_first)
+    monitor.start(lambda: None)
+    closing.join()
+    assert errors == []
