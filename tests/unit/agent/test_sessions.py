@@ -188,4 +188,4 @@ def test_ctrl_c_during_a_send_leaves_the_channel_usable(loop, directory):
         with pytest.raises(KeyboardInterrupt):
             client.submit("large", blob="x" * 20 * MEGABYTE)
         blocking.result(60)
-        assert client.request("connect", 60.0) == "connect"
+        assert client.request("small", 60.0) == "small"
