@@ -169,10 +169,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
             raise _stopped_error()
         args, kwargs = closure_queue.with_defaults(fn, args, kwargs)
         try:
-            value = super().schedule(fn, args=args, kwargs=kwargs)
-        except BaseException as error:
-            self._explain_error(error)
-            raise
+            with self._explained():
+                value = super().schedule(fn, args=args, kwargs=kwargs)
         finally:
             # TensorFlow does not reset this state of the strategy when tracing fails.
             if closure_queue.is_tracing_left(self.strategy):
@@ -189,11 +187,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
         Exception
             TensorFlow cannot send the dataset.
         """
-        try:
+        with self._explained():
             return super().create_per_worker_dataset(dataset_fn)
-        except BaseException as error:
-            self._explain_error(error)
-            raise
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all closures have ended. Ctrl-C interrupts the wait.
@@ -215,11 +210,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
         """
         if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
             raise UsageError(f"invalid timeout {timeout!r}: expected 0 or more seconds")
-        try:
+        with self._explained():
             ended = self._wait(timeout)
-        except BaseException as error:
-            self._explain_error(error)
-            raise
         if not ended:
             waiting, running = self._store.unfinished()
             raise TimeLimit(
@@ -261,11 +253,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
         Exception
             The error of a closure. All other closures are cancelled.
         """
-        try:
+        with self._explained():
             return bool(super().done())
-        except BaseException as error:
-            self._explain_error(error)
-            raise
 
     def fetch(self, val: Any) -> Any:
         """Wait for a RemoteValue, or a structure of them, and return the results.
@@ -277,8 +266,14 @@ class Coordinator(closure_queue.ClusterCoordinator):
         Exception
             The error of a closure.
         """
-        try:
+        with self._explained():
             return super().fetch(val)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Add the cause and the next step to an error of TensorFlow."""
+        try:
+            yield
         except BaseException as error:
             self._explain_error(error)
             raise

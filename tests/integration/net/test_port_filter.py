@@ -165,7 +165,7 @@ with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True
 
 
 class UnprivilegedServer:
-    """A server of the user ``nobody`` on all addresses of this host."""
+    """A server without privileges on all addresses of this host."""
 
     def __enter__(self) -> UnprivilegedServer:
         self._process = subprocess.Popen(
