@@ -88,6 +88,7 @@ def test_rows_of_other_benchmarks_stay() -> None:
     assert run.parse(run.report(rows)) == rows
 
 
+@pytest.mark.slow
 def test_named_benchmarks_write_their_commit_and_day(commit: str) -> None:
     results = run.ROOT / "benchmarks" / "results.md"
     assert run.main(["one", "--quick"]) == 0
@@ -124,6 +125,7 @@ def test_changed_file_makes_exactly_its_rows_old(
     assert old() == expected
 
 
+@pytest.mark.slow
 def test_old_rows_are_listed_and_measured(commit: str, capfd: pytest.CaptureFixture[str]) -> None:
     results = run.ROOT / "benchmarks" / "results.md"
     write({"benchmarks/results.md": run.report([row("one", commit), row("two", "beef123")])})

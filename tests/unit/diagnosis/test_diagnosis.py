@@ -29,7 +29,7 @@ from tfd_notebook.model import diagnostics
 from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.net import config_files, ports, tf_messages
+from tfd_notebook.net import config_files, ports, runtime_dir, tf_messages, unix_socket
 from tfd_notebook.net.probe import Probe
 
 #: An address for documentation, without a host (RFC 5737).
@@ -403,11 +403,7 @@ def test_policy_limit_that_is_near_is_found(
 
 
 def test_leftovers_of_dead_kernels_are_found() -> None:
-    held = (
-        "import os; from tfd_notebook.cluster import control_socket; "
-        "control_socket.ensure_started(); os._exit(0)"
-    )
-    subprocess.run([sys.executable, "-c", held], check=True, timeout=60)
+    unix_socket.listen(runtime_dir.control_socket(999999999), 1).close()
     assert codes() == {"TFD845"}
     from tfd_notebook.launchers.client.orphans import sweep
 

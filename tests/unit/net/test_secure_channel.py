@@ -11,8 +11,6 @@ import queue
 import socket
 import ssl
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -446,19 +444,3 @@ def test_secret_is_not_in_its_repr() -> None:
     assert repr(bytes(SECRET)) not in shown
     assert pickle.loads(pickle.dumps(SECRET)) == SECRET
     assert secure_channel.Secret.new() != SECRET
-
-
-def test_connecting_needs_only_the_standard_library() -> None:
-    code = """
-import sys
-from tfd_notebook.net import secure_channel
-secret = bytes.fromhex(sys.stdin.readline())
-with secure_channel.connect(sys.argv[1], secret) as channel:
-    channel.send({"n": 1})
-    assert channel.receive(30)[0]["n"] == 1
-assert "cryptography" not in sys.modules
-"""
-    with secure_channel.serve(SECRET, echo) as server:
-        subprocess.run(
-            [sys.executable, "-c", code, server.address], input=SECRET.hex().encode(), check=True
-        )
