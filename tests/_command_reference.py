@@ -21,7 +21,7 @@ generated from `tfd_notebook/model/command_table.py`. `--help` explains the argu
 
 `%load_ext tfd_notebook` adds the magics. Tab completes subcommands, options, tasks and names, and
 `?` after a magic shows its help. `%tfd_cluster` alone shows the form. The exit status of `tfd` is 0
-for success, 1 for a failure and 2 for wrong usage.
+for success, 1 for a failure and 2 for wrong usage. `tfd --version` prints the version.
 """
 _REQUESTS = {
     "request": "Other processes of the same user send these requests to the control socket of a "

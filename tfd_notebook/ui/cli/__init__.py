@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tfd_notebook._version import VERSION
 from tfd_notebook.errors import TfdError, UsageError
 from tfd_notebook.ui.argparsing import CommandLine, HelpRequested
 
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--version"]:
+        print(f"tfd {VERSION}")
+        return 0
     try:
         return int(CommandLine("tfd").run(arguments) or 0)
     except HelpRequested as request:

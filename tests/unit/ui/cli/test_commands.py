@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tfd_notebook import errors
+from tfd_notebook._version import VERSION
 from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
@@ -197,6 +198,10 @@ def test_help(capsys: Any, arguments: list[str]) -> None:
     status, shown = tfd(capsys, *arguments)
     assert status == 0
     assert shown.startswith("usage: tfd")
+
+
+def test_version(capsys: Any) -> None:
+    assert tfd(capsys, "--version") == (0, f"tfd {VERSION}\n")
 
 
 @pytest.mark.parametrize("name", command_table.commands("tfd"))
