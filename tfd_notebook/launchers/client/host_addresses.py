@@ -14,8 +14,7 @@ from tfd_notebook.net import ports
 if TYPE_CHECKING:
     from tfd_notebook.launchers.remote import RemoteHost
 
-_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-#: Networks of addresses that a host may state: they do not exist in the internet.
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _PRIVATE = tuple(
     map(
         ipaddress.ip_network,
@@ -78,7 +77,7 @@ def networks_to_allow(
 
 def _connected(host: RemoteHost) -> str:
     """Return the other end of the connection to a host; empty if that is not the host."""
-    address = _parsed(host.peer_address)
+    address = parse_address(host.peer_address)
     if address is None or (address.is_loopback and not host.is_local):
         return ""
     return host.peer_address
@@ -86,12 +85,12 @@ def _connected(host: RemoteHost) -> str:
 
 def _stated(host: RemoteHost) -> str:
     """Return the address that a host states; empty if it cannot be an address of that host."""
-    ends = [_parsed(end) for end in _connection(host)]
+    ends = [parse_address(end) for end in _connection(host)]
     if len(ends) < 2 or ends[0] is None or ends[1] is None or ends[0].version != ends[1].version:
         return ""
     stated = ends[1]
-    is_private = any(stated in network for network in _PRIVATE)
-    is_possible = is_private and (host.is_local or not ports.is_this_host(str(stated)))
+    is_possible = host.is_local or not ports.is_this_host(str(stated))
+    is_possible = is_possible and is_private(stated)
     return str(stated) if is_possible else ""
 
 
@@ -101,12 +100,20 @@ def _connection(host: RemoteHost) -> list[str]:
     return host.handshake.connection.split()[::2]
 
 
-def _parsed(text: str) -> _Address | None:
+def parse_address(text: str) -> Address | None:
+    """Return an address without its scope, as IPv4 if it is mapped; None for a name."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(text.partition("%")[0])
         return getattr(address, "ipv4_mapped", None) or address
     return None
 
 
+def is_private(address: Address) -> bool:
+    """Return True if a host may state an address: it does not exist in the internet."""
+    return any(address in network for network in _PRIVATE)
+
+
 def _without_names(addresses: set[str]) -> tuple[str, ...]:
-    return tuple(sorted({str(parsed) for a in addresses if (parsed := _parsed(a)) is not None}))
+    return tuple(
+        sorted({str(parsed) for a in addresses if (parsed := parse_address(a)) is not None})
+    )

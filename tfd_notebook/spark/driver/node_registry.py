@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook.errors import InvalidMessage, TfdError
+from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
+from tfd_notebook.launchers.client.host_addresses import is_private, parse_address
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import NodeRow
-from tfd_notebook.net import agent_protocol
+from tfd_notebook.net import agent_protocol, ports
+from tfd_notebook.net.host import addresses_of
 from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
 from tfd_notebook.spark.driver import messages
 from tfd_notebook.spark.roles import Assignment
@@ -31,6 +33,8 @@ class Node:
 
     assignment: Assignment
     address: str = ""
+    #: True if it has stated its host, behind a forwarded port of the driver's host.
+    is_stated: bool = False
     executor: str = ""
     host: str = ""
     jvm: int = 0
@@ -146,6 +150,7 @@ class NodeServer:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stopped = threading.Event()
+        self._host = host
         self._server: Server = serve(self.secret, self._serve, host=listen_at)
         self.address = f"{host}:{self._server.address.rpartition(':')[2]}"
         self._watcher = threading.Thread(target=self._watch, name="tfd-spark-watch", daemon=True)
@@ -227,7 +232,13 @@ class NodeServer:
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
         if message["type"] == "reserved":
-            if self._reserve(node, message, channel):
+            try:
+                is_first = self._reserve(node, message, channel)
+            except LaunchError as error:
+                self.problem = error
+                self._changed(node, "start_failed")
+                return
+            if is_first:
                 self._send_addresses()
                 self._changed(node, "reserved")
             else:
@@ -250,12 +261,29 @@ class NodeServer:
     def _reserve(
         self, node: Node, message: Mapping[str, Any], channel: AuthenticatedChannel
     ) -> bool:
-        """Record a node's reservation; return False if it already has one."""
+        """Record a node's reservation; return False if it already has one.
+
+        Raises
+        ------
+        LaunchError
+            The node states an address that cannot be its own.
+        """
+        host, is_stated = _host_of(channel.ends[0], message["address"], self._host)
+        address = f"{host}:{message['address'].rpartition(':')[2]}"
         with self._lock:
             if node.attempt is not None or self._closed.is_set():
                 return False
+            if not host:
+                raise _stated_wrongly(node, message["address"])
+            for other in self.nodes.values():
+                is_same = other.address.rpartition(":")[0] == host
+                if other.address == address or (is_same and other.is_stated is not is_stated):
+                    if is_stated:
+                        raise _stated_wrongly(node, address, other)
+                    raise _stated_wrongly(other, other.address, node)
             node.attempt = message["attempt"]
-            node.address, node.executor = message["address"], message["executor"]
+            node.address, node.is_stated = address, is_stated
+            node.executor = message["executor"]
             node.host, node.jvm, node.gpu = message["host"], message["jvm"], message["gpu"]
             node.state, node.channel = "reserved", channel
             node.last_message_at = time.monotonic()
@@ -313,6 +341,40 @@ class NodeServer:
                     broken = "" if node.channel else ", and the connection to it is broken"
                     node.lose(f"no message from it for {silent_s:.0f} s{broken}")
                 self._changed(node, "ended")
+
+
+def _host_of(peer: str, stated: str, driver: str) -> tuple[str, bool]:
+    """Return the host of a node, and True if it comes from the address that the node states.
+
+    It is `peer`, the other end of its connection to the driver. A loopback address is that of the
+    driver's host or of a port that is forwarded to it. Then a private address counts. A node on
+    the driver's host has the name that executors use for the `driver`.
+    """
+    connected = parse_address(peer)
+    if connected is not None and not connected.is_loopback:
+        return _bracketed(str(connected)), False
+    name = stated.rpartition(":")[0].strip("[]")
+    if ports.is_this_host(name):
+        return driver, True
+    # Resolve a name once. Other hosts could get another address for it.
+    for text in sorted(addresses_of(name)):
+        if (address := parse_address(text)) is not None and is_private(address):
+            return _bracketed(str(address)), True
+    return "", True
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _stated_wrongly(node: Node, address: str, owner: Node | None = None) -> LaunchError:
+    reason = "does not resolve to a private address"
+    if owner is not None:
+        reason = f"belongs to {owner.assignment.name}"
+    return LaunchError(
+        f"{node.assignment.name} states the address {address}, which {reason}",
+        fix="set spark.driver.host to an address that executors reach without a forwarded port",
+    )
 
 
 #: Number of log lines in a node's row.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
+from tfd_notebook.net.host import address_towards
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import node_registry
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
@@ -31,12 +33,18 @@ STATUS = {
 class Driver:
     """A `NodeServer` of workers, and its received messages."""
 
-    def __init__(self, limit: float = 30.0, nodes: int = 1) -> None:
+    def __init__(
+        self,
+        limit: float = 30.0,
+        nodes: int = 1,
+        host: str = "127.0.0.1",
+        listen_at: str = "127.0.0.1",
+    ) -> None:
         self.changes: list[str] = []
         self.requests: list[Any] = []
         self.server = NodeServer(
-            "127.0.0.1",
-            "127.0.0.1",
+            host,
+            listen_at,
             roles.assign(nodes, 0, None, False, False),
             limit,
             lambda node, kind: self.changes.append(kind),
@@ -51,8 +59,9 @@ class Driver:
     def node(self) -> Node:
         return self.server.nodes[0]
 
-    def connect(self) -> secure_channel.AuthenticatedChannel:
-        return secure_channel.connect(self.server.address, self.server.secret)
+    def connect(self, host: str = "") -> secure_channel.AuthenticatedChannel:
+        own, _, port = self.server.address.rpartition(":")
+        return secure_channel.connect(f"{host or own}:{port}", self.server.secret)
 
 
 @pytest.fixture
@@ -242,6 +251,88 @@ def test_tasks_get_the_addresses_after_the_last_reservation() -> None:
             second.send({**RESERVED, "node": 1, "address": "10.0.0.6:4000"})
             addresses = {"0": "10.0.0.5:4000", "1": "10.0.0.6:4000"}
             assert first.receive(10)[0] == second.receive(10)[0] == {"addresses": addresses}
+    finally:
+        driver.server.close()
+
+
+# Attacks by an executor that states another address than its own.
+
+
+@pytest.mark.parametrize("stated", ["203.0.113.9", "10.253.9.3", "127.0.0.1", "localhost", "[::1]"])
+def test_node_has_the_address_of_its_connection(stated: str) -> None:
+    own = address_towards("10.253.9.2")
+    driver = Driver(host=own, listen_at=own)
+    try:
+        with driver.connect() as channel:
+            channel.send({**RESERVED, "address": f"{stated}:4000"})
+            assert channel.receive(60)[0] == {"addresses": {"0": f"{own}:4000"}}
+    finally:
+        driver.server.close()
+
+
+@pytest.mark.parametrize(
+    ("stated", "used"),
+    [
+        ("10.253.9.3", "10.253.9.3"),
+        ("[fd00:253:9::3]", "[fd00:253:9::3]"),
+        ("localhost", "driver.example"),
+        ("127.0.0.2", "driver.example"),
+    ],
+)
+def test_node_behind_a_forwarded_port_states_a_private_address(stated: str, used: str) -> None:
+    """A node on the driver's host has the name that executors use for it."""
+    driver = Driver(host="driver.example")
+    try:
+        with driver.connect("127.0.0.1") as channel:
+            channel.send({**RESERVED, "address": f"{stated}:4000"})
+            assert channel.receive(60)[0] == {"addresses": {"0": f"{used}:4000"}}
+    finally:
+        driver.server.close()
+
+
+@pytest.mark.parametrize("stated", ["203.0.113.9", "8.8.8.8", "169.254.1.1", "[2001:db8::1]"])
+def test_node_behind_a_forwarded_port_cannot_state_other_addresses(
+    driver: Driver, stated: str
+) -> None:
+    with driver.connect() as channel:
+        channel.send({**RESERVED, "address": f"{stated}:4000"})
+        with pytest.raises(EOFError):
+            channel.receive(60)
+    until(lambda: driver.changes == ["start_failed"])
+    assert driver.node.address == ""
+    assert f"worker:0 states the address {stated}:4000" in str(driver.server.problem)
+
+
+@pytest.mark.parametrize("liar_is_first", [True, False])
+def test_node_behind_a_forwarded_port_cannot_state_the_address_of_another(
+    liar_is_first: bool,
+) -> None:
+    own = address_towards("10.253.9.2")
+    driver = Driver(nodes=2, host=own, listen_at="0.0.0.0")
+    attempts = [("127.0.0.1", 0, 4001), (own, 1, 4000)]
+    try:
+        with contextlib.ExitStack() as stack:
+            for host, node, port in attempts if liar_is_first else reversed(attempts):
+                channel = stack.enter_context(driver.connect(host))
+                channel.send({**RESERVED, "node": node, "address": f"{own}:{port}"})
+                until(lambda: driver.changes)
+            until(lambda: driver.changes == ["reserved", "start_failed"])
+        error = f"worker:0 states the address {own}:4001, which belongs to worker:1"
+        assert error in str(driver.server.problem)
+    finally:
+        driver.server.close()
+
+
+def test_node_cannot_state_the_port_of_another() -> None:
+    driver = Driver(nodes=2)
+    try:
+        with driver.connect() as honest, driver.connect() as liar:
+            honest.send(RESERVED)
+            until(lambda: driver.changes == ["reserved"])
+            liar.send({**RESERVED, "node": 1})
+            until(lambda: driver.changes == ["reserved", "start_failed"])
+        error = "worker:1 states the address 10.0.0.5:4000, which belongs to worker:0"
+        assert error in str(driver.server.problem)
     finally:
         driver.server.close()
 
