@@ -155,6 +155,14 @@ def test_scaling_adds_and_removes_only_the_last_tasks(cluster: tfd.Cluster) -> N
     assert pids(cluster) == before
 
 
+def test_only_tasks_listen(cluster: tfd.Cluster) -> None:
+    tasks = set(pids(cluster).values())
+    helpers = [p for p in psutil.Process().children(recursive=True) if p.pid not in tasks]
+    assert helpers
+    connections = [item for helper in helpers for item in helper.net_connections("inet")]
+    assert psutil.CONN_LISTEN not in {item.status for item in connections}
+
+
 def test_task_has_environment_directory_and_log(cluster: tfd.Cluster) -> None:
     line = f"preloaded with hello in {os.getcwd()}"
     assert line in cluster.logs("data_worker:0")
