@@ -96,7 +96,8 @@ class Lifecycle:
                 self._end("failed")
                 if was_ending:  # `stop` cannot see tasks that started after it
                     self._task_manager.close(_STOP_SECONDS)
-                    if isinstance(error, errors.TfdError):
+                    # The error of a start that lost its agent has the cause of the loss.
+                    if isinstance(error, errors.TfdError) and not self._monitor.why_lost:
                         notices = [notice.what for notice in self._monitor.snapshot().notices][-1:]
                         raise errors.LaunchError(
                             f"cluster {self._context.name!r} ended while it started"

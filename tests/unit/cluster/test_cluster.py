@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import time
 
 import pytest
@@ -15,6 +16,7 @@ from tfd_notebook.cluster.adaptation import Bounds
 from tfd_notebook.cluster.adaptation_loop import Adaptation
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.launchers import Fake
+from tfd_notebook.model.events import TasksLost
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
 
@@ -52,6 +54,22 @@ def test_repeated_call_returns_the_same_cluster(cluster, fake):
     cluster.scale(data_workers=3)
     assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
     assert len(fake.task_hosts) == 1
+
+
+class Broken(Fake):
+    """A launcher whose agent ends at its start, and whose connection then raises the cause."""
+
+    def connect(self, config, on_event):
+        monitors = {thread for thread in threading.enumerate() if "monitor" in thread.name}
+        on_event(TasksLost(reason="the agent has ended"))
+        until(lambda: not all(thread.is_alive() for thread in monitors))
+        raise errors.LaunchError("starting failed: the disk is full")
+
+
+def test_cause_of_a_failed_start_is_raised_after_the_loss_of_its_agent():
+    with pytest.raises(errors.LaunchError, match="the disk is full"):
+        tfd.Cluster(data_workers=1, launcher=Broken(), name="broken")
+    assert "broken" not in tfd.clusters()
 
 
 def test_rebinding_a_variable_does_not_stop_the_cluster(fake):
