@@ -154,7 +154,8 @@ _FIX = "ask the administrator of this host"
 
 def _is_valid(key: str, value: Any) -> bool:
     if key in _NUMBERS:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        # Larger integers cannot be compared with the memory of a task.
+        return (type(value) is int and 0 <= value < 2**63) or (type(value) is float and value >= 0)
     if key not in _LISTS or not isinstance(value, list):
         return False
     if not all(isinstance(item, str) for item in value):

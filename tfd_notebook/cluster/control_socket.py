@@ -289,7 +289,7 @@ def _answer(line: bytes) -> bytes:
     def work() -> Any:
         try:
             request = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise errors.UsageError("invalid request: expected one line of JSON") from None
         return commands.perform(request)
 

@@ -23,6 +23,6 @@ def read_toml(path: Path, what: str, fix: str) -> dict[str, Any]:
     """Return the values of a TOML file; raise UsageError with its path if it is invalid."""
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the {what} {path} cannot be read: {error}", fix=fix) from None
     return values

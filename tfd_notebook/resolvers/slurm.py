@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageError
@@ -17,8 +17,10 @@ from tfd_notebook.resolvers.validation import AddressesByJob
 
 #: Timeout for one command that queries Slurm's controller, in seconds.
 REQUEST_SECONDS = 10.0
-#: Limit of a range of hosts. A longer range is a typo.
+#: Limit of the hosts, and of the tasks. A larger number is a typo.
 _MAX_HOSTS = 100_000
+#: Limit of the name of a host, and of the digits of a number in it.
+_MAX_NAME, _MAX_DIGITS = 255, 9
 
 
 class SlurmResolver(Resolver):
@@ -139,6 +141,11 @@ class SlurmResolver(Resolver):
         counts = self._counts()
         if not counts or not all(counts.values()):
             raise NoTasks(f"{self.place} has no tasks", fix="start tasks with srun")
+        if sum(counts.values()) > _MAX_HOSTS:
+            raise Malformed(
+                f"{self.place}: {sum(counts.values())} tasks: expected at most {_MAX_HOSTS}",
+                fix="pass tasks_per_node={host: tasks}",
+            )
         block = _block_size(counts) if not self._job else max(counts.values())
         placed = dict.fromkeys(counts, 0)
         placement: list[tuple[str, int]] = []
@@ -208,26 +215,35 @@ def expand(hosts: str, place: str) -> list[str]:
             raise ValueError
         for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", hosts):
             expanded += _expand_part(part)
-    except ValueError:
+            if len(expanded) > _MAX_HOSTS:
+                raise ValueError
+    except (ValueError, RecursionError):
         raise Malformed(
-            f"{place}: invalid list of hosts {hosts!r}", fix='use a list as "n[1-2,10],login"'
+            f"{place}: invalid list of hosts {hosts[:200]!r}", fix='use a list as "n[1-2,10],login"'
         ) from None
     return expanded
 
 
-def _expand_part(part: str) -> Iterable[str]:
+def _expand_part(part: str) -> list[str]:
     head, bracket, tail = part.partition("[")
+    if len(head) > _MAX_NAME:
+        raise ValueError
     if not bracket:
         return [part]
     ranges, _, rest = tail.partition("]")
+    ends = _expand_part(rest)
+    if len(head) + _MAX_DIGITS + len(ends[0]) > _MAX_NAME:
+        raise ValueError
     numbers: list[str] = []
     for piece in ranges.split(","):
         first, _, last = piece.partition("-")
+        if max(len(first), len(last)) > _MAX_DIGITS:
+            raise ValueError
         span = range(int(first), int(last or first) + 1)
-        if not 0 < len(span) <= _MAX_HOSTS:
-            raise ValueError(piece)
+        if not 0 < (len(numbers) + len(span)) * len(ends) <= _MAX_HOSTS or not span:
+            raise ValueError
         numbers += [str(number).zfill(len(first)) for number in span]
-    return [f"{head}{number}{end}" for number in numbers for end in _expand_part(rest)]
+    return [f"{head}{number}{end}" for number in numbers for end in ends]
 
 
 def _in_step() -> bool:
@@ -250,9 +266,9 @@ def _environment() -> tuple[list[str], list[int]]:
     counts: list[int] = []
     text = os.environ.get(tasks, "")
     for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match or int(match[2] or 1) > _MAX_HOSTS:
-            raise Malformed(f"invalid {tasks}={text!r}", fix='use a list as "3(x2),1"')
+        match = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,9})\))?", part)
+        if not match or len(counts) + int(match[2] or 1) > _MAX_HOSTS:
+            raise Malformed(f"invalid {tasks}={text[:200]!r}", fix='use a list as "3(x2),1"')
         counts += [int(match[1])] * int(match[2] or 1)
     return expand(os.environ[hosts], place), counts
 
@@ -274,9 +290,9 @@ def _block_size(counts: Mapping[str, int]) -> int:
 
 def _number(name: str, least: int = 0) -> int:
     text = os.environ.get(name, "")
-    if not text.isdecimal() or int(text) < least:
+    if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
         raise Malformed(
-            f"invalid {name}={text!r}: expected a number",
+            f"invalid {name}={text[:200]!r}: expected a number",
             fix="leave Slurm's variables as they are",
         )
     return int(text)

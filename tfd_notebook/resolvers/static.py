@@ -208,7 +208,7 @@ class ClusterFileResolver(Resolver):
             return _mapping(parsed(text, self.place), self.place)
         try:
             return dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise Malformed(
                 f"{self.place}: invalid TOML: {error}", fix='write worker = ["host:port"]'
             ) from error
@@ -231,7 +231,7 @@ def _task(task: Any, place: str) -> tuple[str, int] | None:
         raise Malformed(f"{place}: the task {task!r} has no type", fix=_TASK)
     try:
         index = int(task["index"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         index = -1
     if index < 0:
         raise Malformed(f"{place}: the task {task!r} has no index", fix=_TASK)

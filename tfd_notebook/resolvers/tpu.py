@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +23,8 @@ _TensorFlowResolver = tf.distribute.cluster_resolver.TPUClusterResolver
 _PORT = 8470
 #: Timeout for the metadata server, in seconds. It runs on the same host.
 _METADATA_SECONDS = 3.0
+#: Limit of its reply, in bytes: the name of a project or zone.
+_MAX_METADATA_BYTES = 10_000
 _FORM = 'write {"tpu_node_name": "name", ...}'
 
 
@@ -178,9 +182,25 @@ def _metadata(path: str) -> str:
     )
     try:
         with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as answer:
-            return str(answer.read().decode())
-    except (OSError, ValueError) as error:
+            return _limited(answer).decode()
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise NotThere(
             f"reading project and zone of the TPU from the metadata server {host} failed: {error}",
             fix="pass project= and zone=; only Google Cloud has a metadata server",
         ) from error
+
+
+def _limited(answer: http.client.HTTPResponse) -> bytes:
+    """Return the name in a reply; raise ValueError or TimeoutError at its limits."""
+    deadline = time.monotonic() + _METADATA_SECONDS
+    content = b""
+    while chunk := answer.read1(_MAX_METADATA_BYTES):
+        content += chunk
+        if len(content) > _MAX_METADATA_BYTES:
+            raise ValueError(f"its reply is longer than {_MAX_METADATA_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no complete reply within {_METADATA_SECONDS:g} s")
+    # TensorFlow would request an empty value again.
+    if not re.fullmatch(rb"[\w.:/-]*[\w.:-]", content):
+        raise ValueError("its reply is not a name")
+    return content

@@ -86,7 +86,7 @@ def parsed(text: str, place: str, form: str = _FORM) -> Any:
     """
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"{place}: invalid JSON: {error}: {_short(text)}", fix=form) from error
 
 

@@ -221,6 +221,14 @@ class TestTPU:
         assert resolver.place == "the TPU projects/p/locations/my-zone/nodes/mine"
         assert resolver.master() == "grpc://10.0.0.9:8470"
 
+    def test_long_reply_of_the_metadata_server_is_not_received(
+        self, monkeypatch: pytest.MonkeyPatch, serving: Callable[..., str]
+    ) -> None:
+        url = serving(200, "a" * 10_001)
+        monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://").rstrip("/"))
+        with pytest.raises(errors.NotThere, match="longer than 10000 bytes"):
+            TPUResolver("mine")
+
     def test_missing_or_invalid_settings_are_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(errors.NotThere, match="no TPU: "):
             TPUResolver()

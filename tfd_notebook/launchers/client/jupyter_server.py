@@ -104,7 +104,9 @@ class JupyterServer:
             The server cannot be reached now.
         """
         reply = self.request("GET", "/api/kernelspecs")
-        specs = reply.get("kernelspecs", {}) if isinstance(reply, dict) else {}
+        specs = reply.get("kernelspecs") if isinstance(reply, dict) else None
+        if not isinstance(specs, dict):
+            raise self._not_jupyter("it returned no kernels")
         if name not in specs:
             raise LaunchError(
                 f"{self.label} has no kernel {name!r}",
@@ -176,7 +178,7 @@ class JupyterServer:
         except ssl.SSLError as error:
             raise self._tls_error(error) from None
         except websocket.WebSocketBadStatusException as error:
-            self._check(error.status_code, path)
+            self._check(error.status_code or 0, path)
             raise self._not_jupyter(f"it returned status {error.status_code}") from None
         except (websocket.WebSocketException, OSError, ValueError, IndexError) as error:
             self._check(socket.getstatus() or 0, path)
@@ -187,7 +189,9 @@ class JupyterServer:
         """Return True if the server has that kernel, or does not answer."""
         with contextlib.suppress(OSError, TfdError):
             kernels = self.request("GET", "/api/kernels")
-            return any(messages.kernel_id(info) == kernel for info in kernels or ())
+            return isinstance(kernels, list) and any(
+                messages.kernel_id(info) == kernel for info in kernels
+            )
         return True
 
     @property

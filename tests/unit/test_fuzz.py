@@ -1,0 +1,685 @@
+"""Random messages, files and variables for each receiver of data from others.
+
+Valid data is changed at random places, or replaced. A receiver may only raise its documented
+errors. ``make fuzz`` tries many more inputs.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import resource
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tfd_notebook import errors
+from tfd_notebook._version import VERSION
+from tfd_notebook.agent import admin_policy
+from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.bus.session import Session as BusSession
+from tfd_notebook.bus.session import is_message
+from tfd_notebook.cluster import commands
+from tfd_notebook.cluster.control_socket import ControlServer
+from tfd_notebook.cluster.journal_copy import JournalCopy
+from tfd_notebook.launchers import profiles
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.handshake import read_handshake
+from tfd_notebook.launchers.client.jupyter_server import JupyterServer
+from tfd_notebook.net import agent_protocol, runtime_dir
+from tfd_notebook.net.secure_channel import AuthenticatedChannel
+from tfd_notebook.remote_kernel.bus_client import BusClient
+from tfd_notebook.resolvers.slurm import SlurmResolver
+from tfd_notebook.resolvers.static import ClusterFileResolver, SageMakerResolver, TFConfigResolver
+from tfd_notebook.resolvers.tpu import TPUResolver
+
+#: Number of inputs of a receiver in the gate, and of all receivers in ``make fuzz``.
+GATE = 100
+COUNT = int(os.environ.get("TFD_TEST_INPUTS", "0"))
+#: Bytes that the peak of this process may grow by one input. A channel's first buffer has 4 MiB.
+MEMORY = 128_000_000
+
+# Inputs
+
+DEEP: list[Any] = []
+for _ in range(100):
+    DEEP = [DEEP]
+ODD = (
+    *(None, True, 0, -1, 2**31, 2**63, 10**400, -(10**30), 0.5, 1e308),
+    *(float("nan"), float("inf"), "", "0", "-1", "\ud800", "\u0661", "a\nb\x1b]52;c;x\x07\0"),
+    *("x" * 50_000, "../" * 9, "::1", "127.0.0.1:1", "worker:0", [], {}, [[]], {"a": 1}, DEEP),
+)
+SCALARS = st.sampled_from(ODD) | st.text(max_size=5) | st.integers() | st.floats()
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+RAW = st.binary(max_size=60) | st.sampled_from(
+    [b"", b"\n", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999", b"\xff\xfe"]
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, 200),
+        st.sampled_from(["replace", "drop", "nest", "name", "repeat", "add"]),
+        JSON,
+    ),
+    max_size=3,
+)
+
+
+def paths_of(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from paths_of(inner, (*path, key))
+
+
+def mutated(valid: Any, changes: list[tuple[int, str, Any]]) -> Any:
+    """Return a copy of a JSON value with changes at these positions."""
+    root = {"": copy.deepcopy(valid)}
+    for position, how, change in changes:
+        new = copy.deepcopy(change)
+        paths = [*paths_of(root[""], ("",))]
+        *parents, key = paths[position % len(paths)]
+        parent: Any = root
+        for name in parents:
+            parent = parent[name]
+        old = parent[key]
+        if how == "drop" and parents:
+            del parent[key]
+        elif how == "add" and isinstance(old, dict):
+            old[str(new)[:9]] = new
+        elif how == "repeat" and isinstance(old, (list, str)):
+            parent[key] = old * 2
+        else:
+            parent[key] = {"nest": [old], "name": {"a": old}}.get(how, new)
+    return root[""]
+
+
+def like(*valid: Any) -> st.SearchStrategy[Any]:
+    """Return JSON values, most of them similar to these."""
+    return st.builds(mutated, st.sampled_from(valid), CHANGES) | JSON
+
+
+def corrupted(data: bytes, position: int, length: int, new: bytes) -> bytes:
+    start = position % (len(data) + 1)
+    return data[:start] + new + data[start + length :]
+
+
+def near(*valid: bytes) -> st.SearchStrategy[bytes]:
+    """Return bytes, most of them similar to these."""
+    positions = st.integers(0, 2000)
+    known = st.builds(corrupted, st.sampled_from(valid), positions, st.integers(0, 9), RAW)
+    return st.builds(corrupted, known, positions, st.integers(0, 9), st.binary(max_size=2)) | RAW
+
+
+def as_json(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
+    return values.map(lambda value: json.dumps(value).encode())
+
+
+# Receivers
+
+
+class Receiver(NamedTuple):
+    """A receiver: its inputs, a function that opens it in a directory, and its errors."""
+
+    inputs: st.SearchStrategy[Any]
+    open: Callable[[Path], contextlib.AbstractContextManager[Callable[[Any], object]]]
+    errors: tuple[type[BaseException], ...] = ()
+    #: Inputs that a receiver once failed for.
+    found: tuple[Any, ...] = ()
+
+
+def direct(receive: Callable[[Any], object]) -> Any:
+    """Return the opening function of a receiver without resources."""
+    return lambda directory: contextlib.nullcontext(receive)
+
+
+def check_answer(answer: dict[str, Any]) -> None:
+    """Fail for the error of a bug in an answer to a request."""
+    what = (answer.get("error") or {}).get("what", "")
+    assert not re.match(r"\w+(Error|Exception): ", what), what
+
+
+ERROR = {"code": "TFD101", "what": "failed", "task": "worker:0", "fix": None}
+TASK = {
+    **{"event": "task", "cluster": "c", "task": "worker:0", "state": "ready", "reason": ""},
+    **{"address": "127.0.0.1:4000", "pid": 7, "restarts": 0, "log": ["line"]},
+}
+EVENTS = (
+    TASK,
+    {"event": "measure", "cluster": "c", "task": "worker:0", "rss_mb": 1.5, "bytes_sent": 7},
+    {"event": "gpus", "cluster": "c", "gpus": [{"index": 0, "name": "g", "memory": 1, "task": ""}]},
+    {"event": "notice", "cluster": "c", "severity": "info", "what": "a", "task": None},
+    {"event": "lease", "cluster": "c", "left": 5.0},
+    {"event": "ended", "cluster": "c", "reason": "stopped"},
+    {"event": "hello", "version": agent_protocol.VERSION, "full": False, "package": "1", "pid": 1},
+    {"event": "hello", "version": 1, "full": True, "package": "1"},
+    {"event": "failed", "reason": "a"},
+)
+REPLY_VALUES = {
+    "reserve_ports": {"worker:0": "127.0.0.1:4000"},
+    "open_ranks": {"worker:0": "127.0.0.1:4001"},
+    "adopt": {
+        **{"description": {}, "directory": "/tmp/a", "lease": 5.0, "time_limit_left": None},
+        "tasks": [TASK],
+    },
+    "certify_tunnels": {"port": 7},
+    "open_tunnels": {"port": 7, "name": "0123456789ab.tfd", "authority": "-----BEGIN"},
+    "check_reachability": {"worker:0": ["", "127.0.0.1"]},
+    "clusters": [
+        {"name": "c", "lease": 1, "description": {}, "tasks": ["ready"], "has_listeners": True}
+    ],
+    "connect": ["", "10.0.0.1", "10.0.0.2"],
+    "gpus": {"gpus": [{"index": 0, "name": "g", "memory": 1, "uuid": "u"}], "reason": ""},
+    "inspect": {"worker:0": {"stale": [], "ops": ["MatMul"]}},
+    "journal": {"tf_data_dispatcher_journal/journal_0": [0, "AAAA"]},
+    "logs": ["text", 4],
+    "listening_addresses": ["::", "10.0.0.1"],
+    "read_nonce": "0" * 32,
+    "run_rank": {"kind": "ValueError", "text": "a", "traceback": "b"},
+}
+REPLIES = [
+    {"reply_to": number, "ok": True, "value": value}
+    for number, value in enumerate(REPLY_VALUES.values(), 1)
+]
+
+
+def receive_frame(body: Any) -> None:
+    """Pass a message to the client of an agent with a request of each kind."""
+    client = AgentClient("a", "127.0.0.1", lambda data: None)
+    client.listen("c", lambda event: None)
+    for method in REPLY_VALUES:
+        task = {"role": "worker", "index": 0, "host": "127.0.0.1", "port": 4000}
+        tasks = [task] if method == "reserve_ports" else ["worker:0"]
+        client.submit(method, cluster="c", tasks=tasks)
+    client.handle_line(agent_protocol.encode(body, 1))
+
+
+def receive_line(line: bytes) -> None:
+    AgentClient("a", "127.0.0.1", lambda data: None).handle_line(line)
+
+
+def is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+HANDSHAKE = {
+    **{"package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "tensorflow": "2.1"},
+    **{"identity": "host", "connection": "10.0.0.1 1 10.0.0.2 2", "cull_seconds": None},
+}
+HANDSHAKES = tuple(
+    stdio.HANDSHAKE.encode() + json.dumps(message).encode() + b"\n"
+    for message in (HANDSHAKE, {**HANDSHAKE, "error": ERROR}, {**HANDSHAKE, "import_error": "a"})
+)
+
+
+def receive_frames_of_channel(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, AuthenticatedChannel(theirs) as channel:
+        ours.sendall(data[:60_000])  # the buffer of a socket has more
+        ours.shutdown(socket.SHUT_WR)
+        while True:
+            channel.receive(60)
+
+
+def framed(header: bytes, body: bytes = b"") -> bytes:
+    return struct.pack("!IQ", len(header), len(body)) + header + body
+
+
+@contextlib.contextmanager
+def control_socket(directory: Path) -> Iterator[Callable[[bytes], None]]:
+    server = ControlServer(directory / "s")
+
+    def receive(data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(str(server.path))
+            client.sendall(data[:60_000] + b"\n")
+            client.shutdown(socket.SHUT_WR)
+            check_answer(json.loads(client.makefile("rb").read()))
+
+    try:
+        yield receive
+    finally:
+        server.close()
+
+
+def receive_from_browser(message: Any) -> None:
+    sent: list[dict[str, Any]] = []
+    session = BusSession(lambda message, buffers: sent.append(message), everything=True)
+    session.handle_message({"kind": "hello", "client": "tab"})
+    if is_message(message):
+        session.note_message(message["client"])
+        if message["kind"] == "command":
+            hash(commands.queue_of(message))
+            session.execute_command(message)
+        else:
+            session.handle_message(message)
+        session.push({}, {})
+        session.remove_silent()
+    for answer in sent:
+        check_answer(answer)
+
+
+COMMANDS = (
+    {"command": "list"},
+    {"command": "logs", "name": "c", "task": "worker:0", "lines": 5, "offset": 0},
+    {"command": "scale", "name": "c", "workers": 2},
+    {"command": "detach", "name": "c", "hours": 1.5},
+    {"command": "step", "name": "c", "count": 1},
+    {"command": "hold", "name": "c", "worker": 0, "held": True},
+)
+PANEL = (
+    {"kind": "hello", "client": "tab", "acks": True},
+    {"kind": "ack", "client": "tab", "seq": 1},
+    {"kind": "subscribe", "client": "tab", "clusters": ["c"]},
+    {"kind": "flush", "client": "tab", "request_id": 1},
+    {"kind": "resync", "client": "tab"},
+    {"kind": "bye", "client": "tab"},
+    *({"kind": "command", "client": "tab", "request_id": 1, **command} for command in COMMANDS),
+)
+NOTICE = {"kind": "notice", "time": 1.0, "severity": "info", "what": "a", "task": None}
+BUS = (
+    {
+        **{"kind": "state", "seq": 1, "full": True},
+        "state": {
+            "clusters": {
+                "c": {
+                    **{"name": "c", "launcher": "local", "state": "ready", "notices": [NOTICE]},
+                    **{"order": ["worker:0"], "tasks": {"worker:0": {"name": "worker:0"}}},
+                    "coordinator": {"workers": {"0": {"index": 0}}, "counts": {"done": 1}},
+                    **{"streams": {"1": {}}, "ranks": {"0": {}}, "spark": {"phase": "running"}},
+                }
+            }
+        },
+    },
+    {
+        **{"kind": "values", "seq": 1, "full": True, "cluster": "c", "columns": [["id", "<i4"]]},
+        **{"functions": ["f"], "errors": {"1": "a"}, "lost": [[0, 1, 2, 3]], "paused": False},
+    },
+    {"kind": "reply", "client": "a", "request_id": "1", "error": ERROR},
+    {"kind": "hello", "protocol": 1, "version": "1"},
+)
+
+
+def receive_from_kernel(message: Any) -> None:
+    BusClient(lambda message: None).handle_message(message, [b"\0" * 8])
+
+
+def receive_journal(value: Any) -> None:
+    answers = iter([value])
+    journal = JournalCopy(lambda have: next(answers, {}))
+    try:
+        journal.refresh()
+    finally:
+        journal.close()
+
+
+@contextlib.contextmanager
+def web_server(directory: Path) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield the address of a server, and the list with the bytes that it answers."""
+    answer = [b""]
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with contextlib.suppress(OSError), peer, peer.makefile("rb") as request:
+                    head = b"".join(iter(request.readline, b"\r\n"))
+                    key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
+                    accept = (key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+                    digest = base64.b64encode(hashlib.sha1(accept).digest())
+                    peer.sendall(answer[0].replace(b"ACCEPT", digest))
+                    peer.shutdown(socket.SHUT_WR)
+                    request.read()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", answer
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()
+
+
+def answered(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+@contextlib.contextmanager
+def jupyter_requests(directory: Path) -> Iterator[Callable[[bytes], None]]:
+    with web_server(directory) as (address, answer):
+        server = JupyterServer(f"http://{address}", token="")
+
+        def receive(data: bytes) -> None:
+            answer[0] = data
+            server.has("k")
+            server.start_kernel("python3")
+
+        yield receive
+
+
+@contextlib.contextmanager
+def jupyter_channels(directory: Path) -> Iterator[Callable[[bytes], None]]:
+    with web_server(directory) as (address, answer):
+        server = JupyterServer(f"http://{address}", token="")
+
+        def receive(data: bytes) -> None:
+            answer[0] = data
+            connection = server.connect("k")
+            try:
+                for _ in connection.messages():
+                    pass
+            finally:
+                connection.close()
+
+        yield receive
+
+
+@contextlib.contextmanager
+def metadata_server(directory: Path) -> Iterator[Callable[[bytes], None]]:
+    with web_server(directory) as (address, answer):
+
+        def receive(data: bytes) -> None:
+            answer[0] = data
+            with mock.patch.dict(os.environ, {"GCE_METADATA_HOST": address}):
+                TPUResolver("name")
+
+        yield receive
+
+
+UPGRADED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Accept: ACCEPT\r\n\r\n"
+)
+
+
+def websocket_frame(data: bytes, kind: int) -> bytes:
+    return struct.pack("!BBH", 0x80 | kind, 126, len(data)) + data
+
+
+def kernel_message(kind: str, **content: Any) -> dict[str, Any]:
+    header = {"msg_type": kind, "msg_id": "1"}
+    return {"header": header, "parent_header": {}, "content": content, "channel": "iopub"}
+
+
+KERNEL_MESSAGES = (
+    kernel_message("stream", name="stdout", text="a"),
+    kernel_message("status", execution_state="idle"),
+    kernel_message("display_data", data={"text/plain": "a"}, metadata={}),
+    kernel_message("error", ename="A", evalue="b", traceback=["c"]),
+    kernel_message("comm_msg", comm_id="c", data={"kind": "hello"}),
+)
+FRAMES = tuple(
+    UPGRADED + websocket_frame(json.dumps(message).encode(), 1) for message in KERNEL_MESSAGES
+)
+
+
+def file_receiver(name: str, read: Callable[[Path], object]) -> Any:
+    """Return the opening function of the reader of a file."""
+
+    def open_file(directory: Path) -> Any:
+        def receive(content: bytes) -> None:
+            (directory / name).write_bytes(content)
+            read(directory / name)
+
+        return contextlib.nullcontext(receive)
+
+    return open_file
+
+
+def read_state(path: Path) -> None:
+    state = runtime_dir.read_state(path.parent)
+    runtime_dir.has_ended(state.get("process"))
+    runtime_dir.is_running(state.get("owner"))
+    any(lease is not None for lease in (state.get("clusters") or {}).values())
+
+
+class RootFile(type(Path())):  # type: ignore[misc]
+    """A file that only root can write."""
+
+    def stat(self, **options: Any) -> Any:
+        return SimpleNamespace(st_uid=0, st_mode=0o100600)
+
+
+def read_policy(path: Path) -> None:
+    limits = admin_policy.limits(RootFile(path))
+    limits.too_much_memory(5.0)
+    limits.check_lease(1.0)
+    limits.check_cluster("ssh", 3, 1, ["10.0.0.0/9"])
+
+
+def environment_receiver(read: Callable[[], object], *names: str) -> Any:
+    """Return the opening function of the reader of environment variables."""
+
+    def receive(values: tuple[bytes, ...]) -> None:
+        texts = [value.replace(b"\0", b"").decode(errors="surrogateescape") for value in values]
+        with mock.patch.dict(os.environ, dict(zip(names, texts, strict=True))):
+            read()
+
+    return direct(receive)
+
+
+def resolve(resolver: Any) -> None:
+    for read in (
+        *(resolver.tasks, resolver.cluster_spec, resolver.master, lambda: resolver.task_type),
+        *(lambda: resolver.task_id, lambda: resolver.rpc_layer),
+    ):
+        with contextlib.suppress(errors.ResolveError, errors.UsageError):
+            read()
+
+
+CLUSTER = {"worker": ["10.0.0.1:1", "h:2"], "ps": {"3": "h:3"}}
+TF_CONFIG = {
+    **{"cluster": CLUSTER, "task": {"type": "worker", "index": 0}},
+    **{"rpc_layer": "grpc", "session_master": None},
+}
+SLURM = (
+    *("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_DISTRIBUTION"),
+    *("SLURM_DIST_PLANESIZE", "SLURMD_NODENAME"),
+)
+#: Lists of more hosts than a cluster has, or of names that are too long.
+LONG_HOSTS = (
+    *(b"n[1-100000][1-100000]", b"n[1-99999999999999999999]", b"n" + b"[1]" * 1000),
+    *(b"n" * 9999 + b"[1-100000]", b"n[" + b"0" * 9999 + b"1-100000]", b"n[1-9,1-100000]"),
+)
+STATE_IDENTITY = {"host": "h", "boot": "b", "pid_namespace": "1", "pid": 7, "start": 5.0}
+STATE = {
+    **{"agent": "a", "pid": 7, "process": STATE_IDENTITY, "owner": STATE_IDENTITY},
+    "clusters": {"c": None, "d": 1e9},
+}
+PROFILE = b'launcher = "ssh"\nhosts = ["a", "b"]\nport = 1\n[options]\nx = {a = 1.5}\n'
+POLICY = (
+    b'tasks = 32\nmemory_gb = 16\ngpus = 4\nlease_hours = 48.5\nlaunchers = ["local", "ssh"]\n'
+    b'allow = ["10.0.0.0/8"]\n'
+)
+KERNELSPECS = {"kernelspecs": {"python3": {}}, "id": "k1"}
+
+RECEIVERS = {
+    "replies of an agent": Receiver(like(*REPLIES).filter(is_object), direct(receive_frame)),
+    "events of an agent": Receiver(like(*EVENTS).filter(is_object), direct(receive_frame)),
+    "lines of an agent": Receiver(
+        near(*(agent_protocol.encode(body, 1) for body in (*EVENTS, *REPLIES))),
+        direct(receive_line),
+    ),
+    "control socket": Receiver(
+        as_json(like(*COMMANDS)) | near(*(json.dumps(command).encode() for command in COMMANDS)),
+        control_socket,
+        found=(b"[" * 50_000,),
+    ),
+    "bus": Receiver(like(*PANEL), direct(receive_from_browser)),
+    "bus of another kernel": Receiver(
+        like(*BUS), direct(receive_from_kernel), (errors.InvalidMessage,)
+    ),
+    "secure channel": Receiver(
+        near(*(framed(b'{"a": 1}', b"x" * 9) + framed(b"{}") for _ in range(2)))
+        | as_json(JSON).map(framed),
+        direct(receive_frames_of_channel),
+        (OSError, EOFError),
+    ),
+    "handshake": Receiver(
+        as_json(like(HANDSHAKE)).map(lambda text: stdio.HANDSHAKE.encode() + text)
+        | near(*HANDSHAKES),
+        direct(lambda line: read_handshake("h", iter([line]))),
+        (errors.TfdError,),
+    ),
+    "journal copy": Receiver(
+        like(REPLY_VALUES["journal"]), direct(receive_journal), (errors.InvalidMessage,)
+    ),
+    "Jupyter requests": Receiver(
+        as_json(like([KERNELSPECS], KERNELSPECS)).map(answered) | near(answered(b"{}")),
+        jupyter_requests,
+        (errors.LaunchError, errors.InvalidMessage, OSError),
+        found=tuple(map(answered, [b"7", b'{"kernelspecs": null}', b'{"kernelspecs": [{}]}'])),
+    ),
+    "Jupyter channels": Receiver(
+        as_json(like(*KERNEL_MESSAGES)).map(
+            lambda text: UPGRADED + websocket_frame(text[:60_000], 1)
+        )
+        | near(*FRAMES),
+        jupyter_channels,
+        (errors.LaunchError, errors.InvalidMessage, OSError),
+        found=(b"\n",),
+    ),
+    "state.json": Receiver(
+        as_json(like(STATE)) | near(json.dumps(STATE).encode()),
+        file_receiver("state.json", read_state),
+    ),
+    "profile": Receiver(
+        near(PROFILE),
+        file_receiver("p.toml", profiles.read),
+        (errors.UsageError,),
+        found=(PROFILE + b"x = " + b"9" * 5000, b"x = " + b"[" * 5000),
+    ),
+    "policy.toml": Receiver(
+        near(POLICY, POLICY + b"# " + POLICY),
+        file_receiver("policy.toml", read_policy),
+        (errors.UsageError, errors.Refused),
+        found=(b"memory_gb = 1" + b"0" * 400, b"gpus = " + b"[" * 5000),
+    ),
+    "TF_CONFIG": Receiver(
+        st.tuples(as_json(like(TF_CONFIG)) | near(json.dumps(TF_CONFIG).encode())),
+        environment_receiver(lambda: resolve(TFConfigResolver()), "TF_CONFIG"),
+        found=((b"[" * 100_000,), (b'{"task": {"type": "a", "index": 1e999}}',)),
+    ),
+    "SageMaker's variables": Receiver(
+        st.tuples(as_json(like(["a", "b"])), st.just(b"a") | RAW),
+        environment_receiver(lambda: resolve(SageMakerResolver()), "SM_HOSTS", "SM_CURRENT_HOST"),
+    ),
+    "Slurm's variables": Receiver(
+        st.tuples(
+            near(b"n[1-2,10],login", b"a[1-3]b[0-4]"),
+            near(b"3(x2),1", b"1(x3)"),
+            near(b"0"),
+            near(b"block", b"cyclic", b"plane"),
+            near(b"2"),
+            near(b"n1"),
+        ),
+        environment_receiver(lambda: resolve(SlurmResolver()), *SLURM),
+        found=(
+            *((hosts, b"1", b"0", b"block", b"", b"") for hosts in LONG_HOSTS),
+            *((b"n1", tasks, b"0", b"block", b"", b"") for tasks in (b"9" * 5000, b"9" * 9)),
+            (b"n1", b"1", b"9" * 5000, b"plane", b"9" * 5000, b""),
+        ),
+    ),
+    "TPU_CONFIG": Receiver(
+        st.tuples(as_json(like({"tpu_node_name": "grpc://h:1,[::1]", "zone": "z"})) | RAW),
+        environment_receiver(lambda: resolve(TPUResolver(project="p", zone="z")), "TPU_CONFIG"),
+        (errors.ResolveError, errors.UsageError),
+        found=((b"[" * 100_000,),),
+    ),
+    "metadata server": Receiver(
+        near(answered(b"project"), answered(b"projects/1/zones/z")) | RAW.map(answered),
+        metadata_server,
+        (errors.ResolveError,),
+        found=(b"\n", answered(b""), answered(b"a" * 100_000)),
+    ),
+    "cluster file": Receiver(
+        as_json(like(TF_CONFIG, CLUSTER)) | near(json.dumps(CLUSTER).encode()),
+        file_receiver("c.json", lambda path: resolve(ClusterFileResolver(path))),
+    ),
+    "cluster file in TOML": Receiver(
+        near(b'worker = ["h:1"]\n[cluster]\nworker = ["h:1"]\n'),
+        file_receiver("c.toml", lambda path: resolve(ClusterFileResolver(path))),
+        found=(b"x = " + b"[" * 5000, b"x = " + b"9" * 5000),
+    ),
+}
+
+
+@pytest.fixture
+def unhandled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The exceptions that are logged, or that end a thread."""
+    found: list[Any] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info:
+                found.append(record.exc_info)
+
+    monkeypatch.setattr(threading, "excepthook", lambda hook: found.append(hook))
+    handler = Handler()
+    for name in ("tfd_notebook", "asyncio"):
+        logging.getLogger(name).addHandler(handler)
+    yield found
+    for name in ("tfd_notebook", "asyncio"):
+        logging.getLogger(name).removeHandler(handler)
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# An input may be long.
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.timeout(180 + COUNT // 50)
+@pytest.mark.parametrize("name", RECEIVERS)
+def test_receiver_raises_only_its_documented_errors(
+    name: str, tmp_path: Path, unhandled: list[Any]
+) -> None:
+    receiver = RECEIVERS[name]
+    numbers = itertools.count()
+
+    @hypothesis.settings(
+        max_examples=max(COUNT // len(RECEIVERS), GATE),
+        deadline=None,
+        derandomize=not COUNT,
+        database=None,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(receiver.inputs)
+    def check(value: Any) -> None:
+        next(numbers)
+        memory = peak_memory()
+        with contextlib.suppress(*receiver.errors):
+            receive(value)
+        assert not unhandled, unhandled.pop()
+        assert peak_memory() - memory < MEMORY
+
+    for value in receiver.found:
+        check = hypothesis.example(value)(check)
+    with receiver.open(tmp_path) as receive:
+        check()
+    print(f"\n{name}: {next(numbers)} inputs")
