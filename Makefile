@@ -43,7 +43,7 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-front test-changed test-full test-semantics flaky $(SUITES:%=test-%) lint lab bench bench-old docs constraints clean
+.PHONY: help demo test test-fast test-front test-changed test-full test-semantics fuzz flaky $(SUITES:%=test-%) lint lab bench bench-old docs constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -67,6 +67,10 @@ flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each thir
 PIPELINES ?= 10000
 test-semantics: $(VENV)/.test ## random pipelines through a service and without one; PIPELINES=10000 takes an hour
 	TFD_TEST_PIPELINES=$(PIPELINES) $(PYTEST) -s tests/contracts/test_semantics.py
+
+INPUTS ?= 1000000
+fuzz: $(VENV)/.test ## random messages, files and variables for each receiver; INPUTS=1000000 takes an hour
+	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) -s tests/unit/test_fuzz.py
 
 # Run each suite, and fail at the end if one has failed.
 EACH = suites="$(1)" || exit; for suite in $$suites; do $(MAKE) test-$$suite || failed="$$failed $$suite"; done; \
