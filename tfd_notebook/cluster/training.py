@@ -71,12 +71,17 @@ class ParameterServerTraining:
         """
         coordinator_connection.require()
         # Imports TensorFlow.
+        from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         self._context.require_running()
-        return OwnResolver(
+        resolver = OwnResolver(
             self._task_manager.cluster_spec, self._handle_connection, self._context.name
         )
+        connection.connect_within(
+            resolver, lambda: coordinator_connection.closing(*self._allowed_peers())
+        )
+        return resolver
 
     def strategy(self, variable_partitioner: Any = None) -> Any:
         """Return a new ``ParameterServerStrategy`` on this cluster.
@@ -275,14 +280,17 @@ class ParameterServerTraining:
             if not is_new:
                 return
             self.used = True
-            known = {
-                Endpoint.parse(address).host
-                for tasks in self._task_manager.cluster_spec().values()
-                for address in tasks
-            }
-            host = "localhost" if known == {"localhost"} else None
-            coordinator_connection.close(self._context.config.allow, host)
+            coordinator_connection.close(*self._allowed_peers())
             connection.send_functions()
+
+    def _allowed_peers(self) -> tuple[tuple[str, ...], str | None]:
+        """Return the networks that the port of this process lets in, and its host name."""
+        known = {
+            Endpoint.parse(address).host
+            for tasks in self._task_manager.cluster_spec().values()
+            for address in tasks
+        }
+        return self._context.config.allow, "localhost" if known == {"localhost"} else None
 
     def _require_local(self, strategy: Any) -> None:
         """Raise UsageError unless a strategy belongs to this cluster."""

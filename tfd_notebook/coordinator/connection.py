@@ -18,6 +18,8 @@ _WARN_AFTER = 5
 _MAX_CONNECTIONS = 15
 #: Seconds to wait until a stopped coordinator no longer waits for a worker that it had lost.
 _STOP_SECONDS = 20.0
+#: Interval in seconds to check if the server of a new connection listens.
+_POLL_SECONDS = 0.01
 _lock = threading.Lock()
 _count = 0
 #: The last connection that `consume_new_connection` handled, and the port of the last counted one.
@@ -122,6 +124,50 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
             error.fix = f"{error.fix}. Then {restart}" if listened else restart
             error.what += ". The port was closed" if listened else ": the port was closed earlier"
         raise
+
+
+@contextlib.contextmanager
+def closing(allow: Iterable[str], host: str | None = None) -> Iterator[None]:
+    """Close the port of the server that TensorFlow starts in this block, as soon as it listens.
+
+    TensorFlow waits in the block for tasks that do not respond. Another thread closes the port,
+    because TensorFlow releases the GIL then. See `close` for the parameters.
+
+    Raises
+    ------
+    FilterFailed
+        The port cannot be closed to other hosts. The server has not listened since then.
+    """
+    # Imports TensorFlow.
+    from tfd_notebook._compat.tf_coordinator import connection
+
+    before = connection.connection()
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    def close_soon() -> None:
+        is_last = False
+        while not is_last:
+            is_last = ended.wait(_POLL_SECONDS)
+            if connection.connection() is before:
+                continue
+            port = connection.server_port()
+            if port is not None and ports.listening_fds(port):
+                try:
+                    close(allow, host)
+                except BaseException as error:
+                    errors.append(error)
+                return
+
+    thread = threading.Thread(target=close_soon, name="tfd-coordinator-port", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if errors:
+            raise errors[0]
 
 
 def open_port() -> int | None:

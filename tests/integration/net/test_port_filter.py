@@ -486,6 +486,72 @@ def test_port_of_a_coordinator_without_a_filter_is_closed(other_host: OtherHost)
     }
 
 
+#: A process that connects to a task that does not respond. It prints the port of its server when a
+#: filter is attached. The task responds after the next line of standard input.
+WAITING_COORDINATOR = """
+import errno, os, signal, sys, threading
+import tensorflow as tf
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook._compat.tf_coordinator import connection as connecting
+from tfd_notebook.net import ports as sockets
+
+attach, attached, failures = sockets._attach, [], []
+
+
+def attach_or_refuse(sock, program):
+    attached.append(sock.getsockname()[1])
+    if sys.argv[1] == "refuse":
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    attach(sock, program)
+
+
+def connect():
+    try:
+        tf.distribute.ParameterServerStrategy(cluster.resolver)
+    except tfd.errors.FilterFailed as error:
+        failures.append(str(error))
+
+
+with tfd.Cluster(workers=1, ps=1, name="waiting-kernel") as cluster:
+    sockets._attach = attach_or_refuse
+    worker = cluster.snapshot().task("worker:0").pid
+    thread = threading.Thread(target=connect, daemon=True)
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        thread.start()
+        port = until(connecting.server_port)
+        until(lambda: port in attached)
+        print(port, flush=True)
+        sys.stdin.readline()
+        print(thread.is_alive(), flush=True)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    thread.join()
+    print(*failures, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["attach", "refuse"])
+def test_port_of_a_waiting_coordinator_is_closed(other_host: OtherHost, kernel: str) -> None:
+    command = [sys.executable, "-c", WAITING_COORDINATOR, kernel]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as coordinator:
+        assert coordinator.stdin
+        assert coordinator.stdout
+        port = int(coordinator.stdout.readline())
+        for address in HERE:
+            until(lambda address=address: not other_host.reaches(address, port))  # type: ignore[misc]
+        until(lambda: (net_ports.listening_addresses(port) == []) is (kernel == "refuse"))
+        coordinator.stdin.write("\n")
+        coordinator.stdin.flush()
+        assert coordinator.stdout.readline() == "True\n"
+        error = coordinator.stdout.read()
+    assert coordinator.returncode == 0
+    assert ("The port was closed" in error) is (kernel == "refuse")
+
+
 def ports_reached(other_host: OtherHost, cluster: tfd.Cluster) -> list[int]:
     """Return the ports of the cluster's tasks that the other host reaches."""
     ports = [int(row.address.rpartition(":")[2]) for row in cluster.snapshot().tasks]

@@ -57,9 +57,14 @@ class CoordinatedSparkCluster(SparkClusterBase):
         """
         connection.require()
         # Imports TensorFlow.
+        from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        return OwnResolver(self._servers, self._connected, self.name)
+        resolver = OwnResolver(self._servers, self._connected, self.name)
+        tf_coordinator_connection.connect_within(
+            resolver, lambda: connection.closing(self._allowed_networks())
+        )
+        return resolver
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a ``ParameterServerStrategy`` for the nodes, which must run `serve`.
@@ -139,9 +144,11 @@ class CoordinatedSparkCluster(SparkClusterBase):
 
         with connection.consume_new_connection() as is_new:
             if is_new:
-                addresses = (node.address for node in self.nodes if node.address)
-                connection.close(launch_plan.networks(addresses))
+                connection.close(self._allowed_networks())
                 tf_coordinator_connection.send_functions()
+
+    def _allowed_networks(self) -> list[str]:
+        return launch_plan.networks(node.address for node in self.nodes if node.address)
 
     def _servers(self) -> dict[str, list[str]]:
         return {job: tasks for job, tasks in self.cluster_spec.items() if job in ("ps", "worker")}
