@@ -6,10 +6,12 @@ errors. ``make fuzz`` tries many more inputs.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import copy
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -32,7 +34,9 @@ from hypothesis import strategies as st
 from tfd_notebook import errors
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent import admin_policy
+from tfd_notebook.agent.agent import Agent
 from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.agent.sessions import SOCKET
 from tfd_notebook.bus.session import Session as BusSession
 from tfd_notebook.bus.session import is_message
 from tfd_notebook.cluster import commands
@@ -42,12 +46,14 @@ from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer
-from tfd_notebook.net import agent_protocol, runtime_dir
+from tfd_notebook.launchers.client.rendezvous import Rendezvous
+from tfd_notebook.net import agent_protocol, runtime_dir, secure_channel
 from tfd_notebook.net.secure_channel import AuthenticatedChannel
 from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.resolvers.slurm import SlurmResolver
 from tfd_notebook.resolvers.static import ClusterFileResolver, SageMakerResolver, TFConfigResolver
 from tfd_notebook.resolvers.tpu import TPUResolver
+from tfd_notebook.spark.driver.messages import spark_message
 
 #: Number of inputs of a receiver in the gate, and of all receivers in ``make fuzz``.
 GATE = 100
@@ -244,6 +250,84 @@ def receive_frames_of_channel(data: bytes) -> None:
 
 def framed(header: bytes, body: bytes = b"") -> bytes:
     return struct.pack("!IQ", len(header), len(body)) + header + body
+
+
+SPARK = (
+    {
+        **{"type": "reserved", "node": 0, "address": "h:1", "executor": "1", "host": "h"},
+        **{"jvm": 7, "gpu": "", "attempt": 0},
+    },
+    {"type": "start_failed", "node": 0, "error": ERROR},
+    {"type": "feed_failed", "stage": 1, "error": ERROR},
+    {"type": "register_worker", "host": "h", "pid": 7, "path": "/a"},
+)
+KINDS = ("reserved", "start_failed", "feed_failed", "register_worker")
+
+
+@contextlib.contextmanager
+def agent_socket(directory: Path) -> Iterator[Callable[[bytes], None]]:
+    loop = asyncio.new_event_loop()
+    servers = []
+    start = asyncio.start_unix_server
+
+    async def start_known(*arguments: Any, **options: Any) -> asyncio.Server:
+        servers.append(await start(*arguments, **options))
+        return servers[-1]
+
+    async def listen() -> None:
+        # An agent closes its listener by the end of its process.
+        with mock.patch("asyncio.start_unix_server", start_known):
+            await Agent("a", directory, None).listener.open()
+
+    async def talk(data: bytes) -> None:
+        reader, writer = await asyncio.open_unix_connection(directory / SOCKET)
+        writer.write(data)
+        writer.write_eof()
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+
+    loop.run_until_complete(listen())
+    # An agent prints the traceback of an unexpected error in a request.
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        yield lambda data: (printed.truncate(0), loop.run_until_complete(talk(data)))[1]
+    servers[0].close()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+
+def request_lines(number: int, message: dict[str, Any], valid: bool) -> bytes:
+    """Return the lines of a session with this request, or with this message as its first line."""
+    line = agent_protocol.encode(message, 1)
+    grace = {"session": str(number), "last_seq": 0, "grace": 0}
+    opened = agent_protocol.encode({"method": "open_session", "arguments": grace})
+    return opened + line if valid else line
+
+
+REQUESTS = (
+    {"method": "open_session", "arguments": {"session": "s", "last_seq": 0, "grace": 0}},
+    {"id": 1, "method": "clusters", "arguments": {}},
+    {"id": 1, "method": "adopt", "arguments": {"cluster": "c"}},
+    {"id": 1, "method": "logs", "arguments": {"cluster": "c", "task": "worker:0"}},
+    {"method": "ping", "arguments": {"seq": 1}},
+    {"method": "close_session"},
+)
+
+
+@contextlib.contextmanager
+def rendezvous(directory: Path) -> Iterator[Callable[[Any], None]]:
+    server = Rendezvous("127.0.0.1")
+    server.expect({})
+
+    def receive(header: Any) -> None:
+        address = f"127.0.0.1:{server.port}"
+        with secure_channel.connect(address, server.secret, 60) as channel:
+            channel.send(header)
+            assert channel.receive(60)[0] == {"close": True}
+
+    try:
+        yield receive
+    finally:
+        server.close()
 
 
 @contextlib.contextmanager
@@ -523,6 +607,31 @@ RECEIVERS = {
     "lines of an agent": Receiver(
         near(*(agent_protocol.encode(body, 1) for body in (*EVENTS, *REPLIES))),
         direct(receive_line),
+    ),
+    "agent": Receiver(
+        st.builds(request_lines, st.integers(0), like(*REQUESTS).filter(is_object), st.booleans())
+        | near(b"".join(agent_protocol.encode(message, 1) for message in REQUESTS)),
+        agent_socket,
+        (ConnectionError,),
+        found=(
+            request_lines(
+                0,
+                {
+                    "method": "open_session",
+                    "arguments": {"session": "s", "last_seq": 0, "grace": 10**400},
+                },
+                False,
+            ),
+        ),
+    ),
+    "process of an engine": Receiver(
+        like({"host": "0", "process": 1}).filter(is_object),
+        rendezvous,
+        (EOFError, OSError),
+        found=({"host": "0", "process": []},),
+    ),
+    "messages of Spark": Receiver(
+        like(*SPARK), direct(lambda body: spark_message(body, *KINDS)), (errors.InvalidMessage,)
     ),
     "control socket": Receiver(
         as_json(like(*COMMANDS)) | near(*(json.dumps(command).encode() for command in COMMANDS)),

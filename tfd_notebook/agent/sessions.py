@@ -306,7 +306,7 @@ class AgentListener:
                 session = Session(float(arguments["grace"]), self._clock, last_request)
                 self._sessions[arguments["session"]] = session
             await session.serve(reader, writer, self._on_request, last_seq)
-        except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):
+        except (OSError, asyncio.TimeoutError, LookupError, TypeError, ValueError, OverflowError):
             pass  # drop connections that violate the protocol
         finally:
             writer.close()

@@ -316,7 +316,7 @@ def _request(pid: int, request: Mapping[str, Any], timeout: float, deadline: flo
         ) from None
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise errors.UnknownName(
             f"process {pid} closed the connection without a reply", fix="see tfd list"
         ) from None

@@ -75,7 +75,8 @@ class Rendezvous:
             # The connection may arrive before the start of its process has ended.
             self._changed.wait_for(lambda: self._hosts is not None, _START_SECONDS)
             hosts = self._hosts or {}
-        host = hosts.get((str(header.get("host")), header.get("process", 0)))
+        process = validation.integer()(header.get("process", 0), "process")
+        host = hosts.get((str(header.get("host")), process))
         if host is None or not host.offer(channel, header):
             channel.send({"close": True})
 
