@@ -100,12 +100,14 @@ class _Deadline:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._passed = False
+        self._end = math.inf
         self._sockets: list[Any] = []
         self._lock = threading.Lock()
         self._timer = threading.Timer(seconds, self._pass)
         self._timer.daemon = True
 
     def __enter__(self) -> _Deadline:
+        self._end = time.monotonic() + self._seconds
         self._timer.start()
         return self
 
@@ -122,7 +124,8 @@ class _Deadline:
 
     def check(self) -> None:
         """Raise TimeoutError if the deadline has passed."""
-        if self._passed:
+        # The timeout of one read may precede the thread of the timer.
+        if self._passed or time.monotonic() >= self._end:
             raise TimeoutError(f"no complete reply within {self._seconds:g} s")
 
     def _pass(self) -> None:
