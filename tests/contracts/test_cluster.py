@@ -97,6 +97,15 @@ def restarted(cluster: tfd.Cluster, before: TaskRow) -> TaskRow:
     return result
 
 
+# The first test, because the agent listens later at the ports of tasks that have failed or left.
+def test_only_tasks_listen(cluster: tfd.Cluster) -> None:
+    tasks = set(pids(cluster).values())
+    helpers = [p for p in psutil.Process().children(recursive=True) if p.pid not in tasks]
+    assert helpers
+    connections = [item for helper in helpers for item in helper.net_connections("inet")]
+    assert psutil.CONN_LISTEN not in {item.status for item in connections}
+
+
 def test_started_tasks_are_ready_and_answer(cluster: tfd.Cluster) -> None:
     names = [task.name for task in cluster.tasks]
     assert names == ["dispatcher:0", "data_worker:0", "ps:0", "worker:0", "evaluator:0"]
@@ -153,14 +162,6 @@ def test_scaling_adds_and_removes_only_the_last_tasks(cluster: tfd.Cluster) -> N
     cluster.scale(data_workers=1, workers=1)
     until(lambda: ended(*added.values()), WAIT)
     assert pids(cluster) == before
-
-
-def test_only_tasks_listen(cluster: tfd.Cluster) -> None:
-    tasks = set(pids(cluster).values())
-    helpers = [p for p in psutil.Process().children(recursive=True) if p.pid not in tasks]
-    assert helpers
-    connections = [item for helper in helpers for item in helper.net_connections("inet")]
-    assert psutil.CONN_LISTEN not in {item.status for item in connections}
 
 
 def test_task_has_environment_directory_and_log(cluster: tfd.Cluster) -> None:
