@@ -71,17 +71,15 @@ class ParameterServerTraining:
         """
         coordinator_connection.require()
         # Imports TensorFlow.
-        from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         self._context.require_running()
-        resolver = OwnResolver(
-            self._task_manager.cluster_spec, self._handle_connection, self._context.name
+        return OwnResolver(
+            self._task_manager.cluster_spec,
+            self._handle_connection,
+            lambda: coordinator_connection.closing(*self._allowed_peers()),
+            self._context.name,
         )
-        connection.connect_within(
-            resolver, lambda: coordinator_connection.closing(*self._allowed_peers())
-        )
-        return resolver
 
     def strategy(self, variable_partitioner: Any = None) -> Any:
         """Return a new ``ParameterServerStrategy`` on this cluster.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from tfd_notebook._compat.tf_coordinator import connection
 from tfd_notebook.resolvers.base import Resolver
@@ -20,6 +21,8 @@ class OwnResolver(Resolver):
         Returns the addresses by job.
     connected : callable
         Called when this process is connected to them.
+    connect_within : callable
+        Returns the context manager within which a strategy connects to them.
     name : str
         Name of the cluster.
     """
@@ -28,11 +31,13 @@ class OwnResolver(Resolver):
         self,
         spec: Callable[[], Mapping[str, list[str]]],
         connected: Callable[[], None],
+        connect_within: Callable[[], AbstractContextManager[None]],
         name: str,
     ) -> None:
         super().__init__()
         self._spec = spec
         self._connected = connected
+        self.connect_within = connect_within
         self.name = name
 
     @property

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,10 +25,6 @@ _STOP_SECONDS = 1.0
 #: Seconds to wait for it to finish with a lost worker.
 _UPDATE_SECONDS = 20.0
 _stopping: list[threading.Thread] = []
-#: Context managers in which strategies connect, by their resolver.
-_blocks: weakref.WeakKeyDictionary[Any, Callable[[], contextlib.AbstractContextManager[None]]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def connection() -> Any:
@@ -95,7 +90,7 @@ def _connect(self: Any, coordinator_name: str) -> None:
     resolver = self._cluster_resolver
     self._cluster_resolver = _Renamed(resolver, {coordinator_name: job})
     try:
-        with _blocks.get(resolver, contextlib.nullcontext)():
+        with getattr(resolver, "connect_within", contextlib.nullcontext)():  # see OwnResolver
             _connect_to_cluster(self, job)
     finally:
         self._cluster_resolver = resolver
@@ -104,13 +99,6 @@ def _connect(self: Any, coordinator_name: str) -> None:
 _Strategy = parameter_server_strategy_v2.ParameterServerStrategyV2
 _connect_to_cluster = _Strategy._connect_to_cluster
 _Strategy._connect_to_cluster = _connect
-
-
-def connect_within(
-    resolver: Any, block: Callable[[], contextlib.AbstractContextManager[None]]
-) -> None:
-    """Connect each strategy with this resolver within a context manager that `block` returns."""
-    _blocks[resolver] = block
 
 
 def send_functions() -> None:

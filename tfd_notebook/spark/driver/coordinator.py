@@ -57,14 +57,14 @@ class CoordinatedSparkCluster(SparkClusterBase):
         """
         connection.require()
         # Imports TensorFlow.
-        from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        resolver = OwnResolver(self._servers, self._connected, self.name)
-        tf_coordinator_connection.connect_within(
-            resolver, lambda: connection.closing(self._allowed_networks())
+        return OwnResolver(
+            self._servers,
+            self._connected,
+            lambda: connection.closing(self._allowed_networks()),
+            self.name,
         )
-        return resolver
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a ``ParameterServerStrategy`` for the nodes, which must run `serve`.
