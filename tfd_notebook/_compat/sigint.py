@@ -27,7 +27,7 @@ GRACE = 0.1
 REARM = 1.0
 
 #: Packages whose handlers interrupt the running code. Other handlers are left alone.
-_INTERRUPTING = ("asyncio", "ipykernel")
+_INTERRUPTING = ("asyncio", "ipykernel", "pyspark")
 
 MAIN_THREAD = threading.main_thread().ident
 

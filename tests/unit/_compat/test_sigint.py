@@ -104,6 +104,23 @@ def test_computing_function_is_cancelled_at_the_second_ctrl_c(meter, clock):
     meter.clock = None
 
 
+def test_handler_of_a_spark_context_interrupts(meter, clock):
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    handler.__module__ = "pyspark.core.context"
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        cancelled = block(meter)
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        await_checks(clock)
+        clock.now += 2 * sigint.GRACE
+        assert cancelled.wait(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_other_signal_handlers_are_kept(meter, clock):
     received = []
     before = signal.signal(signal.SIGINT, lambda *_: received.append(1))
