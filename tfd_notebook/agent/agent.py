@@ -319,7 +319,7 @@ class Agent:
                 await self._tick(tick, late > _TICK_SECONDS)
 
     async def _tick(self, tick: int, late: bool) -> None:
-        """Inspect every task, and end expired clusters and sessions.
+        """Start to inspect every task, and end expired clusters and sessions.
 
         A late tick (after a suspend, or without CPU time) does not prove a hang.
         """
@@ -331,12 +331,12 @@ class Agent:
             for task in cluster.tasks.values()
             if task.state in (TaskState.READY, TaskState.HUNG)
         ]
-        await asyncio.gather(
-            *(
-                self._inspect_and_report(task, late, tick + position)
-                for position, task in enumerate(tasks)
-            )
-        )
+        for position, task in enumerate(tasks):
+            # A task that answers slowly must not delay the measurements of the others.
+            if task.inspection is None or task.inspection.done():
+                task.inspection = asyncio.ensure_future(
+                    self._inspect_and_report(task, late, tick + position)
+                )
         for cluster in self.clusters.values():
             with cluster.reported(f"trimming the logs of cluster {cluster.name!r}"):
                 cluster.trim_logs()
@@ -386,7 +386,9 @@ class Agent:
             return
         silence, stats = "" if result.state == "alive" else result.reason, None
         if not silence:
-            stats, silence = await self._stats(process)
+            # A starved process takes seconds to reply, although it is not hung.
+            hang_seconds = task.cluster.policy.hang_seconds
+            stats, silence = await self._stats(process, max(1.0, min(3.0, hang_seconds / 2)))
         if not silence:
             task.open_iterations = len(result.tasks)
         task.record_probe(silence, late)
@@ -399,14 +401,16 @@ class Agent:
             task.keep_connections(dict(stats["connections"]))
         self.publish(task.cluster.name, TaskMeasured(task.spec.name, **measured))
 
-    async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
+    async def _stats(
+        self, process: processes.Process, timeout: float
+    ) -> tuple[dict[str, Any] | None, str]:
         """Return the statistics of a task, or the reason if it does not respond.
 
         The threads of a server answer a probe even while a Python thread never releases the GIL.
         """
         busy = process.has_pending_requests
         try:
-            return await process.request("stats", 1.0), ""
+            return await process.request("stats", timeout), ""
         except TimeLimit:
             why = "its server responds, but Python does not: a thread holds the GIL"
             return None, "" if busy else why

@@ -92,6 +92,8 @@ class TaskSupervisor:
         self.process: Process | None = None
         self.restarts = 0
         self.open_iterations = 0
+        #: The latest inspection by the agent, which a slow reply extends.
+        self.inspection: asyncio.Future[None] | None = None
         self.connections = ports.PinnedConnections()
         self._silent_since: float | None = None
         self._prober = prober or probe.Prober()

@@ -23,8 +23,10 @@ from tests._virtual_time import InlineExecutor, VirtualTimeLoop
 from tfd_notebook import errors
 from tfd_notebook.agent.agent import Agent
 from tfd_notebook.agent.cluster import AgentCluster
-from tfd_notebook.model.spec import TaskState
+from tfd_notebook.agent.task_supervisor import TaskSupervisor
+from tfd_notebook.model.spec import Role, TaskSpec, TaskState
 from tfd_notebook.net import agent_protocol, clock, ports, runtime_dir, unix_socket
+from tfd_notebook.net.probe import Probe
 
 LEASE_SECONDS = 10.0
 #: The agent ends a cluster this long after its time limit, if the kernel did not.
@@ -191,6 +193,33 @@ def host(clocks: Clocks) -> Iterator[Host]:
     with Host() as host:
         clocks.loop = host.loop
         yield host
+
+
+def test_a_task_that_does_not_reply_delays_no_other_task(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[str] = []
+
+    async def probe(task: TaskSupervisor, address: str, kind: object) -> Probe:
+        probed.append(task.spec.name)
+        if task.spec.name == "worker:0":
+            await asyncio.Event().wait()
+        return Probe(address, "alive", "server")
+
+    monkeypatch.setattr(TaskSupervisor, "probe_address", probe)
+    open_cluster(host.owner)
+    cluster = host.clusters["c"]
+
+    async def add() -> None:
+        for index in range(2):
+            task = TaskSupervisor(cluster, TaskSpec(Role.WORKER, index))
+            task.state = TaskState.READY
+            cluster.tasks[task.spec.name] = task
+
+    host.loop.run_until_complete(add())
+    host.loop.advance(10.0)
+    assert probed.count("worker:0") == 1
+    assert probed.count("worker:1") == 10
 
 
 class Expected:
