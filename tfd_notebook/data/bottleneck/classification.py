@@ -229,18 +229,16 @@ def _rate_deficit(worker: WorkerUtilization, others: Sequence[WorkerUtilization]
     Averages are not reliable in the first seconds and after a short pause of a worker. Therefore
     each of the last measurements must be low.
     """
-    usual = [statistics.median(each.rates[-_STEADY:]) for each in others if _is_steady(each)]
+    usual = [rate for rate in map(_steady_rate, others) if rate is not None]
     if not usual or not _is_steady(worker):
         return 0.0
     most = _SLOW * statistics.median(usual)
     latest = worker.rates[-_STEADY:]
     if max(latest) >= most:
         return 0.0
-    # Empty answers of a worker without a share of the data also count as bytes.
-    if (
-        min(latest) <= _NO_SHARE * most
-        or (1.0 if worker.working is None else worker.working) < _SLOW
-    ):
+    # Empty answers of a worker without a share of the data also count as bytes. Between two
+    # batches a slow worker sends no more than these, but it works.
+    if min(latest) <= _NO_SHARE * most if worker.working is None else worker.working < _SLOW:
         return 0.0
     return 1 - statistics.fmean(latest) / statistics.median(usual)
 
@@ -256,6 +254,15 @@ def _waiting_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization
     if worker.working < _ALWAYS_BUSY or max(shares) > _MAX_PEER_BUSY_SHARE * worker.working:
         return 0.0
     return 1 - max(shares) / worker.working
+
+
+def _steady_rate(worker: WorkerUtilization) -> float | None:
+    """Return the median of the last rates, or None if it did not send data in all that time."""
+    latest = worker.rates[-_STEADY:]
+    if not _is_steady(worker):
+        return None
+    median = statistics.median(latest)
+    return median if min(latest) >= _NO_SHARE * median else None
 
 
 def _is_steady(worker: WorkerUtilization) -> bool:

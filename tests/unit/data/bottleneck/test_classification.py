@@ -423,6 +423,11 @@ class TestSlowWorker:
         assert accused(fast, slow, fast) == "data_worker:1"
         assert accused(fast, fast, fast) == accused(slow, slow, slow) == ""
 
+    def test_slow_worker_between_two_batches(self) -> None:
+        """It computes all the time, and sends a batch every few seconds."""
+        fast, slow = ((11_929.0, 14_629.0, 12_060.0), 0.8), ((94.0, 68.0, 933.0), 0.92)
+        assert accused(fast, fast, slow, fast) == "data_worker:2"
+
     def test_worker_with_proportional_work_is_not_slow(self) -> None:
         assert accused(((40.0,) * 3, 0.4), ((80.0,) * 3, 1.0)) == ""
 
