@@ -5,20 +5,25 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import enum
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_st
 
 from tfd_notebook.spark.feed.chunks import Chunk, pack, packed
 
 pyspark_types = pytest.importorskip("pyspark.sql.types")
 Row = pyspark_types.Row
 Point = collections.namedtuple("Point", "x y")
+Color = enum.IntEnum("Color", "RED GREEN")
 UTC = datetime.timezone.utc
 
 ROWS: dict[str, list[Any]] = {
@@ -29,6 +34,7 @@ ROWS: dict[str, list[Any]] = {
     "floats of numpy among others": [(0.1, np.float64(2), 1.0)] * 2,
     "ints": [(1, 2), (3, -4)],
     "ints of several sizes": [(1, 2**40), (3, -(2**63))],
+    "members of an enumeration": [[1, Color.RED, 2], [Color.RED, 3, 4]],
     "huge ints": [2**70, -(2**90), 1],
     "an int": [7, 0, -1],
     "bool": [True, False],
@@ -127,6 +133,68 @@ def _exactly(value: Any) -> Any:
     if isinstance(value, dict):
         return ("dict", [(_exactly(k), _exactly(v)) for k, v in value.items()])
     return (type(value), repr(value))
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-3, 3),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=4),
+    st.binary(max_size=4),
+    st.dates(),
+    st.datetimes(),
+    st.decimals(allow_nan=False),
+    st.sampled_from(Color),
+    numpy_st.arrays(
+        st.sampled_from(["i1", ">i4", "u8", "f2", "f4", "f8", "?", "c8", "M8[D]", "U2", "S3"]),
+        st.sampled_from([(), (0,), (2,), (2, 2)]),
+    ),
+    numpy_st.from_dtype(np.dtype("f4")),
+    numpy_st.from_dtype(np.dtype("u8")),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=3),
+        st.lists(parts, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from(["a", "b", 1]), parts, max_size=3),
+        parts.map(lambda part: Row(a=part, b=1)),
+        st.tuples(parts, parts).map(lambda pair: Point(*pair)),
+    ),
+    max_leaves=4,
+)
+
+
+def of_one_kind(example: Any) -> st.SearchStrategy[Any]:
+    """Return values that resemble `example`, so that they share a column."""
+    if isinstance(example, (list, tuple)) and not isinstance(example, Row):
+        parts = st.tuples(*map(of_one_kind, example))
+        return parts.map(list) if isinstance(example, list) else parts
+    if isinstance(example, dict):
+        return st.fixed_dictionaries({key: of_one_kind(part) for key, part in example.items()})
+    if type(example) is int:
+        return st.integers(-(2**65), 2**65) | st.sampled_from([Color.RED, True])
+    return st.floats(width=32) | st.just(example) if type(example) is float else st.just(example)
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(
+    st.lists(VALUES, min_size=1, max_size=5)
+    | VALUES.flatmap(lambda one: st.lists(of_one_kind(one), min_size=1, max_size=5))
+)
+def test_random_rows_are_restored(rows: list[Any]) -> None:
+    chunk = received(rows)
+    for start in range(len(rows)):
+        restored = chunk.rows(start, len(rows))
+        assert [_exactly(row) for row in restored] == [_exactly(row) for row in rows[start:]]
+        assert len(chunk.rows(0, start)) == start
+    arrays = chunk.arrays(0, len(rows))
+    while isinstance(arrays, (tuple, dict)) and arrays:
+        arrays = next(iter(arrays.values() if isinstance(arrays, dict) else arrays))
+    assert len(arrays) in (0, len(rows))
 
 
 def test_numbers_arrays_and_large_bytes_are_not_pickled() -> None:

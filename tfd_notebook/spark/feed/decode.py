@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import datetime
 import functools
 import math
 import pickle
@@ -150,9 +151,11 @@ class _Pickled(Column):
 
     def arrays(self, start: int, stop: int) -> Any:
         rows = self._values[start:stop]
-        dtype = {"date": "M8[D]", "datetime": "M8[us]"}.get(self.layout[1])
-        if dtype and not any(getattr(value, "tzinfo", None) for value in rows):
-            return np.array(rows, dtype)
+        kinds = set(map(type, rows))
+        if kinds == {datetime.date}:
+            return np.array(rows, "M8[D]")
+        if kinds == {datetime.datetime} and not any(value.tzinfo for value in rows):
+            return np.array(rows, "M8[us]")
         return super().arrays(start, stop)
 
 

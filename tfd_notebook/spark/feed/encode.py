@@ -13,11 +13,9 @@ has also unpickled the same rows before.
 
 from __future__ import annotations
 
-import marshal
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
 from typing import Any, TypeAlias
@@ -45,15 +43,22 @@ _NUMBERS: dict[type, Any] = {
 _PLAIN = (*_NUMBERS, str, bytes, type(None))
 
 
-def encode(values: Sequence[Any], out: list[Fragments]) -> Layout:
+def encode(values: Sequence[Any], out: list[Fragments], kinds: set[type] | None = None) -> Layout:
     """Append the buffers of a column of `values` to `out`, and return its layout.
+
+    Parameters
+    ----------
+    values : sequence
+    out : list
+    kinds : set of type, optional
+        The types of the values. Default: determined.
 
     Raises
     ------
     UsageError
         A value cannot be pickled, and has no other encoding.
     """
-    kinds = set(map(type, values))
+    kinds = kinds or set(map(type, values))
     layout = None
     if len(kinds) == 1:
         (kind,) = kinds
@@ -85,19 +90,15 @@ def _sequence(values: Sequence[Any], out: list[Fragments]) -> Layout | None:
     if len(lengths) > 1 or 0 in lengths:
         return None
     (length,) = lengths
-    numbers = _matrix(values, length)
-    if numbers is not None:
-        out.append([numbers])
-        return ["fix", kind, length, ["python", numbers.dtype.str]]
     flat = list(chain.from_iterable(values))
-    if length > _MAX_COLUMNS or _alike(flat):
-        return ["fix", kind, length, encode(flat, out)]
+    kinds = set(map(type, flat))
+    if length > _MAX_COLUMNS or _alike(flat, kinds):
+        return ["fix", kind, length, encode(flat, out, kinds)]
     return [kind, None, [encode(column, out) for column in zip(*values, strict=True)]]
 
 
-def _alike(values: list[Any]) -> bool:
+def _alike(values: list[Any], kinds: set[type]) -> bool:
     """Return True if the parts of all rows fit one column, instead of a column per part."""
-    kinds = set(map(type, values))
     if len(kinds) > 1:
         return False
     (kind,) = kinds
@@ -106,39 +107,6 @@ def _alike(values: list[Any]) -> bool:
     if kind is np.ndarray:
         return len(set(map(attrgetter("shape", "dtype"), values))) == 1
     return kind in _PLAIN
-
-
-def _matrix(rows: Sequence[Any], length: int) -> np.ndarray[Any, Any] | None:
-    """Return lists or tuples of `length` floats or small ints as an array, else None.
-
-    A Python loop that checks the type of every number would dominate the total time. `marshal`
-    writes numbers in C, each with a letter for its type. Its output is read as an array of letters
-    and numbers. The result is None if one letter differs, or if the format is different.
-    """
-    first = type(rows[0][0])
-    if first not in (float, int) or type(rows[0][-1]) is not first:
-        return None
-    # Version 2 has binary numbers, and no back references.
-    written = marshal.dumps(rows, 2)  # type: ignore[arg-type]
-    dtype = _marshalled(length, first is int)
-    if len(written) != 5 + dtype.itemsize * len(rows):
-        return None
-    read = np.frombuffer(written, dtype, offset=5)
-    numbers = read["numbers"]
-    if (
-        (numbers["letter"] != (b"i" if first is int else b"g")).any()
-        or (read["kind"] != (b"(" if type(rows[0]) is tuple else b"[")).any()
-        or (read["length"] != length).any()
-    ):
-        return None
-    return np.ascontiguousarray(numbers["number"], _NUMBERS[first])
-
-
-@lru_cache(maxsize=64)
-def _marshalled(length: int, integral: bool) -> np.dtype[Any]:
-    """Return the dtype of a marshalled list or tuple with `length` numbers."""
-    number = np.dtype([("letter", "S1"), ("number", "<i4" if integral else "<f8")])
-    return np.dtype([("kind", "S1"), ("length", "<i4"), ("numbers", number, (length,))])
 
 
 def _dict(values: Sequence[Any], out: list[Fragments]) -> Layout | None:
