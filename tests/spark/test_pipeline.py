@@ -198,7 +198,7 @@ def test_too_large_whole_numbers_are_errors(spark: Any, exported: str) -> None:
     model.setInputMapping({"n": "a", "s": "b"}).setOutputMapping({"joined": "o"})
     df = spark.createDataFrame([(2**40, "x")], "n bigint, s string")
     with pytest.raises(
-        PythonException, match=r"'n' has values that .* of input 'a' cannot represent"
+        PythonException, match=r"'n' has .*, which .* of input 'a' cannot represent"
     ):
         model.transform(df).collect()
 

@@ -254,7 +254,7 @@ def _array(values: Any, column: str) -> Any:
 
 def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
     """Return rows with the shape and dtype of an input."""
-    import numpy as np
+    from tfd_notebook.spark.feed.casts import cast
 
     own = array.shape[1:]
     shape = own if spec.shape is None else spec.shape[1:]
@@ -275,10 +275,11 @@ def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
         return array
     if array.dtype == object:
         raise DataError(f"column {column!r} does not hold numbers, which {tensor!r} requires")
-    converted = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(converted, array):
+    converted, lost = cast(array, dtype)
+    if lost is not None:
         raise DataError(
-            f"column {column!r} has values that {dtype} of input {tensor!r} cannot represent",
+            f"column {column!r} has {array[lost][0]!s}, which {dtype} of input {tensor!r} cannot "
+            "represent",
             fix="cast the column",
         )
     return converted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,8 +163,98 @@ def test_rows_that_cannot_be_tensors_are_refused(tmp_path: Path) -> None:
 def test_a_row_that_does_not_fit_the_signature_is_an_error(tmp_path: Path) -> None:
     with fed_inbox(tmp_path, [1, 2], ["a"]) as inbox:
         dataset = DataFeed(inbox).as_dataset(2)
-        with pytest.raises(tf.errors.OpError, match="rows are of type str, but the signature"):
+        with pytest.raises(tf.errors.OpError, match="row 2: 'a' \\(str\\) does not fit int64"):
             list(dataset)
+
+
+#: First rows, later rows, and how the error names the value that the inferred type cannot hold.
+CHANGED: dict[str, tuple[list[Any], list[Any], str]] = {
+    "fraction": ([1, 2, 3], [2.5, 3.5], "row 3: 2.5 (float64) does not fit int64"),
+    "NaN": ([1], [float("nan")], "row 1: nan (float64) does not fit int64"),
+    "whole number": ([0.5], [1.0, 16777217.0], "row 2: 16777217.0 (float64) does not fit float32"),
+    "int": ([0.5], [16777217], "row 1: 16777217 (int64) does not fit float32"),
+    "large float": ([0.5], [1e300], "row 1: 1e+300 (float64) does not fit float32"),
+    "large int": (
+        [np.int8(1)],
+        [np.int8(2), np.int64(300)],
+        "row 2: 300 (int64) does not fit int8",
+    ),
+    "negative": ([np.uint64(1)], [-1], "row 1: -1 (int64) does not fit uint64"),
+    "truth": ([True], [1, 2], "row 2: 2 (int64) does not fit bool"),
+    "long int": ([np.float64(1)], [2**53 + 1], f"row 1: {2**53 + 1} (int64) does not fit float64"),
+    "huge int": ([1], [2**70], f"row 1: {2**70} (int) does not fit int64"),
+    "None": ([1], [2, None], "row 2: None (NoneType) does not fit int64"),
+    "text": (["a"], ["b", 1], "row 2: 1 (int) does not fit string"),
+    "column": ([{"x": 1, "y": 1}], [{"x": 1, "y": 0.5}], "row 1, column y: 0.5 (float64)"),
+    "nested": ([(1, (2, 3.5))], [(1, (0.5, 2.0))], "row 1, column 1.0: 0.5 (float64)"),
+    "list": ([[1, 2]], [[3, 4], [5, 6.5]], "row 2, column 1: 6.5 (float)"),
+    "array": ([np.zeros((2, 2), "i4")], [np.eye(2) / 2], "row 1, column 0.0: 0.5 (float64)"),
+    "date": ([1], [np.datetime64(1, "D")], "row 1: datetime.date(1970, 1, 2) (datetime64[D])"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_value_that_the_type_of_the_first_rows_cannot_hold(tmp_path: Path, kind: str) -> None:
+    first, later, message = CHANGED[kind]
+    with fed_inbox(tmp_path, first, later) as inbox:
+        dataset = DataFeed(inbox).as_dataset(2)
+        with pytest.raises(tf.errors.OpError, match=re.escape(message)):
+            list(dataset)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([1, 2.5, 3], tf.float32),
+        ([1, 16777217, 0.5], tf.float64),
+        ([16777217.0], tf.float64),
+        ([1e300], tf.float64),
+        ([0.1, float("nan"), float("inf")], tf.float32),
+        ([True, 2], tf.int64),
+        ([1, 2j], tf.complex128),
+        ([np.float32(1), 2], tf.float64),
+        ([[0.1, 1], [2, 0.5]], (tf.float32, tf.float32)),
+    ],
+)
+def test_the_inferred_type_holds_all_first_rows(
+    tmp_path: Path, rows: list[Any], expected: Any
+) -> None:
+    with fed_inbox(tmp_path, rows) as inbox:
+        dataset = DataFeed(inbox).as_dataset(len(rows))
+        (batch,) = dataset.as_numpy_iterator()
+    assert tf.nest.map_structure(lambda spec: spec.dtype, dataset.element_spec) == expected
+    columns = list(zip(*rows, strict=True)) if isinstance(expected, tuple) else rows
+    np.testing.assert_allclose(batch, columns, rtol=6e-8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "row", "error"),
+    [
+        ("float16", 0.1, None),
+        ("float32", 16777217, None),
+        ("bfloat16", 0.1, None),
+        ("float64", 2**53 + 1, None),
+        ("complex64", 2.5, None),
+        ("int32", 3.0, None),
+        ("float32", 1e300, "1e+300 (float64) does not fit float32"),
+        ("float16", 70_000, "70000 (int64) does not fit float16"),
+        ("int64", 2.5, "2.5 (float64) does not fit int64, the type in output_signature"),
+        ("uint8", 256, "256 (int64) does not fit uint8"),
+        ("float32", 1j, "1j (complex128) does not fit float32"),
+        ("int64", 2.0**63, "9.223372036854775808e+18"[:8]),
+    ],
+)
+def test_numbers_are_cast_to_a_signature(
+    tmp_path: Path, dtype: str, row: Any, error: str | None
+) -> None:
+    with fed_inbox(tmp_path, [row]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(1, tf.TensorSpec([], dtype))
+        if error is None:
+            (batch,) = dataset
+            np.testing.assert_allclose(tf.cast(batch, tf.float64), [row], rtol=0.01)
+        else:
+            with pytest.raises(tf.errors.OpError, match=re.escape(error)):
+                list(dataset)
 
 
 def test_a_dataset_of_an_empty_feed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from tfd_notebook.spark.feed.sender import FeedResult, InboxAddresses, feed_chun
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
 _BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_MAX_FLOAT = float(np.finfo(np.float32).max)
 #: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
 _lock = threading.Lock()
@@ -254,9 +256,22 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _storable(value: Any, kind: pa.DataType) -> Any:
-    """Return a value in the form that Arrow accepts: the inverse of `_plain`."""
+    """Return a value in the form that Arrow accepts: the inverse of `_plain`.
+
+    Raises
+    ------
+    ValueError
+        An integer column cannot hold a fraction, or a float column a number beyond its range.
+    """
     if value is None:
         return None
+    if _can_lose_floats(kind):
+        if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+            value = value.item()
+        if isinstance(value, float):
+            whole = pa.types.is_integer(kind)
+            if not value.is_integer() if whole else _MAX_FLOAT < abs(value) < math.inf:
+                raise ValueError(f"{value} does not fit {kind}")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return value.astimezone(datetime.timezone.utc)
     if pa.types.is_list(kind):
@@ -273,9 +288,14 @@ def _storable(value: Any, kind: pa.DataType) -> Any:
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_nested(kind) or pa.types.is_timestamp(kind):
+    if pa.types.is_nested(kind) or pa.types.is_timestamp(kind) or _can_lose_floats(kind):
         values = [_storable(value, kind) for value in values]
     return pa.array(values, kind)
+
+
+def _can_lose_floats(kind: pa.DataType) -> bool:
+    """Return True if Arrow would change floats of this type without an error."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_float32(kind))
 
 
 def _record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:

@@ -62,6 +62,8 @@ class DataFeed:
         #: Sources of consumed rows without results and the number of these rows, in their order.
         self._unanswered: deque[list[Any]] = deque()
 
+        #: Number of rows that were read.
+        self._read = 0
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
         """Wait for the next rows, and return them as Python values.
 
@@ -127,7 +129,8 @@ class DataFeed:
         output_signature : nested structure of tf.TypeSpec, optional
             Signature of *one row*, as for `tf.data.Dataset.from_generator`. Numbers are cast to its
             types. Default: inferred from the first rows, which the call waits for. Python's floats
-            then become float32, its ints int64.
+            then become float32, its ints int64. Floats become float64 if float32 would change a
+            number of 2**24 or more. Ints and floats at the same position become floats.
         drop_remainder : bool
             Whether to drop a smaller last batch. Default False.
 
@@ -139,7 +142,9 @@ class DataFeed:
         ------
         UsageError
             The rows cannot become tensors: their lengths differ, or they have None among numbers.
-            Within the dataset TensorFlow raises it as an error of its generator.
+            Or a type cannot hold a value. Only floats are rounded: all to a type of
+            `output_signature`, and those below 2**24 to an inferred float32. Within the dataset
+            TensorFlow raises it as an error of its generator.
         """
         return dataset.as_dataset(self, batch_size, output_signature, drop_remainder)
 
@@ -185,13 +190,13 @@ class DataFeed:
         chunk = self.first_chunk()
         return 0 if chunk is None else chunk.count - self._position
 
-    def parts(self, count: int, wait: float | None = None) -> Iterator[Any]:
-        """Yield the next `count` rows as arrays, one per received chunk.
+    def parts(self, count: int, wait: float | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield the next `count` rows as arrays, one per chunk, with the number of the first row.
 
         Yield fewer rows if none arrive for `wait` seconds. Default: wait without a timeout.
         """
         for chunk, start, stop in self._spans(count, wait):
-            yield chunk.arrays(start, stop)
+            yield self._read - (stop - start), chunk.arrays(start, stop)
 
     def should_stop(self) -> bool:
         """Return True after the end of the feed."""
@@ -268,6 +273,7 @@ class DataFeed:
         self._source, self._chunk = item
         return self._chunk is None
 
+            self._read += stop - start
     def _finish_chunk(self) -> None:
         if self._chunk is not None and self._source is not None:
             self.mgr.acknowledge(self._source)

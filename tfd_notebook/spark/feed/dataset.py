@@ -6,11 +6,13 @@ A Python step per row or per batch would dominate the total time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfd_notebook.errors import UsageError
+from tfd_notebook.spark.feed.casts import cast, numbers
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed
@@ -19,11 +21,40 @@ if TYPE_CHECKING:
 _FIX = "convert the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a chunk: where they are, and what was to be done with them.
+
+    Parameters
+    ----------
+    node : str
+    first : int
+        Number of the first one among the rows of the node, from 0.
+    inferred : bool
+        Whether the signature was inferred from the first rows.
+    """
+
+    node: str
+    first: int
+    inferred: bool
+
+    def error(self, row: int, path: str, value: Any, kind: str, spec: Any) -> UsageError:
+        """Return the error for a value that the signature cannot hold."""
+        place = f"row {self.first + row}" + (f", column {path}" if path else "")
+        origin = "the type of the first rows" if self.inferred else "the type in output_signature"
+        return UsageError(
+            f"{place}: {value!r:.80} ({kind}) does not fit {spec.dtype.name}, {origin}",
+            task=self.node,
+            fix="pass an output_signature= with a type that holds all rows, or use next_batch()",
+        )
+
+
 def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_remainder: bool) -> Any:
     """Return a dataset; see `DataFeed.as_dataset`."""
     import tensorflow as tf
 
-    if output_signature is None:
+    inferred = output_signature is None
+    if inferred:
         chunk = feed.first_chunk()
         if chunk is None:
             raise UsageError(
@@ -31,7 +62,8 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
                 task=feed.mgr.node,
                 fix="pass output_signature= to as_dataset()",
             )
-        output_signature = name_columns(feed.input_tensors, signature(chunk.column.layout))
+        own = signature(chunk.column.layout, chunk.arrays(0, chunk.count))
+        output_signature = name_columns(feed.input_tensors, own)
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
     )
@@ -40,7 +72,8 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
         while not feed.done_feeding:
             rows = feed.rows_left() if feed.train_mode else 0
             # Yield chunks of large rows as batches, so that `rebatch` does not copy them.
-            batch = take_rows(feed, max(rows, batch_size), output_signature)
+            count = max(rows, batch_size)
+            batch = take_rows(feed, count, output_signature, inferred=inferred)
             if batch is not None:
                 yield batch
 
@@ -50,22 +83,39 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
     return dataset
 
 
-def take_rows(feed: DataFeed, count: int, signature: Any, wait: float | None = None) -> Any:
+def take_rows(
+    feed: DataFeed,
+    count: int,
+    signature: Any,
+    wait: float | None = None,
+    inferred: bool = False,
+) -> Any:
     """Return up to `count` rows as arrays that match a signature, or None without rows.
 
     Wait for the rows, by default without a timeout, else for `wait` seconds.
     """
     parts = [
-        fit(name_columns(feed.input_tensors, arrays), signature)
-        for arrays in feed.parts(count, wait)
+        fit(
+            name_columns(feed.input_tensors, arrays),
+            signature,
+            _Rows(feed.mgr.node, first, inferred),
+        )
+        for first, arrays in feed.parts(count, wait)
     ]
     return concatenate(parts) if parts else None
 
 
-def signature(layout: Layout) -> Any:
-    """Return the signature of one row with this layout.
+def signature(layout: Layout, values: Any) -> Any:
+    """Return the signature of one row of a column.
 
-    Python's floats become float32 and its ints int64; arrays keep their dtype.
+    Python's ints become int64. Its floats become float32, or float64 if a whole number would
+    change or the range ends. Arrays keep their dtype.
+
+    Parameters
+    ----------
+    layout : list
+    values : numpy.ndarray, or tuple or dict of them
+        The arrays of the column.
 
     Raises
     ------
@@ -78,23 +128,26 @@ def signature(layout: Layout) -> Any:
     name = layout[1] if kind == "pickle" else kind
     if name in ("str", "bytes", "bytearray"):
         return tf.TensorSpec([], tf.string)
+    if name in ("several", "int") and (widened := numbers(values)) is not None:
+        kind = "scalar" if any(isinstance(v, np.generic) for v in values.flat) else "python"
+        values, layout = widened, [kind, widened.dtype.str]
     if kind in ("python", "number", "array", "scalar"):
         dtype = np.dtype(layout[1])
         shape = layout[2] if kind == "array" else []
         if dtype.kind in "SU":
             return tf.TensorSpec(shape, tf.string)
         if kind == "python" and dtype.kind == "f":
-            return tf.TensorSpec(shape, tf.float32)
+            _, lost = cast(values, np.float32, fractions_only=True)
+            return tf.TensorSpec(shape, tf.float32 if lost is None else tf.float64)
         if dtype.kind in "?biufc":
             return tf.TensorSpec(shape, tf.as_dtype(dtype.newbyteorder("=")))
-    if kind == "fix":
-        part = signature(layout[3])
-        if isinstance(part, tf.TensorSpec):
-            return tf.TensorSpec([layout[2], *part.shape], part.dtype)
+    if kind == "fix" and isinstance(values, np.ndarray) and values.ndim > 1:
+        part = signature(layout[3], values.reshape(-1, *values.shape[2:]))
+        return tf.TensorSpec([layout[2], *part.shape], part.dtype)
     if kind in ("list", "tuple"):
-        return tuple(map(signature, layout[2]))
+        return tuple(map(signature, layout[2], values))
     if kind in ("dict", "row"):
-        return dict(zip(layout[1], map(signature, layout[2]), strict=True))
+        return dict(zip(layout[1], map(signature, layout[2], values.values()), strict=True))
     if name in ("NoneType", "several"):
         raise UsageError(
             "some rows have None, or values of several types, at the same position", fix=_FIX
@@ -116,46 +169,66 @@ def name_columns(tensors: Sequence[str] | None, parts: Any) -> Any:
     return dict(zip(tensors, values, strict=True))
 
 
-def fit(arrays: Any, signature: Any) -> Any:
+def fit(arrays: Any, signature: Any, rows: _Rows, path: str = "") -> Any:
     """Return the arrays of a chunk in the structure and with the types of a signature.
 
     Raises
     ------
     UsageError
-        The arrays do not match.
+        The arrays do not match, or a type cannot hold a value.
     """
     if isinstance(signature, dict):
         if isinstance(arrays, dict) and set(signature) <= set(arrays):
-            return {name: fit(arrays[name], spec) for name, spec in signature.items()}
+            return {n: fit(arrays[n], s, rows, _within(path, n)) for n, s in signature.items()}
     elif isinstance(signature, (tuple, list)):
         if isinstance(arrays, dict):
             arrays = tuple(arrays.values())
         elif isinstance(arrays, np.ndarray) and arrays.ndim > 1:
             arrays = tuple(arrays[:, at] for at in range(arrays.shape[1]))
         if isinstance(arrays, tuple) and len(arrays) == len(signature):
-            return tuple(fit(a, spec) for a, spec in zip(arrays, signature, strict=True))
-    else:
-        if isinstance(arrays, tuple) and all(isinstance(part, np.ndarray) for part in arrays):
-            arrays = np.stack(arrays, axis=1)
-        if isinstance(arrays, np.ndarray):
-            return _cast(arrays, signature)
+            pairs = zip(arrays, signature, strict=True)
+            return tuple(fit(a, s, rows, _within(path, n)) for n, (a, s) in enumerate(pairs))
+    elif isinstance(arrays, np.ndarray):
+        return _fit_array(arrays, signature, rows, path)
+    elif isinstance(arrays, tuple) and signature.shape[:1].is_compatible_with([len(arrays)]):
+        part = type(signature)(signature.shape[1:], signature.dtype)
+        fitted = [fit(a, part, rows, _within(path, n)) for n, a in enumerate(arrays)]
+        return np.stack(fitted, axis=1)
     raise UsageError(
         f"the rows are {_describe(arrays)}, but the signature is {signature}",
+        task=rows.node,
         fix="pass the output_signature of one row to as_dataset()",
     )
 
 
-def _cast(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
+def _within(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: str) -> Any:
     if not spec.shape.is_compatible_with(array.shape[1:]):
         raise UsageError(
-            f"the rows have shape {array.shape[1:]}, but the signature is {spec}", fix=_FIX
+            f"the rows have shape {array.shape[1:]}, but the signature is {spec}",
+            task=rows.node,
+            fix=_FIX,
         )
-    if spec.dtype.name == "string":
-        if array.dtype.kind in "OSU":
-            return array
-    elif array.dtype.kind != "O":
-        return array.astype(spec.dtype.as_numpy_dtype, copy=False)
-    raise UsageError(f"rows are {_describe(array)}, but the signature is {spec}", fix=_FIX)
+    if spec.dtype.name != "string":
+        dtype = spec.dtype.as_numpy_dtype
+        fitted, lost = cast(array, dtype, fractions_only=rows.inferred)
+    elif array.dtype.kind in "SU":
+        return array
+    else:
+        is_text = [isinstance(value, (str, bytes, bytearray)) for value in array.flat]
+        fitted, lost = array, ~np.reshape(np.array(is_text, bool), array.shape)
+    if lost is None or not lost.any():
+        return fitted
+    at = tuple(map(int, np.argwhere(lost)[0]))
+    for index in at[1:]:
+        path = _within(path, index)
+    value = array[at]
+    kind = type(value).__name__ if array.dtype.kind == "O" else array.dtype.name
+    value = value.item() if isinstance(value, np.generic) else value
+    raise rows.error(at[0], path, value, kind, spec)
 
 
 def _describe(arrays: Any) -> str:

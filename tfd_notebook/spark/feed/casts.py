@@ -1,0 +1,136 @@
+"""Conversions of numbers that report each value they would change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_PYTHON = (bool, int, float, complex)
+#: Whole numbers up to this one are exact in float32.
+_EXACT_IN_FLOAT32 = 1 << 24
+
+
+def cast(
+    values: np.ndarray[Any, Any], dtype: Any, *, fractions_only: bool = False
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Return numbers as `dtype`, and which of them it cannot hold.
+
+    Rounding to a narrower floating-point type is not a loss. The end of its range is. All other
+    conversions must keep the value.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        An array of objects may have numbers of several types. Other values are lost.
+    dtype : numpy.dtype
+        A type of numbers or booleans, also one of `ml_dtypes`.
+    fractions_only : bool
+        Whether only numbers below 2**24 may be rounded. Default False.
+
+    Returns
+    -------
+    numpy.ndarray
+    numpy.ndarray of bool, or None
+        True for each lost value. None if no value is lost.
+    """
+    dtype = np.dtype(dtype)
+    if values.dtype.kind == "O":
+        found = numbers(values)
+        if found is None:
+            return _cast_each(values, dtype, fractions_only)
+        values = found
+    elif values.dtype.kind not in "?biufc":
+        return np.zeros(values.shape, dtype), np.ones(values.shape, bool)
+    if values.dtype.kind == "c" and values.dtype != dtype:
+        return _cast_complex(values, dtype, fractions_only)
+    is_long = values.dtype.kind in "iu" and values.dtype.itemsize == 8
+    if values.dtype == dtype or (np.can_cast(values.dtype, dtype, "safe") and not is_long):
+        return values.astype(dtype, copy=False), None
+    with np.errstate(all="ignore"):
+        converted = values.astype(dtype)
+        if not _is_float(dtype):
+            kept = _is_same(converted, values)
+        elif values.dtype.kind in "iu":
+            kept = _is_same(converted, values) if fractions_only else np.isfinite(converted)
+        elif dtype.itemsize >= 4 and np.abs(values).max(initial=0.0) < _EXACT_IN_FLOAT32:
+            return converted, None  # the usual case; not true for NaN
+        else:
+            kept = np.isfinite(converted) | ~np.isfinite(values)
+            if fractions_only:
+                kept &= (np.abs(values) < _EXACT_IN_FLOAT32) | _is_same(converted, values)
+    return converted, None if kept.all() else ~kept
+
+
+def numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return an array of objects as numbers of the narrowest type for all, or None.
+
+    The type is int64, float64 or complex128 for Python's numbers. None if a value is not a number,
+    or if the type cannot hold one.
+    """
+    flat = values.ravel().tolist()
+    kinds = set(map(type, flat))
+    if not all(kind in _PYTHON or issubclass(kind, (np.number, np.bool_)) for kind in kinds):
+        return None
+    dtype = np.result_type(*kinds)
+    if dtype.kind not in "?biufc" or dtype.char in "gG":  # durations, and more than 64 bits
+        return None
+    try:
+        wide = np.fromiter(flat, dtype, len(flat))
+    except OverflowError:
+        return None
+    same = all(a == b or a != a for a, b in zip(flat, wide.tolist(), strict=True))
+    return wide.reshape(values.shape) if same else None
+
+
+def _cast_each(
+    values: np.ndarray[Any, Any], dtype: np.dtype[Any], fractions_only: bool
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Convert objects that have no common type of numbers."""
+    flat = values.ravel()
+    converted, lost = np.zeros(len(flat), dtype), np.ones(len(flat), bool)
+    for at in range(len(flat)):
+        own = numbers(flat[at : at + 1])
+        if own is not None:
+            converted[at : at + 1], is_lost = cast(own, dtype, fractions_only=fractions_only)
+            lost[at] = is_lost is not None
+    converted, lost = converted.reshape(values.shape), lost.reshape(values.shape)
+    return converted, lost if lost.any() else None
+
+
+def _cast_complex(
+    values: np.ndarray[Any, Any], dtype: np.dtype[Any], fractions_only: bool
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    part = np.empty(0, dtype).real.dtype
+    converted, lost = cast(values.real, part, fractions_only=fractions_only)
+    if dtype.kind == "c":
+        _, also_lost = cast(values.imag, part, fractions_only=fractions_only)
+        with np.errstate(all="ignore"):
+            converted = values.astype(dtype)
+    else:
+        also_lost = values.imag != 0
+    parts = [each for each in (lost, also_lost) if each is not None and each.any()]
+    return converted, np.logical_or.reduce(parts) if parts else None
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    # The types of ml_dtypes, such as bfloat16 and int4, have the kind of raw data.
+    return dtype.kind in "fc" or (dtype.kind == "V" and bool(np.array(0.5).astype(dtype)))
+
+
+def _is_same(converted: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Any:
+    """Return where the conversion kept the value."""
+    if converted.dtype.kind == "c" and values.dtype.kind != "c":
+        converted = converted.real
+    same = (converted.astype(values.dtype) == values) | (
+        (values != values) & (converted != converted)
+    )
+    kinds = values.dtype.kind + converted.dtype.kind
+    if set(kinds) <= set("iu"):
+        return same & ((converted < 0) == (values < 0))
+    for integers, floats in ((values, converted), (converted, values)):
+        if integers.dtype.kind in "iu" and floats.dtype.kind == "f":
+            # The conversion of numbers beyond the range back to integers is not defined.
+            bits = 8 * integers.dtype.itemsize - (integers.dtype.kind == "i")
+            same &= np.isfinite(floats) & (floats.astype(np.float64) < 2.0**bits)
+    return same
