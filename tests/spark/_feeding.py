@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -112,6 +113,39 @@ def return_early(inbox: Inbox) -> Any:
     return len(DataFeed(inbox).next_batch(2))
 
 
+def drop_a_result(inbox: Inbox) -> Any:
+    """Return a result for each row but the last of a batch."""
+    feed = DataFeed(inbox, train_mode=False)
+    while not feed.should_stop():
+        feed.batch_results(feed.next_batch(4)[:-1])
+    return None
+
+
+def return_no_results(inbox: Inbox) -> Any:
+    feed = DataFeed(inbox, train_mode=False)
+    while not feed.should_stop():
+        feed.next_batch(4)
+    return None
+
+
+def return_results_later(inbox: Inbox) -> Any:
+    """Read in one thread, and return each row as its result in another."""
+    feed = DataFeed(inbox, train_mode=False)
+    batches: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        while batch := batches.get():
+            time.sleep(0.1)  # the reader waits for rows in the meantime
+            feed.batch_results(batch)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    while not feed.should_stop():
+        batches.put(feed.next_batch(4))
+    thread.join()
+    return None
+
+
 def short_of_results(inbox: Inbox) -> Any:
     feed = DataFeed(inbox, train_mode=False)
     feed.batch_results(feed.next_batch(2)[:1])
@@ -134,6 +168,9 @@ FUNCTIONS: dict[str, Callable[[Inbox], Any]] = {
         two_queues,
         return_early,
         short_of_results,
+        drop_a_result,
+        return_no_results,
+        return_results_later,
     )
 }
 
@@ -217,7 +254,7 @@ def run_node(directory: str, name: str) -> None:
         inbox.close()
         os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=listen, name="tfd-test", daemon=True).start()
     work()
     signal.pause()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -184,6 +185,48 @@ def test_missing_results_are_an_error(tmp_path: Path) -> None:
         pytest.raises(SparkError, match="the function returned, but 9 results"),
     ):
         list(infer_partition(range(10), running.address))
+
+
+@pytest.mark.parametrize(("function", "lacking"), [("drop_a_result", 3), ("return_no_results", 10)])
+def test_a_function_with_too_few_results_fails_at_the_end_of_a_partition(
+    tmp_path: Path, function: str, lacking: int
+) -> None:
+    with (
+        node(tmp_path, function) as running,
+        pytest.raises(NodeFailed, match=f"{lacking} rows of the last partition have no result"),
+    ):
+        list(infer_partition(range(10), running.address))
+
+
+def test_results_are_never_taken_for_rows_of_another_partition(tmp_path: Path) -> None:
+    def infer(begin: int) -> None:
+        with contextlib.suppress(NodeFailed):
+            results.extend(infer_partition(range(begin, begin + 10), address))
+
+    results: list[int] = []
+    with Inbox(tmp_path, _feeding.SECRET) as inbox:
+        own, secret = os.uname().nodename, _feeding.SECRET
+        address = InboxAddress("c", "worker", 0, own, "0", 0, inbox.address, secret)
+        threads = [threading.Thread(target=infer, args=(n * 100,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        until(lambda: inbox.numbers()["queue_depth"] == 2)
+        feed = DataFeed(inbox, train_mode=False)
+        feed.batch_results(feed.next_batch(20)[:-1])
+        batch = feed.next_batch(20)
+        with pytest.raises(UsageError, match="1 rows of the partition before it have no result"):
+            feed.batch_results(batch)
+        inbox.fail({"what": "the results are wrong"})
+        for thread in threads:
+            thread.join(60)
+    assert set(results) <= set(range(9)) | set(range(100, 109))
+
+
+def test_another_thread_may_return_the_results(tmp_path: Path) -> None:
+    with node(tmp_path, "return_results_later") as running:
+        for _ in range(3):
+            assert list(infer_partition(range(6), running.address)) == list(range(6))
+        assert running.end() is None
 
 
 def test_feeding_a_killed_node_raises_node_lost(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, pack
 from tfd_notebook.spark.feed.inbox import Inbox, Source
+
+_ONE_RESULT = "pass batch_results() exactly one result for each row of a batch"
 
 
 class DataFeed:
@@ -59,11 +62,13 @@ class DataFeed:
         self._source: Source | None = None
         self._chunk: Chunk | None = None
         self._position = 0
-        #: Sources of consumed rows without results and the number of these rows, in their order.
-        self._unanswered: deque[list[Any]] = deque()
-
         #: Number of rows that were read.
         self._read = 0
+        #: Sources of consumed rows without results and the number of these rows, in their order.
+        self._unanswered: deque[list[Any]] = deque()
+        #: The thread that returned the latest results.
+        self._answering: int | None = None
+
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
         """Wait for the next rows, and return them as Python values.
 
@@ -213,18 +218,29 @@ class DataFeed:
         Raises
         ------
         UsageError
-            There are more results than consumed rows.
+            There are more results than consumed rows, or an earlier partition has rows without
+            results.
         """
         at, count = 0, len(results)
+        first: Source | None = None
+        self._answering = threading.get_ident()
         while at < count:
             if not self._unanswered:
                 raise UsageError(
                     f"batch_results() got {count - at} more results than consumed rows",
                     task=self.mgr.node,
-                    fix="return exactly one result for each row of a batch",
+                    fix=_ONE_RESULT,
                 )
             unanswered = self._unanswered[0]
             source, rows = unanswered
+            first = first or source
+            if source is not first and not (self.train_mode or first.disconnected):
+                raise UsageError(
+                    f"batch_results() got {count} results for a batch, but {at} rows of the "
+                    "partition before it have no result yet",
+                    task=self.mgr.node,
+                    fix=_ONE_RESULT,
+                )
             part_count = min(rows, count - at)
             if not source.disconnected:
                 part = results[at : at + part_count]
@@ -247,6 +263,8 @@ class DataFeed:
             if self._chunk is None:
                 if wait is not None and not self.mgr.wait_for_chunk(self.qname_in, wait):
                     return
+                if not spanned:
+                    self._check_results()
                 ended_partition = self._receive()
                 if ended_partition and spanned and not self.train_mode:
                     return
@@ -255,6 +273,7 @@ class DataFeed:
             assert source is not None
             start, stop = self._position, min(self._position + count - spanned, chunk.count)
             spanned += stop - start
+            self._read += stop - start
             self._position = stop
             self.mgr.count_rows(source, stop - start)
             if source.infer:
@@ -262,6 +281,27 @@ class DataFeed:
             yield chunk, start, stop
             if stop == chunk.count:
                 self._finish_chunk()
+
+    def _check_results(self) -> None:
+        """Raise UsageError if rows lack results that nothing can return while this thread waits."""
+        lacking = sum(
+            rows for source, rows in self._unanswered if source.ended and not source.disconnected
+        )
+        if not lacking or self.mgr.wait_for_chunk(self.qname_in, 0.0):
+            return
+        own = threading.get_ident()
+        if self._answering is None:
+            threads = threading.enumerate()
+            is_alone = {each.ident for each in threads if not each.name.startswith("tfd-")} == {own}
+        else:
+            is_alone = self._answering == own
+        if is_alone:
+            raise UsageError(
+                f"the function waits for more rows, but {lacking} rows of the last partition have "
+                "no result",
+                task=self.mgr.node,
+                fix=_ONE_RESULT,
+            )
 
     def _receive(self) -> bool:
         """Wait for the next chunk; return True if the end of a partition arrived instead."""
@@ -271,9 +311,9 @@ class DataFeed:
             self.done_feeding = True
             return False
         self._source, self._chunk = item
-        return self._chunk is None
+        self._source.ended = self._chunk is None
+        return self._source.ended
 
-            self._read += stop - start
     def _finish_chunk(self) -> None:
         if self._chunk is not None and self._source is not None:
             self.mgr.acknowledge(self._source)

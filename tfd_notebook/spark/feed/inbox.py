@@ -343,8 +343,10 @@ class Source:
 
     Attributes
     ----------
-    gone : bool
+    disconnected : bool
         True after the task has disconnected.
+    ended : bool
+        True after the function has read all rows of the partition.
     """
 
     def __init__(
@@ -354,6 +356,7 @@ class Source:
         self.channel = channel
         self.infer = infer
         self.disconnected = False
+        self.ended = False
 
 
 class Queue:

@@ -167,7 +167,7 @@ class _Feeder:
         if callable(inboxes):
             inboxes = inboxes()
         self._address = address = inboxes if isinstance(inboxes, InboxAddress) else choose(inboxes)
-        self._qname, self._timeout_s = qname, feed_timeout
+        self._qname, self._timeout_s, self._infer = qname, feed_timeout, infer
         self._changed = threading.Condition()
         self._rows = self._chunks = self._bytes = 0
         self._unconsumed: deque[int] = deque()  # sizes of the chunks that are not consumed yet
@@ -357,6 +357,13 @@ class _Feeder:
         batch = "no batch was taken yet" if age is None else f"the last batch was {age:.0f} s ago"
         if not report:
             batch = "the node does not report its progress"
+        if self._infer and not self._unconsumed:
+            return FeedTimeout(
+                f"{address.node} on {address.host} read all {self._rows} rows of a partition, but "
+                f"returned {self._result_count} results; nothing arrived for {self._timeout_s:g} s",
+                task=address.node,
+                fix="pass batch_results() one result per row, or use a larger feed_timeout",
+            )
         return FeedTimeout(
             f"{address.node} on {address.host} consumed no rows of the queue {self._qname!r} for "
             f"{self._timeout_s:g} s; {len(self._unconsumed)} chunks of this partition and "
