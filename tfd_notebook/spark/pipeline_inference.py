@@ -254,7 +254,7 @@ def _array(values: Any, column: str) -> Any:
 
 def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
     """Return rows with the shape and dtype of an input."""
-    from tfd_notebook.spark.feed.casts import cast
+    from tfd_notebook.spark.casts import cast
 
     own = array.shape[1:]
     shape = own if spec.shape is None else spec.shape[1:]

@@ -126,7 +126,7 @@ def test_arrays_hold_the_rows(kind: str) -> None:
 def _exactly(value: Any) -> Any:
     """Return a value that is equal only if type and value are equal."""
     if isinstance(value, np.ndarray):
-        return ("array", value.dtype.str, value.shape, value.tolist())
+        return ("array", value.dtype.str, value.shape, repr(value.tolist()))
     if isinstance(value, (list, tuple)):
         fields = getattr(value, "__fields__", None)
         return (type(value).__name__, fields, [_exactly(part) for part in value])

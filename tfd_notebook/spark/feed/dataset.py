@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.feed.casts import cast, numbers
+from tfd_notebook.spark.casts import cast, numbers
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from tfd_notebook.spark.feed.casts import cast, numbers
+from tfd_notebook.spark.casts import cast, numbers
 
 TYPES = ("?", "i1", "u1", "i2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
 EDGES = [0, 1, -1, 2**24 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.5, 0.1, 1e300]
