@@ -16,6 +16,7 @@ import functools
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import _onspark
 import _pairs
+import psutil
 from _sides import Side
 
 UNIT = "rows/s, more is better"
@@ -121,6 +123,29 @@ def answer(side: _onspark.Child, kind: str, quick: bool) -> None:
         print(count / seconds if command in ("feed", "floor") else 0.0, file=side.answers)
 
 
+def cpu_seconds() -> Counter[str]:
+    """Return the CPU time of all running processes by the part of the feed to which they belong."""
+    used: Counter[str] = Counter()
+    for process in psutil.process_iter(["name", "cmdline", "cpu_times"]):
+        times = process.info["cpu_times"]
+        if times is None or not (command := process.info["cmdline"]):
+            continue
+        if process.info["name"] == "java":
+            part = "Java"
+        else:
+            part = "Spark's Python" if "pyspark.daemon" in command else "nodes"
+        used[part] += times.user + times.system
+    return used
+
+
+def measured(side: Side, command: str, used: Counter[str]) -> float:
+    """Return rows per second, and add the CPU time to `used`."""
+    before = cpu_seconds()
+    rate = side.request(command)[0]
+    used.update(cpu_seconds() - before)
+    return rate
+
+
 def main() -> None:
     parser = _pairs.parser(__doc__)
     parser.add_argument("--child", choices=("ours", "theirs"))
@@ -137,19 +162,26 @@ def main() -> None:
     for kind in KINDS:
         for side in (ours, theirs):
             side.request(f"open {kind}")
+        feed: Counter[str] = Counter()
+        floor: Counter[str] = Counter()
+        rounds = 2 if options.quick else 5
         figures = _pairs.interleave(
             {
-                "ours": lambda: ours.request("feed")[0],
+                "ours": lambda feed=feed: measured(ours, "feed", feed),
                 "theirs": lambda: theirs.request("feed")[0],
-                "floor": lambda: ours.request("floor")[0],
+                "floor": lambda floor=floor: measured(ours, "floor", floor),
             },
-            rounds=2 if options.quick else 5,
+            rounds,
         )
         for side in (ours, theirs):
             side.request("close")
         results[kind] = _pairs.compare(figures["ours"], figures["theirs"])
         share = _pairs.compare(figures["ours"], figures["floor"])
         print(f"{kind}: {results[kind]}; of Spark's own rate: {share}", flush=True)
+        count = (rounds + 1) * KINDS[kind][0] // (QUICK if options.quick else 1)
+        for name, used in (("feed", feed), ("Spark's own", floor)):
+            parts = ", ".join(f"{part} {used[part] / count * 1e6:.2f}" for part in sorted(used))
+            print(f"{kind}, CPU time per row, {name}: {parts} \N{MICRO SIGN}s", flush=True)
         _pairs.report(f"spark_feed ({kind}, share of Spark's own rate)", share, UNIT)
     for kind, result in list(results.items())[::-1]:
         _pairs.report("spark_feed" if kind == "10 floats" else f"spark_feed ({kind})", result, UNIT)

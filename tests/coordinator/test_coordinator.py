@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import inspect
 import os
+import pickle
 import re
 import socket
 import textwrap
@@ -108,6 +110,14 @@ class TestContract:
         assert isinstance(coordinator, tf.distribute.coordinator.ClusterCoordinator)
         again = tf.distribute.coordinator.ClusterCoordinator(coordinator.strategy)
         assert again is coordinator
+
+    def test_a_copy_is_the_coordinator(self, cluster: tfd.Cluster) -> None:
+        """A second object would stop the threads of the first one when it is collected."""
+        coordinator = cluster.coordinator()
+        assert copy.copy(coordinator) is coordinator
+        assert copy.deepcopy([coordinator])[0] is coordinator
+        with pytest.raises(UsageError, match="this Coordinator cannot be sent"):
+            pickle.dumps(coordinator)
         assert cluster.coordinator(coordinator.strategy) is coordinator
 
     def test_the_doctor_ignores_variables_that_the_strategy_sets(

@@ -29,6 +29,7 @@ from tfd_notebook.data.consume import observe
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service import distribute as service
 from tfd_notebook.launchers import base
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import ClusterConfig, Policy, Service
@@ -57,7 +58,7 @@ def _documented_by(source: Any) -> Callable[[_Method], _Method]:
     return copy
 
 
-class Cluster:
+class Cluster(Handle):
     """A cluster of TensorFlow servers, started by a launcher and supervised from this process.
 
     The tasks form a tf.data service, a parameter server training, or both.
@@ -116,6 +117,8 @@ class Cluster:
     --------
     tf.data.experimental.service, tf.distribute.Server : The underlying TensorFlow APIs.
     """
+
+    _instead = "pass its name, and call tfd.attach(name) there after cluster.detach()"
 
     # Python calls `__init__` with the result of `__new__`, which may be a running cluster. Other
     # threads also use a cluster as soon as it is registered. So `__new__` checks the arguments and

@@ -25,6 +25,7 @@ from tfd_notebook.errors import (
 )
 from tfd_notebook.model.closure_gate import Gate
 from tfd_notebook.model.closure_store import DEFAULT_KEEP, Store, function_names
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 
@@ -32,7 +33,7 @@ from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 _STOP_SECONDS = 5.0
 
 
-class Coordinator(closure_queue.ClusterCoordinator):
+class Coordinator(Handle, closure_queue.ClusterCoordinator):
     """A ClusterCoordinator that records the state of each closure and can pause and step.
 
     It keeps the full contract of TensorFlow's class, including its errors. Create it with
@@ -63,6 +64,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
     --------
     tf.distribute.coordinator.ClusterCoordinator
     """
+
+    _instead = "pass tensors and RemoteValues to the functions that it schedules"
 
     def __new__(cls, strategy: Any, keep: int = DEFAULT_KEEP) -> Coordinator:
         if not adoption.is_supported(strategy):

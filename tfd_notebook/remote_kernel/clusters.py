@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tfd_notebook import views
 from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import RemoteError, StateError, TimeLimit
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import TaskState
 
@@ -24,7 +25,7 @@ _POLL_SECONDS = 0.05
 _ENDED = ("stopped", "failed", "lost", "left")
 
 
-class RemoteCluster:
+class RemoteCluster(Handle):
     """A cluster of another kernel: its state, and commands for it.
 
     Created by `RemoteKernel.clusters`.
@@ -168,7 +169,7 @@ class Clusters(dict[str, RemoteCluster]):
         return self._fetch(name)
 
 
-class RemoteCoordinator:
+class RemoteCoordinator(Handle):
     """A coordinator of another kernel: its closures, and the controls of its stepper.
 
     Attributes

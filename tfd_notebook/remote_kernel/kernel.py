@@ -32,6 +32,7 @@ from tfd_notebook.launchers.client.jupyter_server import (
     JupyterServer,
     Message,
 )
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.net import reconnect
 from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.remote_kernel.clusters import Clusters, RemoteCluster
@@ -64,7 +65,7 @@ except ModuleNotFoundError as error:
 _kernels: weakref.WeakSet[RemoteKernel] = weakref.WeakSet()
 
 
-class RemoteKernel:
+class RemoteKernel(Handle):
     """A kernel of a remote Jupyter server that runs code and shows its output here.
 
     The panel, widgets and ``tfd list`` show and control its clusters like those of this kernel. As

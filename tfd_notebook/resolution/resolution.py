@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import views
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.resolution import detection, factory, suggestions
@@ -84,7 +85,7 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     return resolution
 
 
-class Resolution:
+class Resolution(Handle):
     """The result of `resolve`: a cluster with its tasks, or a place for one.
 
     It displays as a table of the tasks.

@@ -24,6 +24,7 @@ from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
 from tfd_notebook.data.consume.element_size import element_bytes
 from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_count
 
@@ -53,7 +54,7 @@ _SLEEP_SECONDS_PER_ELEMENT = 0.001 / 64
 _SLEEP_MIN_BUFFER = 8
 
 
-class Stream:
+class Stream(Handle):
     """A dataset that a background thread iterates, as `tfd_notebook.Cluster.stream` returns it.
 
     Each element is passed to every sink, in the stream's thread.

@@ -17,6 +17,7 @@ from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.work_dir import check_usable
 from tfd_notebook.data.op_errors import as_op_errors
 from tfd_notebook.errors import FilterFailed, LaunchError, StateError, TimeLimit, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import Role, check_count, check_protocol
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
@@ -26,7 +27,7 @@ _FINALIZER_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 
 
-class _Server(ABC):
+class _Server(Handle, ABC):
     """Common base of both servers."""
 
     _role: ClassVar[Role]

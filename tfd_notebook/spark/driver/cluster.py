@@ -13,6 +13,7 @@ from typing import Any
 from tfd_notebook import errors, views
 from tfd_notebook.cluster.registry import notify_change
 from tfd_notebook.model.events import Notice
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.secure_channel import Secret
@@ -42,7 +43,7 @@ class _InstanceProperty(property):
         return None if instance is None else super().__get__(instance, owner)
 
 
-class SparkClusterBase:
+class SparkClusterBase(Handle):
     """State and life cycle of a `TFCluster`.
 
     Parameters

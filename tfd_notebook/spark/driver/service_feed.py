@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import FeedTimeout, NodeLost
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import application, feeding, jobs, messages, startup
 from tfd_notebook.spark.feed import dataset
@@ -38,7 +39,7 @@ _ANSWER_SECONDS = 60.0
 _END = {"order": "end"}
 
 
-class ServiceFeed:
+class ServiceFeed(Handle):
     """A feed of rows to the data workers of a tf.data service.
 
     The data workers must run on the hosts of Spark's executors: `tfd.Cluster(launcher="spark")`,
