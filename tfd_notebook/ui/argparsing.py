@@ -256,14 +256,11 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
     from tfd_notebook.cluster import attach
     from tfd_notebook.launchers import base
 
-    launcher = base.launcher(options.launcher)
     arguments: dict[str, Any] = {}
     if options.host is not None:
         arguments["host"] = options.host
     if options.allow:
         arguments["allow"] = options.allow
-    if arguments:
-        launcher = type(launcher)(**arguments)
     return attach.start(
         options.detach,
         data_workers=options.data_workers,
@@ -271,7 +268,7 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
         ps=options.ps,
         evaluator=options.evaluator,
         gpus=read_gpus(options.gpus),
-        launcher=launcher,
+        launcher=base.launcher(options.launcher, arguments),
         name=options.name,
         preload=options.preload,
         policy=Policy(time_limit=options.time_limit),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.agent import admin_policy
+from tfd_notebook.cluster import attach
 from tfd_notebook.launchers import base, profiles
 from tfd_notebook.net import config_files
-from tfd_notebook.ui.argparsing import launchers_table
+from tfd_notebook.ui.argparsing import CommandLine, launchers_table, make_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,25 @@ def test_invalid_profile_is_named(tmp_path: Path, text: str, message: str) -> No
     assert "bad.toml" in str(caught.value)
     # A user who does not use it is not affected.
     assert "bad" in launchers_table().text()
+
+
+def test_options_of_the_command_line_keep_those_of_a_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path / "home/tfd_notebook/box.toml",
+        'launcher = "slurm"\nnodes = 2\npartition = "debug"\nallow = ["10.0.0.0/8"]',
+    )
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(attach, "start", lambda detach, **arguments: started.append(arguments))
+    for surface in ("tfd", "%tfd_cluster"):
+        parser = CommandLine(surface).parser("start")
+        make_cluster(parser.read(["--launcher", "box", "--host", "h1", "--allow", "10.1.0.0/16"]))
+        launcher = started.pop()["launcher"]
+        assert launcher.options["nodes"] == 2
+        assert launcher.options["partition"] == "debug"
+        assert launcher.options["host"] == "h1"
+        assert launcher.allow == ("10.1.0.0/16",)
 
 
 def test_missing_profile_error_names_the_searched_paths(tmp_path: Path) -> None:
