@@ -14,7 +14,9 @@ from tests.hosts._services import Server
 
 #: Names whose lexicographic order is n1, n10, n2.
 NODES = {"north": "n1", "east": "n2", "west": "n10"}
+#: Slurm starts heterogeneous jobs in its interval of backfilling only, by default 30 s.
 _CONFIG = """\
+SchedulerParameters=bf_interval=1
 ClusterName=tests
 SlurmctldHost=north({address})
 SlurmUser=root

@@ -182,6 +182,8 @@ class TestStep:
         within(env)
         if nested:  # a separate step with one task
             assert SlurmResolver().tasks() == {"worker": {0: "n1:8888"}}
+            _, verdict = detection.detect({})
+            assert '"--nodes=2", "--ntasks=2"' in verdict.cell
         else:
             with pytest.raises(RuntimeError, match="not found in environment"):
                 Theirs()
@@ -189,6 +191,28 @@ class TestStep:
                 "worker": ["n1:8888", "n1:8889", "n2:8888"]
             }
             assert SlurmResolver().master() == ""
+
+    def test_heterogeneous_job_is_resolved(
+        self, slurm: Slurm, within: Callable[[dict[str, str]], None], tmp_path: Path
+    ) -> None:
+        """Its allocation has no other variables. In its step, the ranks continue."""
+        (tmp_path / "job").mkdir()
+        job = ["salloc", "-Q", "-N1", "-n2", ":", "-N2", "-n3"]
+        (env,) = environments(slurm, tmp_path / "job", *job)
+        assert "SLURM_JOB_NODELIST" not in env
+        workers = ["n1:8888", "n1:8889", "n2:8888", "n2:8889", "n10:8888"]
+        within(env)
+        assert SlurmResolver().cluster_spec().as_dict() == {"worker": workers}
+        _, verdict = detection.detect({})
+        assert '"--het-group=0,1"' in verdict.cell
+        (tmp_path / "step").mkdir()
+        job += ["srun", "--overlap", "--het-group=0,1"]
+        tasks = environments(slurm, tmp_path / "step", *job)
+        for rank, env in enumerate(tasks):
+            within(env)
+            assert SlurmResolver().cluster_spec().as_dict() == {"worker": workers}
+            assert SlurmResolver().master() == f"grpc://{workers[rank]}"
+        assert len(tasks) == 5
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tfd_notebook.model.resolution import RuleResult
 from tfd_notebook.net.slurm_queue import partitions
 from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import providers
+from tfd_notebook.resolvers.slurm import het_components
 
 #: Path of the token of a pod's service account in Kubernetes.
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -134,10 +135,20 @@ def _allocation(options: dict[str, Any]) -> RuleOutcome:
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return _no("SLURM_JOB_ID is not set: not in a Slurm allocation")
-    if _step_tasks() is not None:
-        return _partial(f"in Slurm job {job}, but in a step without other tasks")
-    why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
-    return RuleOutcome("fired", why, "slurm", suggestions.SRUN)
+    tasks, nodes = _step_tasks(), os.environ.get("SLURM_JOB_NUM_NODES", "")
+    components = ",".join(map(str, range(het_components())))
+    if tasks is None:
+        why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
+        cell = suggestions.srun(*[f"--het-group={components}"] * bool(components))
+        return RuleOutcome("fired", why, "slurm", cell)
+    if tasks == 1 and nodes.isdecimal() and int(nodes) > 1 and not components:
+        why = (
+            f"in a step with one task: you can start tasks on the {nodes} nodes of Slurm job {job}"
+        )
+        then = f'tfd.resolve("slurm", job="{job}")'
+        cell = suggestions.srun(f"--nodes={nodes}", f"--ntasks={nodes}", then=then)
+        return RuleOutcome("fired", why, "", cell)
+    return _partial(f"in Slurm job {job}, but in a step without other tasks")
 
 
 def _tpu(options: dict[str, Any]) -> RuleOutcome:

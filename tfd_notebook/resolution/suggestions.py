@@ -24,12 +24,6 @@ resolver = tfd.resolvers.SlurmResolver()
 {_SERVER}.join()
 """
 
-SRUN = f"""\
-import subprocess, sys
-TASK = '''
-{_TASK}'''
-step = subprocess.Popen(["srun", "--overlap", sys.executable, "-c", TASK])"""
-
 _SBATCH = f"""\
 import shlex, subprocess, sys
 TASK = '''
@@ -51,6 +45,26 @@ SPARK = f"{LOCAL}  # on the driver's host: Spark has no information about Tensor
 RAY = f"{LOCAL}  # on this host: Ray has no information about TensorFlow tasks"
 
 _ATTACHED = ("chief", "evaluator", "master", "ps", "worker")
+
+
+def srun(*options: str, then: str = "") -> str:
+    """Return the cell that starts servers in this process's allocation.
+
+    Parameters
+    ----------
+    *options : str
+        Options of ``srun``.
+    then : str
+        Code that resolves the servers. Default: none.
+    """
+    command = ", ".join(f'"{word}"' for word in ("srun", "--overlap", *options))
+    return f"""\
+import subprocess, sys
+TASK = '''
+{_TASK}'''
+step = subprocess.Popen([{command}, sys.executable, "-c", TASK])""" + (
+        f"\n# then: {then}" if then else ""
+    )
 
 
 def sbatch(partition: Partition | None) -> str:

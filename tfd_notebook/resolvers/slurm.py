@@ -26,9 +26,10 @@ _MAX_NAME, _MAX_DIGITS = 255, 9
 class SlurmResolver(Resolver):
     """The tasks of this process's Slurm step, numbered by their ranks.
 
-    In an allocation without a step, these are the tasks that ``srun`` would start. The hosts are in
-    Slurm's order, ``n2`` before ``n10``. The ranks are assigned to hosts as by Slurm
-    (``--distribution`` block, cyclic or plane).
+    In an allocation without a step, these are the tasks that ``srun`` would start. For a
+    heterogeneous job, these are the tasks of all its components. The hosts are in Slurm's order,
+    ``n2`` before ``n10``. The ranks are assigned to hosts as by Slurm (``--distribution`` block,
+    cyclic or plane).
 
     The resolver does not change environment variables. To give each task its own GPUs, use
     Slurm's ``--gpus-per-task``.
@@ -169,7 +170,10 @@ class SlurmResolver(Resolver):
                 f"{self.place}: {len(hosts)} hosts, but the number of tasks of {len(counts)}",
                 fix="pass tasks_per_node={host: tasks}",
             )
-        return dict(zip(hosts, counts, strict=True))
+        tasks_by_host = dict.fromkeys(hosts, 0)
+        for host, count in zip(hosts, counts, strict=True):
+            tasks_by_host[host] += count  # two components of a job can share a host
+        return tasks_by_host
 
     def _queued_job(self) -> tuple[list[str], list[int]]:
         """Return hosts and tasks of a job as ``squeue`` reports them."""
@@ -250,19 +254,39 @@ def _in_step() -> bool:
     return "SLURM_STEP_NODELIST" in os.environ
 
 
+def het_components() -> int:
+    """Return the number of components of this process's heterogeneous Slurm job, 0 for others."""
+    count = 0
+    while os.environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{count}"):
+        count += 1
+    return count
+
+
 def _environment() -> tuple[list[str], list[int]]:
     """Return the hosts, and the tasks of each, of this process's step or Slurm job."""
-    hosts, tasks = (
-        ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-        if _in_step()
-        else ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")
-    )
-    place = f"Slurm's {hosts}"
-    if not os.environ.get(hosts):
+    if _in_step():
+        return _hosts_and_tasks("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+    # The variables without a component are missing, or describe the first one only.
+    hosts: list[str] = []
+    counts: list[int] = []
+    for component in range(het_components()):
+        suffix = f"_HET_GROUP_{component}"
+        names = (f"SLURM_JOB_NODELIST{suffix}", f"SLURM_TASKS_PER_NODE{suffix}")
+        more_hosts, more_counts = _hosts_and_tasks(*names)
+        hosts += more_hosts
+        counts += more_counts
+    if hosts:
+        return hosts, counts
+    if not os.environ.get("SLURM_JOB_NODELIST"):
         raise NotThere(
             "SLURM_JOB_NODELIST is not set: this process is not in a Slurm allocation",
             fix="start it with srun or sbatch, or pass a job: SlurmResolver(job=1234)",
         )
+    return _hosts_and_tasks("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE")
+
+
+def _hosts_and_tasks(hosts: str, tasks: str) -> tuple[list[str], list[int]]:
+    """Return the hosts, and the tasks of each, in these two variables."""
     counts: list[int] = []
     text = os.environ.get(tasks, "")
     for part in filter(None, text.split(",")):
@@ -270,7 +294,7 @@ def _environment() -> tuple[list[str], list[int]]:
         if not match or len(counts) + int(match[2] or 1) > _MAX_HOSTS:
             raise Malformed(f"invalid {tasks}={text[:200]!r}", fix='use a list as "3(x2),1"')
         counts += [int(match[1])] * int(match[2] or 1)
-    return expand(os.environ[hosts], place), counts
+    return expand(os.environ[hosts], f"Slurm's {hosts}"), counts
 
 
 def _block_size(counts: Mapping[str, int]) -> int:

@@ -142,7 +142,7 @@ def test_slurm_tasks_do_not_import_from_the_working_directory(
     directories: tuple[Path, Path],
 ) -> None:
     (directories[0] / "tensorflow.py").write_text("open('ran', 'w')\n")
-    code = suggestions.SRUN.partition("TASK = '''\n")[2].partition("'''")[0]
+    code = suggestions.srun().partition("TASK = '''\n")[2].partition("'''")[0]
     # Without site-packages, the import of TensorFlow fails or loads the file here.
     completed = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
     assert "No module named 'tensorflow'" in completed.stderr

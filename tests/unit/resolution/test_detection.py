@@ -54,6 +54,9 @@ def command(directory: Path, name: str, body: str) -> None:
     path.chmod(0o755)
 
 
+ONE_TASK = {**STEP, "SLURM_STEP_NUM_TASKS": "1"}
+
+
 @pytest.mark.parametrize(
     ("variables", "rule", "resolver"),
     [
@@ -62,6 +65,7 @@ def command(directory: Path, name: str, body: str) -> None:
         (SAGEMAKER, "sagemaker", "sagemaker"),
         (STEP, "slurm", "slurm"),
         ({"SLURM_JOB_ID": "7"}, "slurm_allocation", "slurm"),
+        ({**ONE_TASK, "SLURM_JOB_NUM_NODES": "3"}, "slurm_allocation", ""),
         ({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://t:8470"}, "tpu", "tpu"),
         ({"TPU_NAME": "local"}, "tpu", "tpu"),
         ({"TPU_NAME": "mine"}, "tpu", ""),
@@ -78,6 +82,22 @@ def test_matching_rule_is_selected(
     matched, verdict = fired()
     assert (matched, verdict.resolver) == (rule, resolver)
     assert verdict.resolver or verdict.cell
+
+
+def test_suggested_srun_reaches_the_whole_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for component in range(2):
+        monkeypatch.setenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}", f"n{component}")
+    assert '"srun", "--overlap", "--het-group=0,1", sys' in fired()[1].cell
+    for name, value in ONE_TASK.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    assert fired()[0] == "local"  # in a step, the variables do not name all components' nodes
+    for component in range(2):
+        monkeypatch.delenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}")
+    cell = fired()[1].cell
+    assert '"srun", "--overlap", "--nodes=3", "--ntasks=3", sys' in cell
+    assert cell.endswith('# then: tfd.resolve("slurm", job="7")')
 
 
 def test_rules_have_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,6 +129,11 @@ def test_rules_have_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ({"TF_CONFIG": '{"cluster": {}}'}, "tf_config", "has no cluster"),
         ({"SM_HOSTS": '["a"]'}, "sagemaker", "SM_CURRENT_HOST is not"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, "slurm", "SLURM_STEP_NUM_TASKS=1"),
+        (
+            {**ONE_TASK, "SLURM_JOB_NUM_NODES": "1"},
+            "slurm_allocation",
+            "a step without other tasks",
+        ),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "x"}, "slurm_allocation", "job 7"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "no token"),
     ],

@@ -198,6 +198,31 @@ class TestSlurm:
         assert resolver.cluster_spec().num_tasks("worker") == 3
         assert (resolver.task_type, resolver.master()) == (None, "")
 
+    @pytest.mark.parametrize("first", [{}, {"NODELIST": "n1"}])
+    def test_all_components_of_a_heterogeneous_job_are_resolved(
+        self, monkeypatch: pytest.MonkeyPatch, first: dict[str, str]
+    ) -> None:
+        """Outside a step, salloc sets no other variables. sbatch sets those of the first."""
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        for name, value in first.items():
+            monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+            monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2")
+        for component, (hosts, tasks) in enumerate([("n1", "2"), ("n[2,10]", "2,1")]):
+            monkeypatch.setenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}", hosts)
+            monkeypatch.setenv(f"SLURM_TASKS_PER_NODE_HET_GROUP_{component}", tasks)
+        workers = ["n1:8888", "n1:8889", "n2:8888", "n2:8889", "n10:8888"]
+        assert SlurmResolver().cluster_spec().as_dict() == {"worker": workers}
+        monkeypatch.setenv("SLURM_TASKS_PER_NODE_HET_GROUP_1", "2(")
+        with pytest.raises(errors.Malformed, match="invalid SLURM_TASKS_PER_NODE_HET_GROUP_1"):
+            SlurmResolver().cluster_spec()
+
+    def test_components_can_share_a_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        for component in range(2):
+            monkeypatch.setenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}", "n1")
+            monkeypatch.setenv(f"SLURM_TASKS_PER_NODE_HET_GROUP_{component}", "1")
+        assert SlurmResolver().cluster_spec().as_dict() == {"worker": ["n1:8888", "n1:8889"]}
+
     def test_missing_allocation_or_command_is_an_error(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
