@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -86,6 +87,14 @@ class Partition:
         """The time limit of a Slurm job in whole minutes; None without a limit."""
         left = seconds(self.time)
         return None if left is None else int(left // 60)
+
+
+def het_components() -> int:
+    """Return the number of components of this process's heterogeneous Slurm job, 0 for others."""
+    count = 0
+    while os.environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{count}"):
+        count += 1
+    return count
 
 
 def seconds(time: str) -> float | None:

@@ -22,10 +22,9 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.resolution import RuleResult
-from tfd_notebook.net.slurm_queue import partitions
+from tfd_notebook.net.slurm_queue import het_components, partitions
 from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import providers
-from tfd_notebook.resolvers.slurm import het_components
 
 #: Path of the token of a pod's service account in Kubernetes.
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net.slurm_queue import why_pending
+from tfd_notebook.net.slurm_queue import het_components, why_pending
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
@@ -252,14 +252,6 @@ def _expand_part(part: str) -> list[str]:
 
 def _in_step() -> bool:
     return "SLURM_STEP_NODELIST" in os.environ
-
-
-def het_components() -> int:
-    """Return the number of components of this process's heterogeneous Slurm job, 0 for others."""
-    count = 0
-    while os.environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{count}"):
-        count += 1
-    return count
 
 
 def _environment() -> tuple[list[str], list[int]]:
