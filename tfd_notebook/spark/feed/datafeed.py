@@ -222,8 +222,19 @@ class DataFeed:
             results.
         """
         at, count = 0, len(results)
-        first: Source | None = None
         self._answering = threading.get_ident()
+        if not self.train_mode and self._unanswered:
+            # Before any result is sent, since a task must not complete with one of another.
+            first = self._unanswered[0][0]
+            own = sum(rows for source, rows in self._unanswered if source is first)
+            is_last = self._unanswered[-1][0] is first
+            if count > own and not is_last and not first.disconnected:
+                raise UsageError(
+                    f"batch_results() got {count} results for a batch, but {own} rows of the "
+                    "partition before it have no result yet",
+                    task=self.mgr.node,
+                    fix=_ONE_RESULT,
+                )
         while at < count:
             if not self._unanswered:
                 raise UsageError(
@@ -233,14 +244,6 @@ class DataFeed:
                 )
             unanswered = self._unanswered[0]
             source, rows = unanswered
-            first = first or source
-            if source is not first and not (self.train_mode or first.disconnected):
-                raise UsageError(
-                    f"batch_results() got {count} results for a batch, but {at} rows of the "
-                    "partition before it have no result yet",
-                    task=self.mgr.node,
-                    fix=_ONE_RESULT,
-                )
             part_count = min(rows, count - at)
             if not source.disconnected:
                 part = results[at : at + part_count]
