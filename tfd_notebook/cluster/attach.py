@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import errors, views
@@ -19,7 +19,8 @@ from tfd_notebook.launchers import base, external
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.launchers.client.detached import RemoteDetachedCluster
 from tfd_notebook.model import spec
-from tfd_notebook.model.spec import Policy, Role, check_hours
+from tfd_notebook.model.spec import Policy, Role, TaskState, check_hours
+from tfd_notebook.resolvers import validation
 
 
 class Clusters(Mapping[str, ClusterView]):
@@ -89,7 +90,7 @@ def all_clusters(unanswered: list[errors.TimeLimit] | None = None) -> list[dict[
 
 
 def attach(
-    target: str | Mapping[str, Iterable[str]],
+    target: Any,
     name: str | None = None,
     *,
     connect: bool = True,
@@ -99,9 +100,10 @@ def attach(
 
     Parameters
     ----------
-    target : str, mapping or tf.train.ClusterSpec
+    target : str, mapping, tf.train.ClusterSpec or ClusterResolver
         The name of a cluster detached by `Cluster.detach` or ``--detach``. For an external cluster,
-        ``"grpc://host:port"`` of a dispatcher, or the jobs of a ClusterSpec.
+        ``"grpc://host:port"`` of a dispatcher, or the jobs of a ClusterSpec. A resolver names the
+        task of this process, too, which is then not reported as lost.
     name : str, optional
         Name for an external cluster. Default ``"external"``.
     connect : bool
@@ -172,6 +174,12 @@ def attach(
 
 
 def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
+    known: dict[str, Any] = {}
+    if hasattr(target, "cluster_spec"):
+        known["own"] = validation.own_task(target)
+        if hasattr(target, "may_be"):
+            known["may_be"] = target.may_be
+        target = target.cluster_spec()
     if not isinstance(target, (str, Mapping)) and not hasattr(target, "as_dict"):
         raise errors.UsageError(
             f"invalid target {target!r}",
@@ -188,10 +196,13 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
     )
 
     def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, base.AdoptedCluster]:
-        task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply)
-        roles = [event.task.partition(":")[0] for event in task_host.first]
+        task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply, **known)
+        # The task of this process may never listen, and the cluster is ready without it.
+        numbers = dict.fromkeys((event.task.partition(":")[0] for event in task_host.first), 0)
+        for event in task_host.first:
+            numbers[event.task.partition(":")[0]] += event.state is not TaskState.PLANNED
         task_manager: dict[str, Any] = {
-            "counts": {role: roles.count(role) for role in roles},
+            "counts": numbers,
             "gpu_allocation": GpuAllocation().pack(),
             "static_addresses": [],
             "removed_addresses": [],

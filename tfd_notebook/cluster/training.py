@@ -15,7 +15,7 @@ from tfd_notebook.coordinator import connection as coordinator_connection
 from tfd_notebook.coordinator.metrics import row_version
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Endpoint, Role
-from tfd_notebook.net.probe import probe_many
+from tfd_notebook.net.task_probe import is_same_job, probe_tasks
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -236,14 +236,13 @@ class ParameterServerTraining:
             A server does not respond within 5 seconds.
         """
         rows = (*self._task_manager.rows_of(Role.WORKER), *self._task_manager.rows_of(Role.PS))
-        running = [row for row in rows if not row.state.ended]
-        probes = probe_many([row.address for row in running], timeout=_PROBE_SECONDS)
+        running: dict[str, dict[int, str]] = {}
+        for row in rows:
+            if not row.state.ended:
+                running.setdefault(str(row.role), {})[row.index] = row.address
+        statuses = probe_tasks(running, _PROBE_SECONDS, is_same_job)
         ended = [f"{row.task} ({row.state}: {row.reason})" for row in rows if row.state.ended]
-        silent = [
-            f"{row.task} at {row.address} ({answer.state}: {answer.reason or answer.kind})"
-            for row, answer in zip(running, probes, strict=True)
-            if not answer.alive or answer.kind != "server"
-        ]
+        silent = [status.trouble for status in statuses if status.is_missing]
         if ended or silent:
             names = [name.partition(" ")[0] for name in (*ended, *silent)]
             raise errors.TasksMissing(

@@ -15,6 +15,7 @@ from tfd_notebook.model import diagnostics
 from tfd_notebook.model.diagnostics import Finding
 from tfd_notebook.model.spec import SERVER_ROLES, Role, TaskState
 from tfd_notebook.net import probe
+from tfd_notebook.net.task_probe import is_same_job, is_same_task
 from tfd_notebook.resolvers import validation
 from tfd_notebook.resolvers.diagnostics import ClusterDescription, from_environment
 from tfd_notebook.views.diagnostics import Findings
@@ -129,7 +130,10 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
         if row.role in SERVER_ROLES and row.task in _ready(cluster):
             tasks.setdefault(str(row.role), {})[row.index] = row.address
     if tasks:
-        yield from diagnostics.run_checks("tasks", ClusterDescription.probe(tasks, cluster.name))
+        # The coordinator assigns the indexes of external tasks when it connects.
+        may_be = is_same_job if snapshot.launcher == "external" else is_same_task
+        description = ClusterDescription.probe(tasks, cluster.name, may_be)
+        yield from diagnostics.run_checks("tasks", description)
     for known in data_service.of(cluster).registered.values():
         if known.read is not None and (read := known.read()) is not None:
             yield from diagnostics.run_checks("dataset", inspect_dataset(read))
@@ -155,7 +159,7 @@ def _check_address(address: str) -> Findings:
     if result.alive and result.kind == "server" and result.task is not None:
         job, _, index = result.task.partition(":")
         tasks = {job: {int(index): result.address}}
-        description = ClusterDescription(tasks, address, {result.address: result})
+        description = ClusterDescription.probe(tasks, address)
         checked = f"{result.task} at {result.address}"
         return Findings(diagnostics.run_checks("tasks", description), [checked])
     if result.alive and result.kind == "data_worker":
@@ -175,6 +179,7 @@ def _check_tasks(target: Any) -> Findings:
         )
     tasks = validation.checked(spec, place)
     # A resolver of several clusters renumbers their tasks, and then has `may_be`.
-    may_be = {"may_be": target.may_be} if hasattr(target, "may_be") else {}
-    description = ClusterDescription.probe(tasks, place, **may_be)
+    may_be = getattr(target, "may_be", is_same_task)
+    own = validation.own_task(target) if hasattr(target, "cluster_spec") else None
+    description = ClusterDescription.probe(tasks, place, may_be, own)
     return Findings(diagnostics.run_checks("tasks", description), [place])

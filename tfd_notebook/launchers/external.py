@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.launchers.base import Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import TaskChanged
+from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, probe
+from tfd_notebook.net.task_probe import MayBe, TaskProber, is_same_job
 
 _PROBE_INTERVAL_SECONDS = 1.0
 _PROBE_TIMEOUT_SECONDS = 3.0
@@ -19,6 +21,8 @@ _PROBE_TIMEOUT_SECONDS = 3.0
 _HUNG_AFTER_PROBES = 5
 
 _SERVERS = {str(role): role for role in (Role.CHIEF, Role.WORKER, Role.PS, Role.EVALUATOR)}
+#: The old name of the job.
+_SERVERS["master"] = Role.CHIEF
 
 
 class External(Launcher):
@@ -64,7 +68,7 @@ def addresses_of(target: str | Mapping[str, Iterable[str]]) -> dict[str, str]:
         return {f"{Role.DISPATCHER}:0": str(Endpoint.parse(target))}
     task_addresses = {}
     for job, addresses in target.items():
-        role = Role.CHIEF if job == "master" else _SERVERS.get(job)
+        role = _SERVERS.get(job)
         if role is None:
             raise UsageError(
                 f"invalid job {job!r} in the ClusterSpec",
@@ -86,6 +90,11 @@ class ExternalTaskHost(TaskHost):
     target : str or mapping
     cluster : str
     on_event : callable
+    may_be : callable
+        Returns True if a server with a task name can be the task of a job and index. Default: if
+        it is of that job.
+    own : tuple of (str, int), optional
+        Job and index of this process. If nothing listens at its address, it is planned, not lost.
 
     Raises
     ------
@@ -96,7 +105,12 @@ class ExternalTaskHost(TaskHost):
     directory = ""
 
     def __init__(
-        self, target: str | Mapping[str, Iterable[str]], cluster: str, on_event: OnEvent
+        self,
+        target: str | Mapping[str, Iterable[str]],
+        cluster: str,
+        on_event: OnEvent,
+        may_be: MayBe = is_same_job,
+        own: tuple[str, int] | None = None,
     ) -> None:
         self._cluster = cluster
         self._on_event = on_event
@@ -104,18 +118,21 @@ class ExternalTaskHost(TaskHost):
         self._states: dict[str, TaskState] = {}
         self._silent: dict[str, int] = {}
         self._closed = threading.Event()
+        if own is not None:
+            own = str(_SERVERS.get(own[0], own[0])), own[1]
+        self._prober = TaskProber(may_be, own, _PROBE_TIMEOUT_SECONDS)
         hosts = {Endpoint.parse(address).host for address in self._addresses.values()}
         self.host = sorted(hosts)[0]
         self.is_local = all(map(ports.is_this_host, hosts))
         self._discover()
         self.first = self._probe_tasks()
-        missing = [name for name, state in self._states.items() if state is not TaskState.READY]
-        if len(missing) == len(self._states):
-            task = missing[0]
-            cause = next(event.reason for event in self.first if event.task == task)
+        if TaskState.READY not in self._states.values():
+            self._prober.close()
+            missing = [event for event in self.first if event.state is not TaskState.PLANNED]
+            event = (missing or self.first)[0]
             raise LaunchError(
-                f"connecting to {task} at {self._addresses[task]} failed: {cause}",
-                task=task,
+                f"connecting to {event.task} at {event.address} failed: {event.reason}",
+                task=event.task,
                 fix="check the address, and that its port is open to this host",
             )
         self._thread = threading.Thread(
@@ -153,6 +170,7 @@ class ExternalTaskHost(TaskHost):
     def close(self, timeout: float = 10.0) -> None:
         self._closed.set()
         self._thread.join(timeout)
+        self._prober.close()
 
     def detach(self) -> None:
         self.close()
@@ -181,33 +199,31 @@ class ExternalTaskHost(TaskHost):
 
     def _probe_tasks(self) -> list[TaskChanged]:
         """Probe all tasks; return an event for each task whose state changed."""
-        names = list(self._addresses)
-        probes = probe.probe_many(
-            [self._addresses[name] for name in names], timeout=_PROBE_TIMEOUT_SECONDS
-        )
+        tasks: dict[str, dict[int, str]] = {}
+        for name, address in self._addresses.items():
+            job, _, index = name.partition(":")
+            tasks.setdefault(job, {})[int(index)] = address
         events = []
-        for name, result in zip(names, probes, strict=True):
-            state, reason = self._state_of(name, result)
-            if state is not self._states.get(name):
-                self._states[name] = state
-                events.append(self._event(name, state, reason))
+        for status in self._prober.probe(tasks):
+            state = self._state_of(status)
+            if state is not self._states.get(status.name):
+                self._states[status.name] = state
+                events.append(
+                    TaskChanged(status.name, state, status.reason, address=status.address)
+                )
         return events
 
-    def _state_of(self, name: str, result: probe.Probe) -> tuple[TaskState, str]:
-        role = Role(name.partition(":")[0])
-        kind = {Role.DISPATCHER: "dispatcher", Role.DATA_WORKER: "data_worker"}.get(role, "server")
-        if result.alive and result.kind == kind:
-            self._silent.pop(name, None)
-            return TaskState.READY, ""
-        reason = result.reason or result.state
-        if result.alive:
-            return TaskState.LOST, f"the address belongs to a {result.kind}"
-        if result.state == "refused":
-            return TaskState.LOST, reason
-        self._silent[name] = self._silent.get(name, 0) + 1
-        first = name not in self._states
-        hung = first or self._silent[name] >= _HUNG_AFTER_PROBES
-        return (TaskState.HUNG if hung else self._states[name]), reason
-
-    def _event(self, name: str, state: TaskState, reason: str) -> TaskChanged:
-        return TaskChanged(name, state, reason, address=self._addresses[name])
+    def _state_of(self, status: TaskStatus) -> TaskState:
+        known = {
+            "alive": TaskState.READY,
+            "own": TaskState.PLANNED,
+            "refused": TaskState.LOST,
+            "mismatch": TaskState.LOST,
+        }
+        if status.state in known:
+            self._silent.pop(status.name, None)
+            return known[status.state]
+        self._silent[status.name] = self._silent.get(status.name, 0) + 1
+        first = status.name not in self._states
+        hung = first or self._silent[status.name] >= _HUNG_AFTER_PROBES
+        return TaskState.HUNG if hung else self._states[status.name]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 #: States of a task, see `TaskStatus`.
-STATES = ("alive", "hung", "refused", "unreachable", "foreign", "mismatch")
+STATES = ("alive", "own", "hung", "refused", "unreachable", "foreign", "mismatch")
 #: Number of changes that are kept.
 MAX_CHANGES = 1000
 
@@ -25,9 +25,10 @@ class TaskStatus:
     address : str
         ``"host:port"``.
     state : str
-        ``alive``: the task answered. ``hung``: it accepts connections and does not answer.
-        ``refused``: its port is closed. ``unreachable``: no connection. ``foreign``: the server is
-        not TensorFlow. ``mismatch``: a TensorFlow server of another task.
+        ``alive``: the task answered. ``own``: it is this process, which does not listen yet.
+        ``hung``: it accepts connections and does not answer. ``refused``: its port is closed.
+        ``unreachable``: no connection. ``foreign``: the server is not TensorFlow. ``mismatch``: a
+        TensorFlow server of another task.
     identity : str
         The task name that the server reports, such as ``"worker:0"``. Empty if unknown.
     accelerators : str
@@ -51,6 +52,17 @@ class TaskStatus:
     def name(self) -> str:
         """The job and index, such as ``"worker:0"``."""
         return f"{self.job}:{self.task}"
+
+    @property
+    def is_missing(self) -> bool:
+        """True if TensorFlow would wait for the task, or reach another one in its place."""
+        return self.state not in ("alive", "own")
+
+    @property
+    def trouble(self) -> str:
+        """The task, its address and why it is missing, for errors."""
+        state = "" if self.state == "mismatch" else f"{self.state}, "
+        return f"{self.name} at {self.address}: {state}{self.reason}"
 
 
 #: Columns of ``Resolution.to_frame()``. They are part of the public interface.

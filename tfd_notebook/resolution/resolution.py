@@ -14,8 +14,9 @@ from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.model.spec import check_seconds
+from tfd_notebook.net.task_probe import TaskProber, is_same_task
 from tfd_notebook.resolution import detection, factory, suggestions
-from tfd_notebook.resolvers.validation import checked, is_same_task, tasks_of
+from tfd_notebook.resolvers.validation import checked, own_task, tasks_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +111,7 @@ class Resolution(Handle):
         self._call = call
         self._suggestion = suggestion
         self._lock = threading.Lock()
-        self._prober: Any = None
+        self._prober: TaskProber | None = None
         self._probed = False
         self._snapshot = ResolutionSnapshot(
             self.rule, self._place(), time.time(), (), considered, cell=suggestion
@@ -159,11 +160,11 @@ class Resolution(Handle):
         # Import time: `tfd resolve` does not need `cluster.attach`, which imports all launchers.
         from tfd_notebook.cluster.attach import attach
 
-        spec = self.cluster_spec()
+        resolver = self._require_resolver()
         if own := self._own_name():
             cluster: Cluster = registry.clusters()[own]
             return cluster
-        return attach(spec, name, connect=connect)
+        return attach(resolver, name, connect=connect)
 
     def probe(self, *, raises: bool = True) -> ResolutionSnapshot:
         """List the tasks, and probe all of them concurrently.
@@ -185,12 +186,10 @@ class Resolution(Handle):
             The tasks cannot be listed.
         """
         resolver = self._require_resolver()
-        # Import time: task_probe imports TensorFlow, which a suggestion does not need.
-        from tfd_notebook.resolution.task_probe import TaskProber
-
         with self._lock:
             if self._prober is None:
-                self._prober = TaskProber(getattr(resolver, "may_be", is_same_task))
+                may_be = getattr(resolver, "may_be", is_same_task)
+                self._prober = TaskProber(may_be, self._own_task())
             start, now, before = time.monotonic(), time.time(), self._snapshot
             try:
                 tasks = _tasks(resolver)
@@ -288,13 +287,14 @@ class Resolution(Handle):
     def _use(self, tasks: Tasks) -> str:
         if name := self._own_name():
             return f"cluster = tfd.clusters()[{name!r}]"
-        try:
-            job, index = self.resolver.task_type, self.resolver.task_id
-        except TfdError:
-            job = index = None
-        own = (job, index) if isinstance(job, str) and isinstance(index, int) else None
         kind = "tpu" if type(self.resolver).__name__ == "TPUResolver" else self.rule
-        return suggestions.use(tasks, self._call, own, kind)
+        return suggestions.use(tasks, self._call, self._own_task(), kind)
+
+    def _own_task(self) -> tuple[str, int] | None:
+        try:
+            return own_task(self.resolver)
+        except TfdError:
+            return None
 
     def _place(self) -> str:
         if self.resolver is None:

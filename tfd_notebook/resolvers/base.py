@@ -11,14 +11,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
+from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import check_seconds
-from tfd_notebook.net.probe import Probe, probe_many
+from tfd_notebook.net import task_probe
 from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
 
 #: Timeout for probing the devices of a task, in seconds.
 _PROBE_SECONDS = 5.0
-#: Device types that do not count as accelerators.
-NO_ACCELERATORS = ("CPU", "XLA_CPU", "XLA_GPU")
 
 
 class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
@@ -164,12 +163,12 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         declared = self._declared_accelerators(task_type, task_id, config_proto)
         if declared is not None:
             return Counter(declared)
-        own = self._own_task()
+        own = self.own_task()
         here = task_type is None and task_id is None
         tasks = {} if here and own else self.tasks()
         # Strategies take an empty cluster for training in this process alone.
         if (here and not tasks) or (own and own == (task_type, task_id)):
-            return _count(device.device_type for device in tf.config.get_visible_devices())
+            return _own_accelerators()
         job = task_type or (own[0] if own else "worker")
         if here and job not in tasks:
             return Counter()
@@ -178,8 +177,8 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         else:
             wanted = {task_id: self._address(tasks, job, task_id)}
         counts = [
-            _count(device.type for device in probe.devices)
-            for probe in self._probe_tasks({job: wanted}, _PROBE_SECONDS).values()
+            _own_accelerators() if status.state == "own" else _parse_counts(status.accelerators)
+            for status in self._probe_tasks({job: wanted}, _PROBE_SECONDS)
         ]
         least = {kind: min(count.get(kind, 0) for count in counts) for kind in sorted(counts[0])}
         return Counter({kind: count for kind, count in least.items() if count})
@@ -190,6 +189,8 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     def check(self, timeout: float = 5.0) -> None:
         """Probe every task, and raise an error where TensorFlow would block silently.
+
+        The task of this process is not missing if it does not listen yet.
 
         Parameters
         ----------
@@ -275,11 +276,10 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     def may_be(self, reported: str | None, job: str, index: int) -> bool:
         """Return True if a server that reports the task `reported` can be this task."""
-        if reported is None or not self._server_indexes:
-            return reported is None or reported.partition(":")[0] == job
-        return reported == f"{job}:{index}"
+        same = task_probe.is_same_task if self._server_indexes else task_probe.is_same_job
+        return same(reported, job, index)
 
-    def _own_task(self) -> tuple[str, int] | None:
+    def own_task(self) -> tuple[str, int] | None:
         """Return job and index of this process; None if it is not a task."""
         job, index = self.task_type, self.task_id
         return None if job is None or index is None else (job, index)
@@ -300,37 +300,33 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     def _probe_tasks(
         self, tasks: Mapping[str, Mapping[int, str]], timeout: float
-    ) -> dict[str, Probe]:
-        """Return the answer of each task by name.
+    ) -> tuple[TaskStatus, ...]:
+        """Return the states of the tasks.
 
         Raises
         ------
         TasksMissing
             A task does not answer, or a different task answers at its address.
         """
-        names = [(job, index) for job, indexes in tasks.items() for index in indexes]
-        addresses = [tasks[job][index] for job, index in names]
-        missing: dict[str, str] = {}
-        answers: dict[str, Probe] = {}
-        for (job, index), probe in zip(names, probe_many(addresses, timeout), strict=True):
-            name = f"{job}:{index}"
-            answers[name] = probe
-            if not probe.alive:
-                missing[name] = f"{name} at {probe.address}: {probe.state}, {probe.reason}"
-            elif probe.kind != "server":
-                missing[name] = f"{name} at {probe.address}: a {probe.kind} answers there"
-            elif not self.may_be(probe.task, job, index):
-                missing[name] = f"{name} at {probe.address}: {probe.task} answers there"
+        statuses = task_probe.probe_tasks(tasks, timeout, self.may_be, self.own_task())
+        missing = [status for status in statuses if status.is_missing]
         if missing:
-            reasons = list(missing.values())
+            reasons = [status.trouble for status in missing]
             rest = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
             raise TasksMissing(
                 f"{self.place}: {'; '.join(reasons[:8])}{rest}",
-                task=next(iter(missing)) if len(missing) == 1 else None,
+                task=missing[0].name if len(missing) == 1 else None,
                 fix="start the missing tasks and correct the addresses; TensorFlow would block",
             )
-        return answers
+        return statuses
 
 
-def _count(types: Any) -> dict[str, int]:
-    return Counter(kind for kind in types if kind not in NO_ACCELERATORS)
+def _own_accelerators() -> dict[str, int]:
+    types = (device.device_type for device in tf.config.get_visible_devices())
+    return Counter(kind for kind in types if kind not in task_probe.NO_ACCELERATORS)
+
+
+def _parse_counts(accelerators: str) -> dict[str, int]:
+    """Return the numbers in a text such as ``"GPU:2 TPU:8"``."""
+    pairs = (text.split(":") for text in accelerators.split())
+    return Counter({kind: int(count) for kind, count in pairs})

@@ -5,17 +5,26 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from tfd_notebook._compat.tf_coordinator import context
 from tfd_notebook.errors import ResolveError
 from tfd_notebook.model.diagnostics import Finding, check, kind
+from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import Endpoint
-from tfd_notebook.net.probe import Probe, probe_many
-from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Tasks, checked, is_same_task, parsed
+from tfd_notebook.net.task_probe import MayBe, is_same_task, probe_tasks
+from tfd_notebook.resolvers.validation import (
+    TF_CONFIG_FORM,
+    Tasks,
+    checked,
+    mapping,
+    parsed,
+    task_of,
+)
 
 #: The jobs that TensorFlow's strategies and ``TF_CONFIG`` support.
 JOBS = ("chief", "master", "worker", "ps", "evaluator")
@@ -71,12 +80,19 @@ SHARED = kind(
     "port shared by two servers",
     "each connection reaches one of them at random",
 )
+EVALUATOR = kind(
+    "TFD810",
+    "error",
+    "evaluator in a cluster with parameter servers",
+    "the coordinator connects to every task of the cluster. It waits for the evaluator without a "
+    "message, which does not start a server",
+)
 NO_ANSWER = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
 
 
 @dataclass(frozen=True)
 class ClusterDescription:
-    """The tasks of a cluster description, and the answers from their addresses.
+    """The tasks of a cluster description, and their states.
 
     Parameters
     ----------
@@ -84,26 +100,24 @@ class ClusterDescription:
         Addresses by job and index.
     place : str
         Source of the description.
-    answers : mapping of str to Probe
-        Answers by address; empty if no address was probed.
-    may_be : callable
-        Returns True if a server that reports this task, or None, can be the task of a job and
-        index.
+    statuses : tuple of TaskStatus
+        Empty if no task was probed.
     """
 
     tasks: Tasks
     place: str
-    answers: Mapping[str, Probe]
-    may_be: Callable[[str | None, str, int], bool] = is_same_task
+    statuses: tuple[TaskStatus, ...] = ()
 
     @classmethod
     def probe(
-        cls, tasks: Tasks, place: str, may_be: Callable[[str | None, str, int], bool] = is_same_task
+        cls,
+        tasks: Tasks,
+        place: str,
+        may_be: MayBe = is_same_task,
+        own: tuple[str, int] | None = None,
     ) -> ClusterDescription:
-        """Probe all addresses concurrently."""
-        addresses = list(dict.fromkeys(_flat(tasks).values()))
-        answers = probe_many(addresses, _PROBE_SECONDS)
-        return cls(tasks, place, dict(zip(addresses, answers, strict=True)), may_be)
+        """Probe all tasks; see `tfd_notebook.net.task_probe.TaskProber`."""
+        return cls(tasks, place, probe_tasks(tasks, _PROBE_SECONDS, may_be, own))
 
 
 def _flat(tasks: Tasks) -> dict[str, str]:
@@ -114,13 +128,8 @@ def _flat(tasks: Tasks) -> dict[str, str]:
     }
 
 
-def _parts(task: str) -> tuple[str, int]:
-    job, _, index = task.partition(":")
-    return job, int(index)
-
-
-def _read() -> Tasks:
-    """Return the tasks that TF_CONFIG names.
+def _read() -> tuple[Tasks, tuple[str, int] | None]:
+    """Return the tasks that TF_CONFIG names, and the task of this process.
 
     Raises
     ------
@@ -128,18 +137,18 @@ def _read() -> Tasks:
         TF_CONFIG is invalid.
     """
     text = os.environ.get(_WHERE, "").strip()
-    config = parsed(text, _WHERE, TF_CONFIG_FORM) if text else {}
-    cluster = config.get("cluster") or {} if isinstance(config, Mapping) else config
-    return checked(cluster, _WHERE)
+    config: Any = parsed(text, _WHERE, TF_CONFIG_FORM) if text else {}
+    config = mapping(config, _WHERE)
+    return checked(config.get("cluster") or {}, _WHERE), task_of(config.get("task"), _WHERE)
 
 
 def from_environment() -> ClusterDescription | None:
     """Return the cluster of TF_CONFIG; None if it is not set or invalid."""
     try:
-        tasks = _read()
+        tasks, own = _read()
     except ResolveError:
         return None
-    return ClusterDescription.probe(tasks, _WHERE) if tasks else None
+    return ClusterDescription.probe(tasks, _WHERE, own=own) if tasks else None
 
 
 @check("process")
@@ -155,7 +164,7 @@ def unreadable(_: None) -> Iterator[Finding]:
 def late(_: None) -> Iterator[Finding]:
     """Find a TF_CONFIG that names several tasks after TensorFlow was set up for one."""
     try:
-        count = len(_flat(_read()))
+        count = len(_flat(_read()[0]))
     except ResolveError:
         return
     if count > 1 and context.runs_alone():
@@ -189,6 +198,17 @@ def no_chief(description: ClusterDescription) -> Iterator[Finding]:
         yield NO_CHIEF.finding(
             "the cluster has parameter servers but no chief",
             'add "chief": ["host:port"], and run the coordinator in that task',
+        )
+
+
+@check("tasks")
+def waiting_for_evaluator(description: ClusterDescription) -> Iterator[Finding]:
+    """Find an evaluator for which a coordinator of parameter servers waits."""
+    if {"ps", "evaluator"} <= set(description.tasks):
+        yield EVALUATOR.finding(
+            "the cluster has parameter servers and an evaluator",
+            'remove "evaluator" from the cluster, and give the evaluator a separate TF_CONFIG '
+            "with only that job",
         )
 
 
@@ -243,21 +263,13 @@ def is_loopback(host: str) -> bool:
 @check("tasks")
 def answers(description: ClusterDescription) -> Iterator[Finding]:
     """Find tasks that do not answer, and addresses where a different task answers."""
-    for task, address in _flat(description.tasks).items():
-        probe = description.answers.get(address)
-        if probe is None:
-            continue
-        if not probe.alive:
-            state = f"{probe.state}, {probe.reason}" if probe.reason else probe.state
-            yield NO_ANSWER.finding(
-                f"{task} at {address}: {state}",
-                "start it, or correct its address",
-            )
-        elif probe.kind != "server" or not description.may_be(probe.task, *_parts(task)):
+    for status in description.statuses:
+        if status.state == "mismatch":
             yield WRONG_TASK.finding(
-                f"{probe.task or f'a {probe.kind}'} answers at {address}, the address of {task}",
-                "correct the address, or the indexes of the tasks",
+                status.trouble, "correct the address, or the indexes of the tasks"
             )
+        elif status.is_missing:
+            yield NO_ANSWER.finding(status.trouble, "start it, or correct its address")
 
 
 @check("tasks")

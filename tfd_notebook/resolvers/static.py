@@ -11,14 +11,18 @@ from typing import Any
 from tfd_notebook.errors import Malformed, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, AddressesByJob, parsed
+from tfd_notebook.resolvers.validation import (
+    TF_CONFIG_FORM,
+    AddressesByJob,
+    mapping,
+    parsed,
+    task_of,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_TASK = 'write "task": {"type": "worker", "index": 0}'
 
 
 class TFConfigResolver(Resolver):
@@ -77,12 +81,12 @@ class TFConfigResolver(Resolver):
         return cluster
 
     def _identity(self) -> tuple[str, int] | None:
-        return _task(self._read().get("task"), self.place)
+        return task_of(self._read().get("task"), self.place)
 
     def _read(self) -> Mapping[str, Any]:
         text = os.environ.get("TF_CONFIG", "")
         config = parsed(text, self.place, TF_CONFIG_FORM) if text.strip() else {}
-        return _mapping(config, self.place)
+        return mapping(config, self.place)
 
 
 class SageMakerResolver(Resolver):
@@ -191,7 +195,7 @@ class ClusterFileResolver(Resolver):
 
     def _identity(self) -> tuple[str, int] | None:
         content = self._read()
-        return _task(content.get("task"), self.place) if "cluster" in content else None
+        return task_of(content.get("task"), self.place) if "cluster" in content else None
 
     def _read(self) -> Mapping[str, Any]:
         try:
@@ -205,34 +209,10 @@ class ClusterFileResolver(Resolver):
                 f"{self.place} cannot be read: {error}", fix="make it readable"
             ) from error
         if self._path.suffix != ".toml":
-            return _mapping(parsed(text, self.place), self.place)
+            return mapping(parsed(text, self.place), self.place)
         try:
             return dict(tomllib.loads(text))
         except (ValueError, RecursionError) as error:
             raise Malformed(
                 f"{self.place}: invalid TOML: {error}", fix='write worker = ["host:port"]'
             ) from error
-
-
-def _mapping(value: Any, place: str) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    raise Malformed(
-        f"{place}: invalid content: expected an object, got {type(value).__name__}",
-        fix=TF_CONFIG_FORM,
-    )
-
-
-def _task(task: Any, place: str) -> tuple[str, int] | None:
-    """Return job and index of a ``"task"``. As in TensorFlow, the index may be a string."""
-    if not task:
-        return None
-    if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
-        raise Malformed(f"{place}: the task {task!r} has no type", fix=_TASK)
-    try:
-        index = int(task["index"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        index = -1
-    if index < 0:
-        raise Malformed(f"{place}: the task {task!r} has no index", fix=_TASK)
-    return task["type"], index

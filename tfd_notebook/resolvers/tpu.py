@@ -120,7 +120,7 @@ class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-typ
         is_local = self._tpu == "local"
         return _TensorFlowResolver.num_accelerators(self, *task) if is_local else None
 
-    def _own_task(self) -> None:
+    def own_task(self) -> None:
         """Return None. `task_type` is the TPU's job, and this process is not a worker of it."""
 
     def _find(self) -> AddressesByJob:

@@ -18,6 +18,7 @@ Tasks = dict[str, dict[int, str]]
 
 _FIX = 'write "host:port" with a port of 1 to 65535, and IPv6 in brackets: "[::1]:8470"'
 _FORM = 'write {"worker": ["host:port", ...], "ps": [...]}'
+_TASK = 'write "task": {"type": "worker", "index": 0}'
 #: Fix for an invalid TF_CONFIG.
 TF_CONFIG_FORM = 'write {"cluster": {"worker": ["host:port", ...], "ps": [...]}}'
 
@@ -71,9 +72,13 @@ def tasks_of(spec: Any) -> Tasks:
     }
 
 
-def is_same_task(reported: str | None, job: str, index: int) -> bool:
-    """Return True if a server that reports the task `reported`, or none, can be this task."""
-    return reported in (None, f"{job}:{index}")
+def own_task(resolver: Any) -> tuple[str, int] | None:
+    """Return job and index of this process by a ClusterResolver; None if it is not a task."""
+    if hasattr(resolver, "own_task"):
+        task: tuple[str, int] | None = resolver.own_task()
+        return task
+    job, index = resolver.task_type, resolver.task_id
+    return (job, index) if isinstance(job, str) and isinstance(index, int) else None
 
 
 def parsed(text: str, place: str, form: str = _FORM) -> Any:
@@ -88,6 +93,39 @@ def parsed(text: str, place: str, form: str = _FORM) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{place}: invalid JSON: {error}: {_short(text)}", fix=form) from error
+
+
+def mapping(value: Any, place: str) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, or raise Malformed."""
+    if isinstance(value, Mapping):
+        return value
+    raise Malformed(
+        f"{place}: invalid content: expected an object, got {type(value).__name__}",
+        fix=TF_CONFIG_FORM,
+    )
+
+
+def task_of(task: Any, place: str) -> tuple[str, int] | None:
+    """Return job and index of a ``"task"``, or None if it is empty.
+
+    As in TensorFlow, the index may be a string.
+
+    Raises
+    ------
+    Malformed
+        It has no type or no index.
+    """
+    if not task:
+        return None
+    if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
+        raise Malformed(f"{place}: the task {task!r} has no type", fix=_TASK)
+    try:
+        index = int(task["index"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        index = -1
+    if index < 0:
+        raise Malformed(f"{place}: the task {task!r} has no index", fix=_TASK)
+    return task["type"], index
 
 
 def natural(name: str) -> tuple[Any, ...]:

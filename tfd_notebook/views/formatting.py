@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 #: One sign per state, so that color is never the only difference. None has an emoji form.
 _STATES = {
-    "○": ("new", "planned", "idle", "queued", "reserved"),
+    "○": ("new", "planned", "idle", "queued", "reserved", "own"),
     "◌": ("starting", "dispatched", "stopping", "reserving", "draining"),
     "●": ("ready", "alive"),
     "►": ("running", "fetching", "feeding"),
@@ -26,7 +26,7 @@ _STATES = {
 _SIGNS = {state: sign for sign, states in _STATES.items() for state in states}
 
 _TONES = {
-    "good": ("ready", "running", "fetching", "finished", "alive", "feeding"),
+    "good": ("ready", "running", "fetching", "finished", "alive", "own", "feeding"),
     "warn": ("hung", "degraded", "restarting", "retrying", "warning"),
     "bad": ("failed", "lost", "error", "refused", "unreachable", "foreign", "mismatch"),
 }

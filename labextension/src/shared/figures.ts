@@ -1,7 +1,7 @@
 // Symbols and number formats, identical to those of the kernel's text views.
 
 const STATES: Record<string, string[]> = {
-  '○': ['new', 'planned', 'idle', 'queued', 'reserved'],
+  '○': ['new', 'planned', 'idle', 'queued', 'reserved', 'own'],
   '◌': ['starting', 'dispatched', 'stopping', 'reserving', 'draining'],
   '●': ['ready', 'alive'],
   '►': ['running', 'fetching', 'feeding'],
@@ -20,7 +20,7 @@ const SIGNS = new Map(
 );
 
 const TONES: Record<string, string[]> = {
-  good: ['ready', 'running', 'fetching', 'finished', 'alive', 'feeding'],
+  good: ['ready', 'running', 'fetching', 'finished', 'alive', 'own', 'feeding'],
   warn: ['hung', 'degraded', 'restarting', 'retrying', 'warning'],
   bad: ['failed', 'lost', 'error', 'refused', 'unreachable', 'foreign', 'mismatch']
 };

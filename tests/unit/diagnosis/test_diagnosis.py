@@ -130,6 +130,17 @@ def test_odd_job_names_and_a_missing_chief(monkeypatch: pytest.MonkeyPatch) -> N
         assert "did you mean 'worker'?" in finding.fix
 
 
+def test_evaluator_of_a_coordinator_is_found() -> None:
+    with contextlib.ExitStack() as stack:
+        jobs = ("chief", "ps", "worker", "evaluator")
+        spec = {job: [stack.enter_context(Server(status(f"{job}:0"))).address] for job in jobs}
+        (finding,) = tfd.doctor(spec)
+        assert finding.code == "TFD810"
+        assert "TF_CONFIG" in finding.fix
+        del spec["ps"]
+        assert codes(spec) == set()
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"cluster": {"worker": ["a:99999"]}}'])
 def test_invalid_tf_config_is_found(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TF_CONFIG", text)

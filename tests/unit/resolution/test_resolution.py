@@ -154,6 +154,47 @@ class TestTable:
         spec = {"ps": [refused] * 5, "worker": [worker.address] * 2, "dispatcher": [refused]}
         resolution = tfd.resolve(spec)
         assert resolution.last.counts == {"alive": 1, "refused": 6, "mismatch": 1}
+        reasons = list(resolution.to_frame()["reason"])
+        assert all("has the same address" in reason for reason in reasons[:5] + reasons[-2:])
+        assert reasons[5] == ""
+
+    def test_task_of_this_process_need_not_listen(
+        self, monkeypatch: pytest.MonkeyPatch, worker: Server, refused: str
+    ) -> None:
+        spec = {"chief": [refused], "worker": [worker.address]}
+        config = {"cluster": spec, "task": {"type": "chief", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        resolution = tfd.resolve()
+        assert states(resolution) == ["own", "alive"]
+        assert "this process" in resolution.last.tasks[0].reason
+        TFConfigResolver().check()
+        assert TFConfigResolver().num_accelerators("worker", 0) == {"GPU": 2}
+        assert not tfd.doctor(TFConfigResolver())
+        assert not [finding for finding in tfd.doctor() if finding.where == "TF_CONFIG"]
+        cluster = resolution.attach(connect=False)
+        try:
+            rows = {row.task: (row.state, row.reason) for row in cluster.snapshot().tasks}
+            assert rows["chief:0"][0] == "planned"
+            assert "this process" in rows["chief:0"][1]
+            assert cluster.state == "ready"
+            assert not tfd.doctor(cluster)
+        finally:
+            cluster.stop()
+
+    def test_reasons_remain_after_attach(self, worker: Server) -> None:
+        spec = {"worker": [worker.address, worker.address, "no-such-host.invalid:1"]}
+        resolution = tfd.resolve(spec)
+        before = [task.reason for task in resolution.last.tasks]
+        assert "worker:0 has the same address" in before[1]
+        assert "address of the host is unknown" in before[2]
+        cluster = resolution.attach(connect=False)
+        try:
+            after = [row.reason for row in cluster.snapshot().tasks]
+            # The coordinator assigns the index, so that no other task answers.
+            assert after == ["", "worker:0 has the same address", before[2]]
+            assert [str(row.state) for row in cluster.snapshot().tasks] == ["ready", "lost", "hung"]
+        finally:
+            cluster.stop()
 
 
 class TestFirst:
