@@ -78,8 +78,9 @@ class Server:
         Parameters
         ----------
         settings : mapping
-            Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. For a
-            ``tf.distribute.Server``: ``cluster`` (addresses by job), ``job`` and ``index``.
+            Fields of TensorFlow's messages ``DispatcherConfig`` or ``WorkerConfig``
+            (``service_config.proto``). For a ``tf.distribute.Server``: ``cluster`` (addresses by
+            job), ``job`` and ``index``.
             ``gpus`` is true if it uses the visible GPUs (default true). ``threads`` is the number
             of ops that it runs at a time (default: TensorFlow's choice).
         allow : iterable of str, optional
@@ -159,19 +160,13 @@ def set_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher(port: int, settings: Mapping[str, Any]) -> Any:
-    from tensorflow.data.experimental import service
-
     if work_dir := settings.get("work_dir"):
         agent_work_dir.make_private(work_dir)
-    config = service.DispatcherConfig(**{**set_fields(settings), "port": port})
-    return compat.start(service.DispatchServer(config, start=False))
+    return compat.start(compat.dispatcher({**set_fields(settings), "port": port}))
 
 
 def _data_worker(port: int, settings: Mapping[str, Any]) -> Any:
-    from tensorflow.data.experimental import service
-
-    config = service.WorkerConfig(**{**set_fields(settings), "port": port})
-    return compat.start(service.WorkerServer(config, start=False))
+    return compat.start(compat.data_worker({**set_fields(settings), "port": port}))
 
 
 def _task_server(port: int, settings: Mapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 from tfd_notebook.agent import work_dir as agent_work_dir
+from tfd_notebook.cluster import server_config
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.task_manager import DISPATCHER
 from tfd_notebook.data.bottleneck.live_limit import NOTHING
@@ -145,12 +146,13 @@ class ClusterDataService:
         work_dir = self._task_manager.work_dir
         if work_dir is None:
             return None
+        keep_seconds = server_config.keep_seconds(self._context.config.service)
         if not self._task_manager.on_this_host and not agent_work_dir.is_url(work_dir):
             copy = self._task_manager.journal_copy
             if self._journal is None or self._journal.work_dir != copy.directory:
-                self._journal = Journal(copy.directory, copy.refresh)
+                self._journal = Journal(copy.directory, copy.refresh, keep_seconds)
         elif self._journal is None or self._journal.work_dir != work_dir:
-            self._journal = Journal(work_dir)
+            self._journal = Journal(work_dir, keep_seconds=keep_seconds)
         return self._journal
 
     @property

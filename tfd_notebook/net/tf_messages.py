@@ -63,7 +63,7 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
     "FinishTaskUpdate": ("int64 task_id = 1",),
     "RegisterWorkerUpdate": ("string worker_address = 1",),
     "AcquireIterationClientUpdate": ("int64 iteration_id = 1", "int64 iteration_client_id = 2"),
-    "ReleaseIterationClientUpdate": ("int64 iteration_client_id = 1",),
+    "ReleaseIterationClientUpdate": ("int64 iteration_client_id = 1", "int64 time_micros = 2"),
     "ProduceSplitUpdate": (
         "int64 iteration_id = 1",
         "int64 repetition = 2",

@@ -137,6 +137,8 @@ def jobs_table(
                 if iteration.finished
                 else "running"
                 if iteration.clients
+                else "discarded"
+                if iteration.discarded
                 else "left",
                 "readers": iteration.clients,
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",

@@ -7,14 +7,18 @@ import signal
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook.cluster import data_service
 from tfd_notebook.errors import NoWorkers, StateError, TimeLimit, UnknownName, UsageError
+from tfd_notebook.net.probe import probe
 
 pytestmark = pytest.mark.integration
 
@@ -33,6 +37,59 @@ def test_user_settings_do_not_change_other_settings() -> None:
         assert len(list(dataset)) == 20
         time.sleep(1.0)  # with an interval of 1 ms, the job would be removed in this time
         assert len(list(dataset)) == 20
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[tfd.Cluster]:
+    """Yield a cluster that discards epochs without consumers after half a second."""
+    dispatcher = service.DispatcherConfig(job_gc_check_interval_ms=100, job_gc_timeout_ms=500)
+    settings = tfd.Service(dispatcher_config=dispatcher)
+    with tfd.Cluster(data_workers=1, name="forgetful", service=settings) as cluster:
+        yield cluster
+
+
+def assigned(cluster: tfd.Cluster) -> tuple[Any, ...]:
+    """Return the tasks that the data worker holds for iterations."""
+    (worker,) = data_service.of(cluster).data_workers()
+    return probe(worker.address, 10.0, expect="data_worker").tasks
+
+
+def test_epoch_that_was_left_is_discarded(forgetful: tfd.Cluster) -> None:
+    dataset = Range(1_000_000).apply(forgetful.distribute("dynamic"))
+    iterator = iter(dataset)
+    next(iterator)
+    assert len(assigned(forgetful)) == 1
+    assert forgetful.jobs().records()[-1]["state"] == "running"
+    del iterator
+    until(lambda: not assigned(forgetful))
+    until(lambda: forgetful.jobs().records()[-1]["state"] == "discarded")
+
+
+def test_paused_epoch_is_kept(forgetful: tfd.Cluster) -> None:
+    stream = forgetful.stream(Range(1000).apply(forgetful.distribute("dynamic")), buffer=2)
+    elements = iter(stream.start())
+    first = int(next(elements))
+    stream.pause()
+    # Another epoch, which is left later, is discarded while the stream is paused.
+    left = iter(Range(1_000_000).apply(forgetful.distribute("dynamic")))
+    next(left)
+    assert len(assigned(forgetful)) == 2
+    del left
+    until(lambda: len(assigned(forgetful)) == 1)
+    stream.resume()
+    assert sorted([first, *map(int, elements)]) == list(range(1000))
+
+
+def test_named_job_that_starts_again_is_reported(forgetful: tfd.Cluster) -> None:
+    dataset = Range(100).batch(1).apply(forgetful.distribute("dynamic", job_name="resumed"))
+    iterator = iter(dataset)
+    next(iterator)
+    del iterator
+    until(lambda: forgetful.jobs().records()[-1]["state"] == "discarded")
+    until(lambda: not assigned(forgetful))
+    again = Range(100).batch(1).apply(forgetful.distribute("dynamic", job_name="resumed"))
+    with pytest.warns(UserWarning, match="'resumed' had no reader .* start again"):
+        assert len(list(again)) == 100
 
 
 def test_work_dir_can_be_reused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sysconfig
+from collections.abc import Mapping
 from typing import Any
 
 _STOP = "_ZN10tensorflow4data18GrpcDataServerBase4StopEv"
@@ -13,6 +14,32 @@ _VTABLES = {
     "WorkerGrpcDataServer": "_ZTVN10tensorflow4data20WorkerGrpcDataServerE",
 }
 _LIBRARIES = ("libtensorflow_cc.so.2", "libtensorflow_cc.2.dylib")
+
+
+def dispatcher(fields: Mapping[str, Any]) -> Any:
+    """Return a ``DispatchServer`` that was not started, from the fields of its configuration."""
+    from tensorflow.data.experimental import service
+
+    return service.DispatchServer(_message(service.DispatcherConfig, fields), start=False)
+
+
+def data_worker(fields: Mapping[str, Any]) -> Any:
+    """Return a ``WorkerServer`` that was not started, from the fields of its configuration."""
+    from tensorflow.data.experimental import service
+
+    return service.WorkerServer(_message(service.WorkerConfig, fields), start=False)
+
+
+def _message(kind: Any, fields: Mapping[str, Any]) -> Any:
+    """Return the message of a server's configuration, with the defaults of its class `kind`.
+
+    The classes lack some fields of the messages, such as ``gc_dynamic_sharding_jobs``.
+    """
+    from tensorflow.core.protobuf import service_config_pb2
+
+    config = kind(**{name: value for name, value in fields.items() if name in kind._fields})
+    defaults = {name: value for name, value in config._asdict().items() if value}
+    return getattr(service_config_pb2, kind.__name__)(**{**defaults, **fields})
 
 
 def start(server: Any) -> Any:

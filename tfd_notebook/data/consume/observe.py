@@ -193,6 +193,14 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         "dispatcher:0",
         "free disk space, or start the cluster with another Service(work_dir=...)",
     ),
+    (
+        re.compile("Iteration client id not found"),
+        errors.DispatcherLost,
+        "the dispatcher has ended this read, because this process sent no heartbeat for about two "
+        "minutes. It was suspended, or had no connection",
+        "dispatcher:0",
+        "start a new loop, which reads a complete epoch",
+    ),
     (  # TensorFlow names files also if the results are divided.
         re.compile(r"only has (\d+) file.*?required (\d+) shards"),
         errors.DataError,

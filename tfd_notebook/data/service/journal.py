@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,10 @@ class Iteration:
     splits : int
         Number of splits of the source assigned to workers. With ``"dynamic"`` over single
         elements, one split per element.
+    expires : float, optional
+        Time in seconds since the epoch at which the dispatcher discards it, because its last
+        consumer has left it. The journal does not record that. None while it is read, and if it
+        is finished.
     """
 
     id: int
@@ -75,6 +80,12 @@ class Iteration:
     collected: bool = False
     clients: int = 0
     splits: int = 0
+    expires: float | None = None
+
+    @property
+    def discarded(self) -> bool:
+        """True if the dispatcher has discarded it, or does so at its next check."""
+        return self.collected or (self.expires is not None and time.time() >= self.expires)
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,11 @@ class JournalState:
     tasks: tuple[JournalTask, ...] = ()
     size_bytes: int = 0
 
+    @property
+    def open_iterations(self) -> int:
+        """Number of iterations that data workers still process, or keep for a consumer."""
+        return sum(not (each.finished or each.discarded) for each in self.iterations)
+
     def job(self, name: str) -> Job | None:
         """Return the job of that name, or None."""
         return next((job for job in reversed(self.jobs) if job.name == name), None)
@@ -132,16 +148,22 @@ class Journal:
         The dispatcher's ``work_dir``, a path or a URL. It need not exist yet.
     refresh : callable, optional
         Called before each read, if `work_dir` is a copy of a directory of another host.
+    keep_seconds : float, optional
+        Seconds after which the dispatcher discards an iteration without consumers. None: never.
     """
 
     def __init__(
-        self, work_dir: str | os.PathLike[str], refresh: Callable[[], None] | None = None
+        self,
+        work_dir: str | os.PathLike[str],
+        refresh: Callable[[], None] | None = None,
+        keep_seconds: float | None = None,
     ) -> None:
         self._refresh = refresh
         self.work_dir = os.fspath(work_dir)
         self._directory = f"{self.work_dir}/{JOURNAL_DIR}"
         self._lock = threading.Lock()
         self._file, self._offset = -1, 0
+        self._keep_seconds = keep_seconds
         self._tables = _Tables()
         self._state = JournalState()
 
@@ -176,7 +198,7 @@ class Journal:
                     self._read_file(path)
             size = sum(sizes.values())
             if before != (self._file, self._offset) or size != self._state.size_bytes:
-                self._state = self._tables.summary(size)
+                self._state = self._tables.summary(size, self._keep_seconds)
             return self._state
 
     def _read_file(self, path: str) -> None:
@@ -211,6 +233,8 @@ class _Tables:
         self._tasks: dict[int, JournalTask] = {}
         self._open_tasks: dict[int, set[int]] = {}
         self._clients: dict[int, int] = {}
+        #: Time at which the latest consumer has left an iteration.
+        self._left: dict[int, float] = {}
         self._splits: Counter[int] = Counter()
         self._split_records: Counter[bytes] = Counter()
 
@@ -264,14 +288,22 @@ class _Tables:
         self._clients[update.iteration_client_id] = update.iteration_id
 
     def _release_iteration_client(self, update: Any) -> None:
-        self._clients.pop(update.iteration_client_id, None)
+        if (iteration_id := self._clients.pop(update.iteration_client_id, None)) is not None:
+            self._left[iteration_id] = update.time_micros / 1e6
 
     def _change_iteration(self, iteration_id: int, **changes: bool) -> None:
         if iteration := self._iterations.get(iteration_id):
             self._iterations[iteration_id] = dataclasses.replace(iteration, **changes)
 
-    def summary(self, size: int) -> JournalState:
+    def summary(self, size: int, keep_seconds: float | None) -> JournalState:
         """Return the tables as an immutable state."""
+
+        def expires(iteration: Iteration) -> float | None:
+            left = self._left.get(iteration.id)
+            if keep_seconds is None or left is None or iteration.finished or clients[iteration.id]:
+                return None
+            return left + keep_seconds
+
         for record, count in self._split_records.items():
             split = tf_messages.Update.FromString(record).produce_split
             if not split.finished:
@@ -281,7 +313,9 @@ class _Tables:
         return JournalState(
             jobs=tuple(self._jobs.values()),
             iterations=tuple(
-                dataclasses.replace(i, clients=clients[i.id], splits=self._splits[i.id])
+                dataclasses.replace(
+                    i, clients=clients[i.id], splits=self._splits[i.id], expires=expires(i)
+                )
                 for i in self._iterations.values()
             ),
             tasks=tuple(self._tasks.values()),

@@ -297,8 +297,16 @@ class BeforeReading:
         journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
-        if not journal.read().finished(self._name):
+        state = journal.read()
+        if not state.finished(self._name):
             self.joined = True
+            left = state.iteration(self._name)
+            if left is not None and left.discarded:
+                warn(
+                    f"job {self._name!r} had no reader for a long time, and the dispatcher "
+                    "discards such an epoch. It can start again at its first element. For a longer "
+                    "time, use Service(dispatcher_config=DispatcherConfig(job_gc_timeout_ms=...))",
+                )
             return
         self._warned = True
         warn(

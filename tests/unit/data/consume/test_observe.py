@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tests._waiting import until
 from tfd_notebook.data.consume.consumers import Consumers
-from tfd_notebook.data.consume.observe import load_compat, watch
-from tfd_notebook.errors import PipelineError
+from tfd_notebook.data.consume.observe import load_compat, translate, watch
+from tfd_notebook.errors import DispatcherLost, PipelineError
 
 compat = load_compat()
 
@@ -284,3 +284,14 @@ def test_cache_file_is_released_for_the_next_loop(consumers, tmp_path):
     for _ in dataset:
         break
     assert ints(dataset.take(9)) == [0, 1, 2, 3]
+
+
+def test_suspended_process_is_named_as_the_cause(consumers):
+    message = (
+        "{{function_node __wrapped__IteratorGetNext}} Failed to get tasks: Iteration client id "
+        "not found: 3000 [Op:IteratorGetNext] name: "
+    )
+    error = translate(tf.errors.NotFoundError(None, None, message), consumers)
+    assert isinstance(error, DispatcherLost)
+    assert isinstance(error, tf.errors.NotFoundError)
+    assert "no heartbeat" in error.what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,6 +98,38 @@ def test_iteration_finishes_with_its_last_task(tmp_path: Path) -> None:
     assert [iteration.clients for iteration in state.iterations] == [0]
     assert not state.finished("train", repetition=2)
     assert not state.finished("other")
+
+
+@pytest.mark.parametrize(("keep_seconds", "is_discarded"), [(100.0, True), (None, False)])
+def test_epoch_without_consumers_is_discarded_later(
+    tmp_path: Path, keep_seconds: float | None, is_discarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    writer, journal = Writer(tmp_path), Journal(tmp_path, keep_seconds=keep_seconds)
+    a_job(writer)
+    assert journal.read().open_iterations == 1
+    writer.add(release_iteration_client={"iteration_client_id": 3000, "time_micros": 1_000_000_000})
+    now[0] = 1099.0
+    assert [each.discarded for each in journal.read().iterations] == [False]
+    assert journal.read().open_iterations == 1
+    now[0] = 1100.0
+    assert [each.discarded for each in journal.read().iterations] == [is_discarded]
+    assert journal.read().open_iterations == 1 - is_discarded
+    # TensorFlow does not record it, and gives the next consumer a new iteration.
+    writer.add(create_iteration={"iteration_id": 2001, "job_id": 5000, "repetition": 1})
+    writer.add(acquire_iteration_client={"iteration_id": 2001, "iteration_client_id": 3001})
+    latest = journal.read().iteration("train")
+    assert latest is not None
+    assert (latest.id, latest.discarded) == (2001, False)
+
+
+def test_epoch_that_another_consumer_reads_is_kept(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path, keep_seconds=0.001)
+    a_job(writer)
+    writer.add(acquire_iteration_client={"iteration_id": 2000, "iteration_client_id": 3001})
+    writer.add(release_iteration_client={"iteration_client_id": 3000, "time_micros": 1})
+    assert [each.discarded for each in journal.read().iterations] == [False]
 
 
 def test_removed_task_is_not_listed(tmp_path: Path) -> None:
