@@ -161,6 +161,11 @@ class ClusterDataService:
         return self._registered
 
     @property
+    def worker_tags(self) -> tuple[str, ...]:
+        """The tags of its data workers."""
+        return self._context.config.service.worker_tags
+
+    @property
     def service_in_process(self) -> bool:
         """True if the data workers run in this process."""
         return self._task_manager.in_process

@@ -37,6 +37,12 @@ _WORKER_FIELDS = (
     "data_transfer_protocol",
     "data_transfer_address",
 )
+#: Fields of the data workers' configuration that TensorFlow's public class lacks.
+_SERVICE_WORKER_FIELDS = (
+    "worker_tags",
+    "cross_trainer_cache_size_bytes",
+    "snapshot_max_chunk_size_bytes",
+)
 
 
 def tf_server_configs(
@@ -122,7 +128,11 @@ def keep_seconds(service: Service) -> float | None:
 
 def data_worker_config(config: ClusterConfig) -> dict[str, Any]:
     """Return the settings of data workers that the user has set."""
-    return _fields(config.service.worker_config, _WORKER_FIELDS)
+    service = config.service
+    return {
+        **_fields(service.worker_config, _WORKER_FIELDS),
+        **_fields(service, _SERVICE_WORKER_FIELDS),
+    }
 
 
 def _role_and_index(task: str) -> tuple[Role, int]:
@@ -131,5 +141,5 @@ def _role_and_index(task: str) -> tuple[Role, int]:
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields of a TensorFlow configuration that the user has set, as JSON values."""
+    """Return the fields of a configuration that the user has set, as JSON values."""
     return tf_servers.set_fields({name: getattr(config, name, None) for name in names})

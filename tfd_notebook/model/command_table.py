@@ -222,6 +222,14 @@ START = (
         "--preload M", "load this module or op library first in each task", default=(), repeat=True
     ),
     Argument("--work-dir D", "directory of the dispatcher's journal"),
+    Argument(
+        "--worker-tags T", "tag of the data workers, such as COLOCATED", default=(), repeat=True
+    ),
+    Argument(
+        "--cross-trainer-cache-size-bytes N",
+        "bytes of the cross-trainer cache of each data worker",
+    ),
+    Argument("--snapshot-max-chunk-size-bytes N", "bytes of a chunk of a saved dataset"),
     Argument("--allow CIDR", "accept connections from this network, too", default=(), repeat=True),
     Argument("--time-limit S", "stop the cluster after S seconds", label="time limit"),
     Argument("--port N", "port of the dispatcher (default: free)", default=0, on="tfd"),

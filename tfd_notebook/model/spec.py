@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -18,6 +18,8 @@ from tfd_notebook.errors import UnknownName, UsageError
 MAX_TASKS_PER_ROLE = 1024
 #: Maximum duration of a lease in hours.
 _MAX_HOURS = 24.0 * 365
+#: The largest number of bytes in TensorFlow's configurations (int64).
+_MAX_BYTES = 2**63 - 1
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
 #: The names of clusters. An option of a command line is not a name.
@@ -204,6 +206,17 @@ class Service:
         A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. The cluster sets
         its port, addresses, ``work_dir`` and ``fault_tolerant_mode``, and uses the other fields.
         ``protocol`` must be ``"grpc"``.
+    worker_tags : iterable of str
+        Tags of each data worker, ``WorkerConfig.worker_tags`` of ``service_config.proto``.
+        ``"COLOCATED"`` reserves them for consumers in their own process, unless these pass
+        ``target_workers="ANY"``. Default: none.
+    cross_trainer_cache_size_bytes : int, optional
+        Size in bytes of the cache that each data worker has for a read with
+        ``cross_trainer_cache=``. Default: TensorFlow's choice (10 GiB).
+    snapshot_max_chunk_size_bytes : int, optional
+        Size in bytes at which a data worker completes a chunk of `Cluster.save` and begins the
+        next one. Complete chunks are kept if the data worker dies. Default: TensorFlow's choice
+        (6 GB).
     """
 
     port: int = 0
@@ -211,9 +224,16 @@ class Service:
     work_dir: str | None = None
     dispatcher_config: Any = None
     worker_config: Any = None
+    worker_tags: tuple[str, ...] = ()
+    cross_trainer_cache_size_bytes: int | None = None
+    snapshot_max_chunk_size_bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_count("port", self.port, 65535)
+        object.__setattr__(self, "worker_tags", _tags(self.worker_tags))
+        for name in ("cross_trainer_cache_size_bytes", "snapshot_max_chunk_size_bytes"):
+            if (size := getattr(self, name)) is not None:
+                check_count(name, size, _MAX_BYTES, minimum=1)
         if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
             raise UsageError(f"invalid work_dir={self.work_dir!r}: expected a path")
         for name, kind in (
@@ -228,6 +248,21 @@ class Service:
                 )
             if value is not None:
                 check_protocol(value)
+
+
+def _tags(tags: object) -> tuple[str, ...]:
+    """Return the tags of data workers as a tuple, or raise UsageError."""
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise UsageError(
+            f"invalid worker_tags={tags!r}: expected a list of strings", fix='write ["COLOCATED"]'
+        )
+    checked = tuple(tags)
+    for tag in checked:
+        if not isinstance(tag, str) or not tag.strip() or not tag.isprintable():
+            raise UsageError(f"invalid worker_tags entry {tag!r}: expected a non-empty string")
+    if len(set(checked)) < len(checked):
+        raise UsageError(f"invalid worker_tags={checked!r}: expected different tags")
+    return checked
 
 
 @dataclass(frozen=True)
@@ -315,7 +350,11 @@ def pack(config: ClusterConfig) -> dict[str, Any]:
         **vars(config),
         "counts": {str(role): count for role, count in config.counts.items()},
         "policy": vars(config.policy),
-        "service": {**service, "work_dir": service["work_dir"] and str(service["work_dir"])},
+        "service": {
+            **service,
+            "work_dir": service["work_dir"] and str(service["work_dir"]),
+            "worker_tags": list(service["worker_tags"]),
+        },
         "env": dict(config.env),
         "options": dict(config.options),
         "gpus": gpus

@@ -138,6 +138,9 @@ _config_fields = record(
                 "work_dir": optional(text),
                 "dispatcher_config": optional(_server_config),
                 "worker_config": optional(_server_config),
+                "worker_tags": listing(text),
+                "cross_trainer_cache_size_bytes": optional(integer(1)),
+                "snapshot_max_chunk_size_bytes": optional(integer(1)),
             }
         ),
         "env": mapping(text, one_of("")),

@@ -272,7 +272,13 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
         name=options.name,
         preload=options.preload,
         policy=Policy(time_limit=options.time_limit),
-        service=Service(port=getattr(options, "port", 0), work_dir=options.work_dir),
+        service=Service(
+            port=getattr(options, "port", 0),
+            work_dir=options.work_dir,
+            worker_tags=options.worker_tags,
+            cross_trainer_cache_size_bytes=options.cross_trainer_cache_size_bytes,
+            snapshot_max_chunk_size_bytes=options.snapshot_max_chunk_size_bytes,
+        ),
     )
 
 

@@ -235,3 +235,33 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
             assert str(small) in str(caught.value)
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_data_workers_get_the_settings_of_the_service() -> None:
+    settings = tfd.Service(worker_tags=["colocated"], cross_trainer_cache_size_bytes=10**6)
+    with tfd.Cluster(data_workers=1, name="tagged", service=settings) as cluster:
+        read = cluster.distribute("dynamic")
+        with pytest.raises(NoWorkers, match=r"'COLOCATED'.*own process"):
+            Range(5).apply(read)
+        dataset_id = cluster.register(Range(5))
+        with pytest.raises(NoWorkers, match="'COLOCATED'"):
+            cluster.from_dataset_id("dynamic", dataset_id)
+        # TensorFlow's own function waits for workers without the tag.
+        plain = service.distribute("distributed_epoch", data_service.of(cluster).service_target)
+        stream = cluster.stream(Range(5).apply(plain)).start()
+        with pytest.raises(TimeLimit):
+            stream.wait(elements=1, timeout=3.0)
+        stream.stop()
+        every = Range(5).apply(cluster.distribute("dynamic", target_workers="ANY"))
+        assert sorted(every.as_numpy_iterator()) == list(range(5))
+        coordinated = cluster.distribute("off", "c", consumer_index=0, num_consumers=1)
+        assert int(next(iter(Range(5).repeat().apply(coordinated)))) == 0
+
+
+def test_size_of_chunks_divides_a_saved_dataset(tmp_path: Path) -> None:
+    settings = tfd.Service(snapshot_max_chunk_size_bytes=1)
+    with tfd.Cluster(data_workers=1, name="chunks", service=settings) as cluster:
+        cluster.save(Range(7), str(tmp_path / "saved"))
+    assert len(list((tmp_path / "saved" / "chunks").iterdir())) == 7
+    saved = tf.data.Dataset.load(str(tmp_path / "saved"))
+    assert sorted(saved.as_numpy_iterator()) == list(range(7))

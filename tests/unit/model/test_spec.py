@@ -1,12 +1,16 @@
 """Validation of cluster descriptions."""
 
+import json
+import re
 from collections import namedtuple
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
+from tfd_notebook.model import spec
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Policy, Role, Service, TaskSpec
 
 
@@ -138,6 +142,35 @@ class TestWrongTypes:
     def test_server_settings_follow_the_specification(self, make: Callable[[], object]) -> None:
         with pytest.raises(errors.UsageError):
             make()
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"worker_tags": "COLOCATED"}, "worker_tags='COLOCATED': expected a list of strings"),
+            ({"worker_tags": 1}, "worker_tags=1: expected a list"),
+            ({"worker_tags": [""]}, "worker_tags entry '': expected a non-empty string"),
+            ({"worker_tags": [1]}, "worker_tags entry 1: expected a non-empty string"),
+            ({"worker_tags": ["a\n"]}, "invalid worker_tags entry 'a"),
+            ({"worker_tags": ["a", "a"]}, "expected different tags"),
+            *(
+                ({name: value}, f"invalid {name}={value}: expected")
+                for name in ("cross_trainer_cache_size_bytes", "snapshot_max_chunk_size_bytes")
+                for value in (0, -1, 1.5, True, 2**63)
+            ),
+        ],
+    )
+    def test_invalid_settings_of_data_workers_are_refused(
+        self, options: dict[str, Any], what: str
+    ) -> None:
+        with pytest.raises(errors.UsageError, match=re.escape(what)):
+            tfd.Service(**options)
+
+    def test_tags_may_be_a_list(self) -> None:
+        service = tfd.Service(worker_tags=["b", "a"])  # type: ignore[arg-type]
+        assert service.worker_tags == ("b", "a")
+        assert service == tfd.Service(worker_tags=("b", "a"))
+        config = ClusterConfig("c", service=service)
+        assert spec.unpack(json.loads(json.dumps(spec.pack(config)))) == config
 
     def test_different_host_is_a_different_specification(self) -> None:
         first = tfd.Cluster(name="hosts", start=False)

@@ -97,7 +97,8 @@ DISPATCHER_CONFIG = namedtuple(
 DESCRIPTION = json.loads(json.dumps({
     "config": spec.pack(ClusterConfig(
         "c", "ssh", {Role.WORKER: 1, Role.DATA_WORKER: 0}, Policy(time_limit=60, minimum=0),
-        Service(work_dir="/d", dispatcher_config=DISPATCHER_CONFIG(0, "grpc", ["a:1"], None)),
+        Service(work_dir="/d", dispatcher_config=DISPATCHER_CONFIG(0, "grpc", ["a:1"], None),
+                worker_tags=("COLOCATED",), cross_trainer_cache_size_bytes=10**10),
         {"TOKEN": ""}, ("numpy",), ("10.0.0.0/8",), {"hosts": ["one"], "place": {}},
         {"worker": 1},
     )),
@@ -301,6 +302,9 @@ def test_corrupt_description_is_refused_or_usable(seed: int) -> None:
     {"service": {**SERVICE, "dispatcher_config": {"_x": 1, "protocol": "grpc"}}},
     {"service": {**SERVICE, "worker_config": {"port": 1}}},
     {"service": {**SERVICE, "worker_config": {"protocol": "http"}}},
+    {"service": {**SERVICE, "worker_tags": [""]}}, {"service": {**SERVICE, "worker_tags": "a"}},
+    {"service": {**SERVICE, "cross_trainer_cache_size_bytes": 0}},
+    {"service": {**SERVICE, "snapshot_max_chunk_size_bytes": "1"}},
 ])  # fmt: skip
 def test_specification_of_another_host_is_validated(change: dict[str, Any]) -> None:
     description = {**DESCRIPTION, "config": {**DESCRIPTION["config"], **change}}

@@ -116,6 +116,7 @@ def _distributor(
     def through_service(dataset: Any, transfer: elements.Transfer) -> Any:
         from tensorflow.data.experimental import service
 
+        reading.check_tags(cluster.service_in_process, cluster.worker_tags)
         validation.check_job(cluster, reading, job_name)
         arguments = reading.tensorflow_arguments(cluster.service_in_process)
         return validation.translated(
@@ -311,6 +312,7 @@ def from_dataset_id(
 
     reading = ReadOptions(mode_of(processing_mode), **options)
     job_name = reading.job_name
+    reading.check_tags(cluster.service_in_process, cluster.worker_tags)
     validation.check_service(cluster)
     if reading.mode in STATIC:
         cluster.enable_static_sharding()

@@ -24,6 +24,9 @@ MODES = {
 #: Policies that give each worker a share by its position in a list of workers.
 STATIC = frozenset(("FILE", "DATA", "FILE_OR_DATA", "HINT"))
 
+#: The tag of data workers that serve only consumers in their own process.
+COLOCATED = "COLOCATED"
+
 _TARGETS = ("AUTO", "ANY", "LOCAL")
 
 
@@ -111,6 +114,21 @@ class ReadOptions:
         if self.data_transfer_protocol is None and in_process:
             return "local" if self.num_consumers is None else "grpc"
         return self.data_transfer_protocol
+
+    def check_tags(self, in_process: bool, tags: tuple[str, ...]) -> None:
+        """Raise NoWorkers if consumers of this process read from no data worker with these `tags`.
+
+        TensorFlow would wait indefinitely.
+        """
+        # TensorFlow ignores the case. Coordinated reads always use all data workers.
+        if in_process or self.target_workers != "AUTO" or self.num_consumers is not None:
+            return
+        if any(tag.upper() == COLOCATED for tag in tags):
+            raise NoWorkers(
+                f"the data workers have the tag {COLOCATED!r}, so only consumers in their own "
+                "process read from them",
+                fix='pass target_workers="ANY", or omit the tag in Service(worker_tags=...)',
+            )
 
     def tensorflow_arguments(self, in_process: bool) -> dict[str, Any]:
         """Return the arguments for TensorFlow, including the processing mode."""

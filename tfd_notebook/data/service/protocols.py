@@ -88,6 +88,10 @@ class DataServiceProtocol(DataWorkers, Protocol):
         """The dispatcher's journal. None without ``fault_tolerant``."""
 
     @property
+    def worker_tags(self) -> tuple[str, ...]:
+        """The tags of its data workers."""
+
+    @property
     def registered(self) -> MutableMapping[str, Registered]:
         """The datasets that this process registered, by id."""
 

@@ -123,6 +123,7 @@ class Cluster:
         self.workers = workers
         self.functions: dict[str, str] = {}
         self.static = False
+        self.worker_tags = ()
         self.service_in_process = not isinstance(workers[0], Worker)
 
     service_on_this_host = True
