@@ -218,6 +218,5 @@ class ClusterReports:
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
             useful=delivery.can_use if delivery is not None else lambda count: count,
         )
-        shared = None if delivery is None else delivery.shared
-        limited = shared is not None and any(row.because == "splits" for row in forecasts)
-        return forecasts, few_splits(shared) if shared is not None and limited else ""
+        limited = any(row.because == "splits" for row in forecasts)
+        return forecasts, few_splits(delivery) if delivery is not None and limited else ""

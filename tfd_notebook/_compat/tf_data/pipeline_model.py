@@ -174,7 +174,7 @@ def delivery_of(dataset: Any) -> Any:
 
 @dataclass(frozen=True)
 class Splits:
-    """The units in which dynamic sharding distributes a source to data workers.
+    """The units in which sharding distributes a source to data workers.
 
     Parameters
     ----------
@@ -190,8 +190,12 @@ class Splits:
     kind: str
 
 
-def splits_of(dataset: Any) -> Splits | None:
-    """Return the splits of the source of `dataset`, or None if their number is unknown."""
+def splits_of(dataset: Any, by_file: bool = False) -> Splits | None:
+    """Return the splits of the source of `dataset`, or None if their number is unknown.
+
+    A repetition creates more splits. With `by_file`, files are assigned before they are read, and a
+    repetition of what they contain does not count.
+    """
     stages = list(stages_of(dataset).walk())
     sources = [stage for stage in stages if not stage.inputs]
     counts = [
@@ -202,7 +206,11 @@ def splits_of(dataset: Any) -> Splits | None:
         else -1
         for stage in sources
     ]
-    repeats = any(stage.kind == "Repeat" for stage in stages)
+    reads = (*READERS, "Interleave", "FlatMap") if by_file else ()
+    repeats = any(
+        stage.kind == "Repeat" and not any(each.kind in reads for each in stage.walk())
+        for stage in stages
+    )
     if repeats or min(counts) < 0:
         return None
     # The source of a reader is its file names, but the user only wrote the reader.

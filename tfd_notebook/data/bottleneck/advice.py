@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.tf_data.elements import can_be_batched
-from tfd_notebook._compat.tf_data.pipeline_model import READERS, Splits
+from tfd_notebook._compat.tf_data.pipeline_model import READERS
 from tfd_notebook.data.bottleneck.classification import Bottleneck
 from tfd_notebook.data.variable_names import variable_of
 
@@ -52,6 +52,10 @@ _MORE_SPLITS = {
     "interleave(lambda i: from_generator(..., args=(i,))), or do less in the generator",
     **dict.fromkeys(READERS, "write the data to several files, at least one per data worker"),
 }
+_BY_DATA = (
+    'use distribute("dynamic"). More data workers cannot help: with "data", each of them computes '
+    "all elements"
+)
 _FINER = "split the source into smaller parts, such as one per file or range of rows"
 
 
@@ -100,12 +104,16 @@ def inspect_worker(task: str) -> str:
     return f"check its log and its host, then restart or replace {task}"
 
 
-def few_splits(splits: Splits) -> str:
-    """Return why more data workers cannot read a source, and a change that helps."""
+def few_splits(delivery: Delivery) -> str:
+    """Return why more data workers have nothing to read, and a change that helps."""
+    splits = delivery.shared
+    if splits is None:
+        return _BY_DATA
     count = "one split" if splits.count == 1 else f"{splits.count} splits"
+    mode = "dynamic sharding" if delivery.mode == "DYNAMIC" else "sharding by file"
     return (
         f"{_MORE_SPLITS.get(splits.kind, _FINER)}. More data workers cannot help: "
-        f"{splits.source} has {count}, and dynamic sharding assigns each split to one data worker"
+        f"{splits.source} has {count}, and {mode} assigns each split to one data worker"
     )
 
 
@@ -126,8 +134,7 @@ def more_workers(
         Suggested number of data workers. Default: one more.
     """
     if delivery is not None and delivery.can_use(workers + 1) <= workers:
-        assert delivery.shared is not None
-        return few_splits(delivery.shared)
+        return few_splits(delivery)
     if saturated:
         return ALL_CORES_BUSY
     cluster = None if delivery is None else delivery.cluster()

@@ -212,7 +212,8 @@ def slow_worker(
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
             return Bottleneck("workers", 1.0, task=worker.task, state=worker.state)
-    if delivery is not None and delivery.can_use(len(workers)) < len(workers):
+    shared = None if delivery is None else delivery.shared
+    if shared is not None and shared.count < len(workers):
         return None
     ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
     for worker in ready:

@@ -108,7 +108,7 @@ class Delivery:
     infinite : bool
         Whether the read mode needs an infinite dataset.
     splits : Splits, optional
-        Splits that the dispatcher assigns under dynamic sharding. None if unknown.
+        Splits of its source. None if unknown.
     """
 
     cluster: weakref.ref[DataWorkers]
@@ -120,12 +120,14 @@ class Delivery:
 
     def can_use(self, workers: int) -> int:
         """Return the number of data workers, of `workers`, that can work at the same time."""
+        if self.mode == "DATA":  # each of them computes all elements and sends its share
+            return min(workers, 1)
         return workers if self.shared is None else min(workers, self.shared.count)
 
     @property
     def shared(self) -> Splits | None:
         """The splits that data workers share. None if each reads all, or if unknown."""
-        return self.splits if self.mode == "DYNAMIC" else None
+        return self.splits if self.mode in ("DYNAMIC", "FILE", "FILE_OR_DATA") else None
 
     def account(self, delivered: int) -> str:
         """Describe how an epoch of `delivered` elements differs from the dataset."""

@@ -192,7 +192,7 @@ def _distributor(
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         infinite = reading.needs_infinite is not None
-        splits = splits_of(dataset)
+        splits = splits_of(dataset, by_file=reading.mode in STATIC)
         delivery = Delivery(
             weakref.ref(cluster), expected, reading.mode, job_name, infinite, splits
         )
@@ -205,7 +205,7 @@ def _distributor(
         )
         cluster.registered[key] = Registered(
             cardinality if pipeline.keeps_count else -1,
-            splits,
+            splits_of(dataset),
             weakref.ref(read),
             buffers_of(dataset),
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage
+from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage, splits_of
 from tfd_notebook.data.bottleneck.advice import advise
 from tfd_notebook.data.bottleneck.classification import (
     Bottleneck,
@@ -473,6 +473,41 @@ class TestAdvice:
         assert worker_limit("data_worker:0", busy, saturated=True).advice.endswith(
             "all cores are busy"
         )
+
+    @pytest.mark.parametrize("mode", ["DYNAMIC", "FILE", "FILE_OR_DATA", "DATA"])
+    def test_source_without_more_to_read_gets_no_advice_to_scale(self, mode: str) -> None:
+        class Cluster:
+            """Stand-in for a cluster."""
+
+            owner = None
+
+        cluster, splits = Cluster(), Splits(2, "TFRecordDataset()", "TFRecord")
+        delivery = Delivery(weakref.ref(cluster), -1, mode, None, splits=splits)  # type: ignore[arg-type]
+        few = 1 if mode == "DATA" else 2
+        assert [delivery.can_use(count) for count in (1, 2, 3)] == [1, few, few]
+        text = advise(Bottleneck("workers", 0.9), 2, delivery)
+        assert "More data workers cannot help" in text
+        assert "scale(" not in text
+        # The second of two data workers has a share of the data, so it can be slow.
+        workers = [
+            WorkerUtilization(f"data_worker:{i}", "ready", 0.1, each, (each,) * 3)
+            for i, each in enumerate((30.0, 100.0))
+        ]
+        slow = slow_worker(workers, delivery)
+        assert slow is not None
+        assert slow.task == "data_worker:0"
+
+    def test_repeated_files_are_assigned_once(self) -> None:
+        names = tf.data.Dataset.from_tensor_slices(["a", "b"])
+        for read in (
+            names.interleave(tf.data.TFRecordDataset),
+            tf.data.TFRecordDataset(["a", "b"]),
+        ):
+            assert splits_of(read.repeat()) is None
+            splits = splits_of(read.repeat().batch(2), by_file=True)
+            assert splits is not None
+            assert splits.count == 2
+        assert splits_of(names.repeat().interleave(tf.data.TFRecordDataset), by_file=True) is None
 
     def test_code_for_a_dataset_names_its_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Dataset:
