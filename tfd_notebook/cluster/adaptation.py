@@ -266,7 +266,7 @@ def _need(history: History, now: Measurement, rates: list[_Rate]) -> tuple[Histo
         if now.serving == now.workers or now.time - history.changed > _SETTLED_SECONDS:
             history = _learn(history, now, rates, now.serving / total)
     elif starved:
-        need = 2.0 * now.serving  # without an element, the cost is unknown
+        need = float(now.workers)  # without an element, the cost is unknown
     else:
         need = _need_by_cost(history, now, rates)
     count = math.ceil(need - 1e-6)

@@ -112,6 +112,7 @@ class ClusterReports:
             workers_of(self._monitor.snapshot().tasks),
             self._data_service.service_on_this_host and is_busy(sampler.busy_cores(), processors()),
             None if latest is None else latest.live.delivery,
+            None if latest is None else latest.live.limit,
         )
 
     def jobs(self) -> Table:

@@ -144,6 +144,8 @@ def judge(
         return replace(limit, advice=f"resume it: {name}.resume()")
     if not any(store.unfinished()):
         return replace(limit, advice="schedule more closures: none waits or runs now")
+    if time.perf_counter() - max(end for _, end in intervals) > max(_BREAK_SECONDS, 3 * run):
+        return limit  # no closure ends now, for any reason
     local = [row for row in tasks if row.host in _LOCAL_HOSTS]
     used = sum(row.cpu_percent or 0.0 for row in local) / 100
     if local and len(local) == len(tasks) and is_busy(used, processors()):

@@ -181,6 +181,11 @@ def test_number_is_computed_from_the_share_of_waiting() -> None:
     assert decision == Decision(8, "'train' waits 50 % of the time")
 
 
+def test_consumer_without_an_element_gets_no_data_workers() -> None:
+    """It may wait for another consumer, or for a function that does not return."""
+    assert checks(lambda second: (Load("train", float(second), 0, float(second)),)) is None
+
+
 def test_end_of_a_wait_does_not_make_elements_look_expensive() -> None:
     bounds, history, load = Bounds(1, 4), History(), Load("train", 0.0, 0, 0.0)
     decisions = []

@@ -171,6 +171,8 @@ def test_more_workers_are_advised_only_if_they_help(clock: Clock) -> None:
     assert advised(queued, here).endswith("add workers on other hosts")
     assert advised(queued, there, paused=True) == "resume it: coordinator.resume()"
     assert advised(idle, there) == "schedule more closures: none waits or runs now"
+    clock.now += 60.0  # no closure has ended since
+    assert advised(queued, there) == advised(queued, here) == ""
 
 
 def test_advice_names_the_users_variables(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ _WINDOW = 5.0
 _HISTORY_LENGTH = 720
 #: Seconds without a sample after which the figures start again.
 _MAX_GAP_SECONDS = 3.0
+#: Seconds without an element after which the figures cover only the time since the latest one. At
+#: least twice the usual time between two elements.
+_STALL_SECONDS = 2.0
 #: Cores that a data worker uses when it is always busy.
 _BUSY_CORES = 0.85
 _PROBE = 0.002
@@ -85,7 +88,9 @@ class LiveLimit:
         self._delivery: Delivery | None = None
         self._costs: Any = None
         self._began = self._sampled = time.perf_counter()
-        self._base = MetricTotals()
+        self._base = self._latest = MetricTotals()
+        #: Time of the latest element, and seconds between it and the one before.
+        self._moved, self._usual = self._began, 0.0
         self._cpu: list[float] = []
         self._locked: list[float] = []
 
@@ -135,14 +140,22 @@ class LiveLimit:
                 self._last = stages_of(iterator.dataset, keep=False)
                 use = use_in(iterator.dataset)
                 self._delivery = None if use is None else use.delivery
-                self._costs, self._began = Costs(self._last), now
-                self._base, self._cpu, self._locked = reading, [], []
+                self.limit = NOTHING
+                self._costs, self._moved, self._usual = Costs(self._last), now, 0.0
+                self._latest = reading
+                self._restart(now, reading)
             else:
                 self._costs.restart()
         model = model_of(iterator.opened)
         if model is not None:
             self._costs.add(model, now - self._sampled)
         self._sampled = now
+        if reading.elements > self._latest.elements:
+            self._usual, self._moved, self._latest = now - self._moved, now, reading
+        elif self._base.elements < reading.elements and now - self._moved >= max(
+            _STALL_SECONDS, 2 * self._usual
+        ):
+            self._restart(self._moved, self._latest)
         self._cpu.append(sampler.cpu)
         self._locked.append(sampler.locked)
         seconds = now - self._began
@@ -154,8 +167,12 @@ class LiveLimit:
             costs = Costs(self._last)
             if model is not None:
                 costs.add(model, 0.0)
-            self._costs, self._began, self._base = costs, now, reading
-            self._cpu, self._locked = [], []
+            self._costs = costs
+            self._restart(now, reading)
+
+    def _restart(self, now: float, reading: MetricTotals) -> None:
+        self._began, self._base = now, reading
+        self._cpu, self._locked = [], []
 
     def _judge(
         self,
@@ -189,6 +206,8 @@ class LiveLimit:
         figures = measurement.figures()
         del figures["first_element_s"]
         share = None if bottleneck.kind == "none" else min(1.0, bottleneck.share)
+        if not measurement.elements and not bottleneck.task:
+            return Limit(bottleneck.kind, bottleneck.name, share, figures)
         dataset = self._dataset()
         use = use_in(dataset) if bottleneck.kind == "transfer" and dataset is not None else None
         origin = None if use is None else use.origin
@@ -211,6 +230,7 @@ def worker_limit(
     workers: Sequence[WorkerUtilization],
     saturated: bool = False,
     delivery: Delivery | None = None,
+    now: Limit | None = None,
 ) -> Limit:
     """Return the bottleneck of one data worker, or ``none`` if it is not the bottleneck.
 
@@ -222,6 +242,8 @@ def worker_limit(
         Whether the cores that the workers may use are busy. Default false.
     delivery : Delivery, optional
         Parameters of the dataset that is read now.
+    now : Limit, optional
+        The bottleneck of its consumer. Only data workers that limit it get advice. None if unknown.
     """
     mine = next((worker for worker in workers if worker.task == task), None)
     if mine is None:
@@ -235,7 +257,8 @@ def worker_limit(
     if bottleneck is not None and bottleneck.task == task:
         share, advice = bottleneck.share, advise(bottleneck, len(workers))
         return Limit("workers", bottleneck.name, share, figures, advice)
-    if mine.cpu is not None and mine.cpu >= _BUSY_CORES:
+    limits = now is None or (now.kind == "workers" and now.figures["elements_per_s"] > 0)
+    if limits and mine.cpu is not None and mine.cpu >= _BUSY_CORES:
         advice = more_workers(len(workers), delivery, saturated)
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)
     return Limit("none", task, None, figures)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
-from tfd_notebook.data.bottleneck.live_limit import LiveLimit, ProcessSampler
+from tfd_notebook.data.bottleneck.live_limit import NOTHING, LiveLimit, ProcessSampler
 from tfd_notebook.data.bottleneck.usage import WorkerUtilization
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
@@ -278,6 +278,8 @@ class Consumers:
             if process is not None and state == "running" and not consumer.live.disabled:
                 iterator = consumer.meter.iterator() if consumer.meter is not None else None
                 consumer.live.update(iterator, totals, process, self._workers(), consumer.used)
+            elif state == "paused":
+                consumer.live.limit = NOTHING
             with self._lock:
                 name = self._name_of(consumer)
             if name:

@@ -202,7 +202,10 @@ class _Explanation:
         if bottleneck.kind == "device_copy" and bottleneck.stage is not None:
             bottleneck = self._classify_copy(bottleneck)
         kind = "none" if bottleneck.kind == "consumer" and self._target else bottleneck.kind
-        change, gain = getattr(self, f"_advise_{kind}")(bottleneck)
+        change, gain = "", None
+        fills = bottleneck.stage is not None and bottleneck.stage.kind == "Shuffle"
+        if measurement.elements or kind == "none" or fills:
+            change, gain = getattr(self, f"_advise_{kind}")(bottleneck)
         return Limit(
             kind=kind,
             stage=bottleneck.name,

@@ -190,7 +190,7 @@ class TestExplain:
             never, output_signature=tf.TensorSpec((), tf.int64)
         )
         limit = tfd.explain(dataset, seconds=1)
-        assert (limit.kind, limit.figures["elements_per_s"]) == ("source", 0)
+        assert (limit.kind, limit.figures["elements_per_s"], limit.advice) == ("source", 0, "")
         assert limit.stage.startswith("from_generator(never)")
 
     @pytest.mark.parametrize("step", [None, lambda element: None])

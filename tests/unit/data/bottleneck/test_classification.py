@@ -377,6 +377,16 @@ class TestWorkerLimit:
         assert "restart or replace data_worker:2" in worker_limit(names[2], workers).advice
         assert worker_limit("dispatcher:0", workers).kind == "none"
 
+    def test_busy_worker_gets_advice_only_while_it_is_the_bottleneck(self) -> None:
+        busy = [WorkerUtilization("data_worker:0", "ready", 0.99, 10.0)]
+        for now, kind in (
+            (Limit("workers", figures=FIGURES), "workers"),
+            (Limit("workers", figures={**FIGURES, "elements_per_s": 0.0}), "none"),
+            (Limit("consumer", figures=FIGURES), "none"),
+        ):
+            limit = worker_limit("data_worker:0", busy, now=now)
+            assert (limit.kind, bool(limit.advice)) == (kind, kind == "workers")
+
     def test_slower_worker_of_two_is_named(self) -> None:
         workers = [
             WorkerUtilization("data_worker:0", "ready", 0.9, 100.0, (100.0,) * 3),

@@ -12,6 +12,7 @@ from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer, Series
 from tfd_notebook.model.events import ConsumerMeasured
+from tfd_notebook.model.limit import Limit
 
 
 def started(name, consumers):
@@ -40,6 +41,16 @@ def test_running_consumers_have_unique_names():
     assert started("train", consumers)[2] == "train"
     assert [row.name for row in consumers.rows()] == ["train-2", "train"]
     consumers.cancel_all(errors.Interrupted("stopped"))
+
+
+def test_paused_consumer_has_no_bottleneck():
+    class Paused(DatasetConsumer):
+        state = "paused"
+
+    consumers, paused = Consumers(), Paused()
+    paused.live.limit = Limit("workers", advice="cluster.scale(data_workers=3)")
+    consumers.measure(paused)
+    assert paused.live.limit.advice == ""
 
 
 def test_epochs_share_one_row():

@@ -1,0 +1,85 @@
+"""The bottleneck of a running consumer, from recorded samples and a fake clock."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tfd_notebook._compat.tf_data.meter import MetricTotals
+from tfd_notebook.data.bottleneck import live_limit
+from tfd_notebook.data.bottleneck.live_limit import NOTHING, LiveLimit
+from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions, WorkerUtilization
+from tfd_notebook.model.limit import Limit
+
+CORES = 4
+
+
+class Iterator:
+    """Stand-in for the iterator of a dataset that reads through a service."""
+
+    def __init__(self, delivery: Delivery | None = None) -> None:
+        self.opened = object()
+        self.dataset = tf.data.Dataset.range(5)
+        delivery = delivery or Delivery(lambda: None, -1, "OFF", None)  # type: ignore[arg-type]
+        self.dataset._tfd_service = ServiceReadOptions(delivery)
+
+
+class Run:
+    """A consumer that waits for its data workers, sampled once a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.now, self.elements, self.waited = 100.0, 0, 0.0
+        clock = SimpleNamespace(perf_counter=lambda: self.now, time=time.time)
+        monkeypatch.setattr(live_limit, "time", clock)
+        monkeypatch.setattr(live_limit, "model_of", lambda resource: None)
+        monkeypatch.setattr(live_limit, "processors", lambda: CORES)
+        self.live, self.iterator = LiveLimit(), Iterator(**options)
+        self.sampler: Any = SimpleNamespace(cpu=0.1, locked=0.0, machine=1.0)
+        self.cpu = 0.5
+
+    def read(self, *rates: int) -> Limit:
+        """Return the bottleneck after seconds with these numbers of elements."""
+        workers = [
+            WorkerUtilization(f"data_worker:{i}", "ready", self.cpu, 1e3, (1e3,) * 3)
+            for i in range(2)
+        ]
+        for rate in rates:
+            self.now += 1.0
+            self.elements += rate
+            self.waited += 0.95
+            totals = MetricTotals(self.elements, 8 * self.elements, self.waited)
+            self.live.update(self.iterator, totals, self.sampler, workers, True)
+        return self.live.limit
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(monkeypatch)
+
+
+SCALE = "cluster.scale(data_workers=3)"
+
+
+class TestAdviceOfNow:
+    def test_advice_ends_when_no_element_arrives(self, run: Run) -> None:
+        limit = run.read(*[100] * 7)
+        assert (limit.kind, limit.advice) == ("workers", SCALE)
+        limit = run.read(*[0] * 5)  # the last window began with elements
+        assert (limit.kind, limit.advice, limit.figures["elements_per_s"]) == ("workers", "", 0)
+        assert run.read(100, 100).advice == SCALE
+
+    def test_slow_elements_are_not_a_stall(self, run: Run) -> None:
+        advice = set()
+        run.read(*[0, 0, 1] * 3)
+        for rate in [0, 0, 1] * 5:
+            advice.add(run.read(rate).advice)
+        assert advice == {SCALE}
+
+    def test_advice_for_another_dataset_ends(self, run: Run) -> None:
+        run.read(*[100] * 7)
+        run.iterator = Iterator()
+        assert run.read(100) == NOTHING
