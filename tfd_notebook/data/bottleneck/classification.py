@@ -20,6 +20,8 @@ _MAX_WAIT_FRACTION = 0.1
 _BUSY = 0.5
 #: Share of the cores in use above which the CPU is saturated.
 _SATURATED = 0.85
+#: Cores below which a data worker does not compute, but sleeps or waits.
+_COMPUTING = 0.1
 #: Share of the time with a contended GIL above which Python is the bottleneck.
 _GIL_CONTENTION = 0.4
 #: Seconds that passing one element to Python takes.
@@ -62,7 +64,7 @@ class Bottleneck:
     state : str
         State of the task, if that is the cause.
     saturated : bool
-        Whether all cores are in use.
+        Whether all cores are in use, and it needs them.
     """
 
     kind: str
@@ -177,7 +179,7 @@ def judge_service(
     if slow is not None:
         return slow
     used = sum(worker.cpu or 0.0 for worker in workers) + measurement.cpu
-    saturated = is_busy(used, cores)
+    saturated = is_busy(used, cores) and needs_cores(workers, measurement.cpu)
     if alone is None:
         # Workers in this process have no separate CPU time. They pass the data in memory.
         separate = any(worker.cpu is not None for worker in workers)
@@ -195,6 +197,15 @@ def judge_service(
 def is_busy(used: float, cores: int) -> bool:
     """Return True if the use of `used` of `cores` cores leaves no time for more work."""
     return used >= _SATURATED * cores
+
+
+def needs_cores(workers: Sequence[WorkerUtilization], cpu: float) -> bool:
+    """Return True if a data worker computes. One that sleeps or waits needs no free core.
+
+    `cpu` is the number of cores that this process uses, and its data workers if it has some.
+    """
+    used = (worker.cpu for worker in workers if worker.cpu is not None)
+    return max(used, default=cpu / max(1, len(workers))) >= _COMPUTING
 
 
 def slow_worker(

@@ -12,7 +12,13 @@ from typing import Any
 from tfd_notebook._compat.tf_data.meter import MetricTotals
 from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
 from tfd_notebook.data.bottleneck.advice import advise, dataset_variable, more_workers
-from tfd_notebook.data.bottleneck.classification import is_busy, judge, judge_service, slow_worker
+from tfd_notebook.data.bottleneck.classification import (
+    is_busy,
+    judge,
+    judge_service,
+    needs_cores,
+    slow_worker,
+)
 from tfd_notebook.data.bottleneck.cost_model import Costs, Measurement
 from tfd_notebook.data.bottleneck.usage import (
     Delivery,
@@ -198,9 +204,8 @@ class LiveLimit:
             bottleneck = judge_service(measurement, workers, cores, None, self._delivery)
             cluster = None if self._delivery is None else self._delivery.cluster()
             if cluster is None or cluster.service_on_this_host:
-                bottleneck = replace(
-                    bottleneck, saturated=bottleneck.saturated or is_busy(machine, cores)
-                )
+                busy = is_busy(machine, cores) and needs_cores(workers, measurement.cpu)
+                bottleneck = replace(bottleneck, saturated=bottleneck.saturated or busy)
             else:
                 bottleneck = replace(bottleneck, saturated=False)
         figures = measurement.figures()

@@ -15,7 +15,12 @@ from tfd_notebook._compat.tf_data.pipeline_model import (
     stages_of,
 )
 from tfd_notebook.data.bottleneck import advice
-from tfd_notebook.data.bottleneck.classification import Bottleneck, judge, judge_service
+from tfd_notebook.data.bottleneck.classification import (
+    Bottleneck,
+    judge,
+    judge_service,
+    needs_cores,
+)
 from tfd_notebook.data.bottleneck.cost_model import Measurement
 from tfd_notebook.data.bottleneck.usage import Machine, Workers, WorkerUtilization, processors
 from tfd_notebook.data.consume.observe import check_dataset
@@ -429,7 +434,8 @@ class _Explanation:
         cluster, cores = delivery.cluster(), float("inf")
         if cluster is None or cluster.service_on_this_host:
             cores = self._cores
-        free = cores / max(used, self._busy, 0.05)
+        busy = max(used, self._busy) if needs_cores(self._workers, self._measurement.cpu) else 0.0
+        free = cores / max(busy, 0.05)
         gain = min(useful / count, free, self._max_gain)
         if bottleneck.saturated or free < _MIN_GAIN:
             return advice.ALL_CORES_BUSY, None

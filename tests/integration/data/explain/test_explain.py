@@ -427,17 +427,13 @@ class TestThroughACluster:
         assert "cannot help" not in advised(files)
 
     def test_advice_counts_cores_used_by_other_processes(self, cluster: tfd.Cluster) -> None:
-        def wait(number: Any) -> Any:
-            time.sleep(0.02)
-            return number
-
-        waiting = Range(ENDLESS).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+        computing = Range(ENDLESS).map(lambda x: tf.numpy_function(in_python, [x], tf.int64))
         burners = [
             subprocess.Popen([sys.executable, "-c", "while True: pass"])
             for _ in range(2 * processors())
         ]
         try:
-            with cluster.stream(waiting.apply(cluster.distribute("off"))).start() as stream:
+            with cluster.stream(computing.apply(cluster.distribute("off"))).start() as stream:
                 until(lambda: stream.limit.advice.endswith("all cores are busy"))
         finally:
             for burner in burners:

@@ -16,6 +16,7 @@ from tfd_notebook.data.bottleneck.classification import (
     Bottleneck,
     judge,
     judge_service,
+    needs_cores,
     slow_worker,
 )
 from tfd_notebook.data.bottleneck.cost_model import Costs, Measurement
@@ -331,6 +332,13 @@ class TestService:
     def test_computing_workers_are_the_bottleneck(self) -> None:
         result = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, 0.045, None)
         assert (result.kind, result.saturated) == ("workers", True)
+
+    def test_sleeping_workers_need_no_core(self) -> None:
+        """Another process, or the consumer, uses all cores."""
+        result = judge_service(measured(cpu=2.0), self.workers(1e3, 1e3, cpu=0.03), 2, 0.1, None)
+        assert (result.kind, result.saturated) == ("workers", False)
+        inside = [WorkerUtilization("data_worker:0", "ready", None, None)]
+        assert [needs_cores(inside, cpu) for cpu in (0.03, 0.9)] == [False, True]
 
     def test_transfer_that_costs_more_than_work_is_found(self) -> None:
         result = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, 0.001, None)

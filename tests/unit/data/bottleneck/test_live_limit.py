@@ -79,6 +79,12 @@ class TestAdviceOfNow:
             advice.add(run.read(rate).advice)
         assert advice == {SCALE}
 
+    def test_busy_cores_count_only_for_workers_that_compute(self, run: Run) -> None:
+        run.sampler.machine = float(CORES)  # by other processes
+        assert run.read(*[100] * 7).advice.endswith("all cores are busy")
+        run.cpu = 0.03  # they sleep
+        assert run.read(*[100] * 6).advice == SCALE
+
     def test_advice_for_another_dataset_ends(self, run: Run) -> None:
         run.read(*[100] * 7)
         run.iterator = Iterator()
