@@ -10,6 +10,7 @@ from functools import partial
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
+from tfd_notebook.data.bottleneck.advice import missing_consumers
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
 
@@ -147,5 +148,6 @@ class Watchdog:
             "warning",
             f"{name!r} has waited {self._hang_seconds:g} s for data "
             + (f"({states}): {why}" if why else f"({states})"),
-            fix="%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
+            fix=missing_consumers(self._consumers.named(name).live.delivery)
+            or "%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
         )

@@ -6,12 +6,14 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.watchdog import Watchdog
+from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import ClusterEnded, ExpiryChanged, TaskChanged, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
@@ -50,6 +52,10 @@ class FakeConsumers:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.waits: dict[str, float] = {}
+        self.delivery: Any = None
+
+    def named(self, name: str) -> Any:
+        return SimpleNamespace(live=SimpleNamespace(delivery=self.delivery))
 
     def stuck(self, seconds: float) -> tuple[str, ...]:
         return tuple(n for n, since in self.waits.items() if self._now() - since >= seconds)
@@ -218,12 +224,15 @@ def test_remote_hosts_are_queried_in_threads(monkeypatch: pytest.MonkeyPatch) ->
     watched.consumers.waits["train"] = watched.now
     watched.tick()
     watched.now += HANG_SECONDS
+    cluster = SimpleNamespace(readers=lambda job_name: ([1], 0))
+    watched.consumers.delivery = Delivery(lambda: cluster, -1, "OFF", "r", consumer=(1, 2))  # type: ignore
     watched.tick()
     assert watched.threads == ["tfd-watchdog-stuck"]
     (notice,) = watched.monitor.snapshot().notices
     assert notice.what == (
         "'train' has waited 3 s for data (worker:0 ready): host-a cannot reach data_worker:0"
     )
+    assert str(notice.fix).startswith("start the missing consumers of job 'r'")
 
 
 def test_wait_that_ends_during_a_slow_query_is_not_reported(

@@ -104,6 +104,33 @@ def inspect_worker(task: str) -> str:
     return f"check its log and its host, then restart or replace {task}"
 
 
+def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
+    """Return the consumers that a coordinated read without elements waits for, or "".
+
+    Parameters
+    ----------
+    delivery : Delivery, optional
+        Parameters of the dataset of a consumer that waits.
+    unregistered : int
+        Number of readers of this process that its cluster does not list. Default 0.
+    """
+    cluster = None if delivery is None else delivery.cluster()
+    if delivery is None or delivery.consumer is None or cluster is None:
+        return ""
+    index, count = delivery.consumer
+    local, others = cluster.readers(delivery.job_name)
+    others = max(0, others - unregistered)
+    missing = sorted({*range(count)} - {index, *local})
+    if len(missing) <= others:
+        return ""
+    reads, waits = (", ".join(map(str, each)) for each in (sorted({index, *local}), missing))
+    return (
+        f"start the missing consumers of job {delivery.job_name!r}, because each round waits for "
+        f"all {count}. Consumers that read in this process: {reads}. Consumers that do not: {waits}"
+        + (f" (other processes run {others} of them)" if others else "")
+    )
+
+
 def few_splits(delivery: Delivery) -> str:
     """Return why more data workers have nothing to read, and a change that helps."""
     splits = delivery.shared

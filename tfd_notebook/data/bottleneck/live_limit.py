@@ -11,7 +11,12 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.meter import MetricTotals
 from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
-from tfd_notebook.data.bottleneck.advice import advise, dataset_variable, more_workers
+from tfd_notebook.data.bottleneck.advice import (
+    advise,
+    dataset_variable,
+    missing_consumers,
+    more_workers,
+)
 from tfd_notebook.data.bottleneck.classification import (
     is_busy,
     judge,
@@ -165,7 +170,8 @@ class LiveLimit:
         self._cpu.append(sampler.cpu)
         self._locked.append(sampler.locked)
         seconds = now - self._began
-        if seconds < (1.0 if reading.elements > self._base.elements else _WINDOW):
+        quiet = min(_WINDOW, max(_STALL_SECONDS, 2 * self._usual))
+        if seconds < (1.0 if reading.elements > self._base.elements else quiet):
             return
         self.limit = self._judge(reading, seconds, workers, reads, sampler.machine)
         if seconds >= _WINDOW:
@@ -212,7 +218,8 @@ class LiveLimit:
         del figures["first_element_s"]
         share = None if bottleneck.kind == "none" else min(1.0, bottleneck.share)
         if not measurement.elements and not bottleneck.task:
-            return Limit(bottleneck.kind, bottleneck.name, share, figures)
+            text = missing_consumers(self._delivery) if bottleneck.kind == "workers" else ""
+            return Limit(bottleneck.kind, bottleneck.name, share, figures, text)
         dataset = self._dataset()
         use = use_in(dataset) if bottleneck.kind == "transfer" and dataset is not None else None
         origin = None if use is None else use.origin

@@ -92,6 +92,12 @@ class DataWorkers(Protocol):
     def data_workers(self) -> tuple[TaskRow, ...]:
         """Return the data workers that have not ended, by index."""
 
+    def readers(self, job_name: str | None) -> tuple[list[int], int]:
+        """Return the consumers of a coordinated read.
+
+        They are the indices of those that read in this process, and the number in other processes.
+        """
+
 
 @dataclass(frozen=True)
 class Delivery:
@@ -109,6 +115,8 @@ class Delivery:
         Whether the read mode needs an infinite dataset.
     splits : Splits, optional
         Splits of its source. None if unknown.
+    consumer : tuple of int, optional
+        Index and number of the consumers of a coordinated read.
     """
 
     cluster: weakref.ref[DataWorkers]
@@ -117,6 +125,7 @@ class Delivery:
     job_name: str | None
     infinite: bool = False
     splits: Splits | None = None
+    consumer: tuple[int, int] | None = None
 
     def can_use(self, workers: int) -> int:
         """Return the number of data workers, of `workers`, that can work at the same time."""

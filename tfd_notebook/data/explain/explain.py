@@ -175,7 +175,9 @@ class _Explanation:
             kind = "source" if stage.is_source else "stage"
             return Limit(kind, stage.name, None, self._figures, advice.blocked(function))
         if self._use is not None:
-            return Limit("workers", figures=self._figures, advice=advice.NO_ANSWER)
+            # The dispatcher may still list the iterator that was measured.
+            missing = advice.missing_consumers(self._use.delivery, unregistered=1)
+            return Limit("workers", figures=self._figures, advice=missing or advice.NO_ANSWER)
         return Limit("none", figures=self._figures, advice=advice.BLOCKED)
 
     def _is_blocked(self) -> bool:

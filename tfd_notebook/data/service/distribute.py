@@ -194,7 +194,13 @@ def _distributor(
         infinite = reading.needs_infinite is not None
         splits = splits_of(dataset, by_file=reading.mode in STATIC)
         delivery = Delivery(
-            weakref.ref(cluster), expected, reading.mode, job_name, infinite, splits
+            weakref.ref(cluster),
+            expected,
+            reading.mode,
+            job_name,
+            infinite,
+            splits,
+            reading.consumer,
         )
         read._tfd_service = ServiceReadOptions(
             delivery,
@@ -341,7 +347,12 @@ def from_dataset_id(
     before = validation.BeforeReading(cluster, full_name)
     read._tfd_service = ServiceReadOptions(
         Delivery(
-            weakref.ref(cluster), known.cardinality, reading.mode, job_name, splits=known.splits
+            weakref.ref(cluster),
+            known.cardinality,
+            reading.mode,
+            job_name,
+            splits=known.splits,
+            consumer=reading.consumer,
         ),
         joined=lambda: before.joined,
     )

@@ -91,6 +91,13 @@ class ReadOptions:
             return "a coordinated read"
         return "a cross-trainer cache" if self.cross_trainer_cache is not None else None
 
+    @property
+    def consumer(self) -> tuple[int, int] | None:
+        """Index and number of the consumers of a coordinated read. None for other reads."""
+        if self.consumer_index is None or self.num_consumers is None:
+            return None
+        return self.consumer_index, self.num_consumers
+
     def transfer(self, in_process: bool) -> str | None:
         """Return the data transfer protocol.
 

@@ -493,6 +493,28 @@ class TestThroughACluster:
             for stream in streams:
                 stream.stop()
 
+    def test_missing_consumer_of_coordinated_reads_is_named(self) -> None:
+        with tfd.Cluster(data_workers=2, name="missing") as cluster:
+            numbers = Range(ENDLESS).repeat()
+
+            def read(index: int) -> Any:
+                options = {"consumer_index": index, "num_consumers": 2}
+                return numbers.apply(cluster.distribute("off", job_name="pair", **options))
+
+            first, second = (cluster.stream(read(index)) for index in range(2))
+            text = "read in this process: 0. Consumers that do not: 1"
+            with first.start():
+                until(lambda: text in first.limit.advice)
+                assert "job 'pair'" in first.limit.advice
+                with second.start():
+                    first.wait(elements=1, timeout=60)
+                    until(lambda: first.limit.figures["elements_per_s"] > 0)
+                    assert "consumers" not in first.limit.advice
+                    second.pause()
+                    until(lambda: text in first.limit.advice)
+            limit = tfd.explain(read(0), seconds=2)
+            assert text in limit.advice
+
     def test_slow_loop_is_the_bottleneck(self, cluster: tfd.Cluster) -> None:
         dataset = Range(ENDLESS).batch(2).apply(cluster.distribute("off"))
         live = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Splits, Stage, splits_of
-from tfd_notebook.data.bottleneck.advice import advise
+from tfd_notebook.data.bottleneck.advice import advise, missing_consumers
 from tfd_notebook.data.bottleneck.classification import (
     Bottleneck,
     judge,
@@ -514,6 +515,27 @@ class TestAdvice:
         slow = slow_worker(workers, delivery)
         assert slow is not None
         assert slow.task == "data_worker:0"
+
+    @pytest.mark.parametrize(
+        ("local", "others", "text"),
+        [
+            ([0], 0, "read in this process: 0. Consumers that do not: 1, 2"),
+            ([0], 1, "that do not: 1, 2 (other processes run 1 of them)"),
+            ([0, 2], 0, "read in this process: 0, 2. Consumers that do not: 1"),
+            ([0, 2], 1, ""),
+            ([0, 1, 2], 0, ""),
+        ],
+    )
+    def test_missing_consumers_of_a_coordinated_read_are_named(
+        self, local: list[int], others: int, text: str
+    ) -> None:
+        cluster: Any = SimpleNamespace(readers=lambda job_name: (local, others))
+        delivery = Delivery(lambda: cluster, -1, "OFF", "rounds", consumer=(0, 3))  # type: ignore[arg-type]
+        advice = missing_consumers(delivery)
+        assert advice.endswith(text)
+        assert advice.startswith("start the missing consumers of job 'rounds'") == bool(text)
+        assert bool(missing_consumers(delivery, unregistered=1)) == (len(local) < 3)
+        assert missing_consumers(replace(delivery, consumer=None)) == missing_consumers(None) == ""
 
     def test_repeated_files_are_assigned_once(self) -> None:
         names = tf.data.Dataset.from_tensor_slices(["a", "b"])

@@ -72,6 +72,16 @@ class TestAdviceOfNow:
         assert (limit.kind, limit.advice, limit.figures["elements_per_s"]) == ("workers", "", 0)
         assert run.read(100, 100).advice == SCALE
 
+    def test_missing_consumer_is_named_before_the_first_element(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cluster: Any = SimpleNamespace(readers=lambda job_name: ([0], 0), service_on_this_host=True)
+        delivery = Delivery(lambda: cluster, -1, "OFF", "rounds", consumer=(0, 2))  # type: ignore[arg-type]
+        limit = Run(monkeypatch, delivery=delivery).read(0, 0, 0)
+        assert limit.kind == "workers"
+        assert limit.advice.startswith("start the missing consumers of job 'rounds'")
+        assert limit.advice.endswith("read in this process: 0. Consumers that do not: 1")
+
     def test_slow_elements_are_not_a_stall(self, run: Run) -> None:
         advice = set()
         run.read(*[0, 0, 1] * 3)
