@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tfd_notebook.model.spec import Policy as Policy
     from tfd_notebook.model.spec import Service as Service
     from tfd_notebook.remote_kernel import RemoteKernel as RemoteKernel
-    from tfd_notebook.resolution import Resolution as Resolution
-    from tfd_notebook.resolution import resolve as resolve
+    from tfd_notebook.resolvers.resolution import Resolution as Resolution
+    from tfd_notebook.resolvers.resolution import resolve as resolve
 
 __version__ = VERSION
 
@@ -44,7 +44,9 @@ def _prepare() -> None:
     """Prepare TensorFlow and the notebook at the first use of a public name."""
     # Imported here because `import tfd_notebook` imports and changes nothing.
     from tfd_notebook._compat.tf_data import py_functions, source_locations
+    from tfd_notebook.cluster import registry
 
+    registry.register_at_resolvers()
     py_functions.make_tokens_unique()
     source_locations.record()
     if "ipykernel" in sys.modules and "IPython" in sys.modules:
@@ -64,7 +66,7 @@ __getattr__, __dir__, _names = exports(
         "Limit": "model.limit",
         "Policy": "model.spec",
         "RemoteKernel": "remote_kernel",
-        "Resolution": "resolution",
+        "Resolution": "resolvers.resolution",
         "Service": "model.spec",
         "Stream": "data.consume.stream",
         "Work": "coordinator.training_loop",
@@ -75,7 +77,7 @@ __getattr__, __dir__, _names = exports(
         "errors": "",
         "explain": "data.explain.explain",
         "launchers": "",
-        "resolve": "resolution",
+        "resolve": "resolvers.resolution",
         "resolvers": "",
         "spark": "",
         "training_loop": "coordinator.training_loop",

@@ -14,7 +14,8 @@ from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyter, Jupyters
 from tfd_notebook import errors
-from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster import registry
+from tfd_notebook.net import control_calls
 from tfd_notebook.ui.magics import lookup
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
@@ -148,10 +149,10 @@ def test_command_line_and_panels_control_remote_clusters(
 ) -> None:
     assert registry.running_clusters()["train"] is train
     me = os.getpid()
-    assert [item["name"] for item in control_socket.call(me, {"command": "list"})] == ["train"]
-    control_socket.call(me, {"command": "pause", "name": "train", "source": "a terminal"})
+    assert [item["name"] for item in control_calls.call(me, {"command": "list"})] == ["train"]
+    control_calls.call(me, {"command": "pause", "name": "train", "source": "a terminal"})
     until(lambda: "a terminal" in train.current_coordinator().paused)
-    control_socket.call(me, {"command": "resume", "name": "train"})
+    control_calls.call(me, {"command": "resume", "name": "train"})
     until(lambda: not train.current_coordinator().paused)
     pid = train.to_frame()["pid"][1]
     assert train.kill("worker:0") == pid

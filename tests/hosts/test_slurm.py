@@ -19,8 +19,7 @@ from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._slurm import Slurm
 from tfd_notebook import errors
-from tfd_notebook.resolution import detection
-from tfd_notebook.resolvers import SlurmResolver
+from tfd_notebook.resolvers import SlurmResolver, detection
 
 Theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
 

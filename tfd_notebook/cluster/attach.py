@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.config import build_config
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
@@ -20,6 +20,7 @@ from tfd_notebook.launchers.client import detached
 from tfd_notebook.launchers.client.detached import RemoteDetachedCluster
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import Policy, Role, TaskState, check_hours
+from tfd_notebook.net import control_calls
 from tfd_notebook.resolvers import validation
 
 
@@ -76,7 +77,7 @@ def all_clusters(unanswered: list[errors.TimeLimit] | None = None) -> list[dict[
     a cluster has ``agent``, the pid of its agent, which distinguishes clusters of the same name.
     The list `unanswered` is extended by the error of each process that does not reply, or is busy.
     """
-    summaries = control_socket.clusters(unanswered=unanswered)
+    summaries = control_calls.clusters(unanswered=unanswered)
     leased = {summary["name"] for summary in summaries if summary["lease"] is not None}
     for cluster in detached.detached():
         # A cluster that is ending, or does not respond, must not hide the others.

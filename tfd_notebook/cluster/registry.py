@@ -6,9 +6,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook.resolvers import providers
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -28,6 +29,18 @@ def clusters() -> dict[str, Cluster]:
     """Return the running clusters of this process by name."""
     with _lock:
         return {name: cluster for name, cluster in _clusters.items() if not cluster.ended}
+
+
+def _attach(resolver: Any, name: str, connect: bool) -> Cluster:
+    # Import time: it imports all launchers.
+    from tfd_notebook.cluster.attach import attach
+
+    return attach(resolver, name, connect=connect)
+
+
+def register_at_resolvers() -> None:
+    """Register the clusters of this process and `attach` for resolvers, which are below."""
+    providers.register_clusters(clusters, _attach)
 
 
 def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cluster]) -> Cluster:

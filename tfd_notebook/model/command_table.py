@@ -195,7 +195,6 @@ RESOLVE = (
     JSON,
     *RESOLUTION,
     Argument("probe", default=False, kind=bool, on="request"),
-    Argument("last_number N", on="request"),
 )
 START = (
     Argument("--data-workers N", "number of tf.data service workers", "2", 0, label="data workers"),

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_clusters: list[Callable[[], Mapping[str, Any]]] = []
+_attach: list[Callable[[Any, str, bool], Any]] = []
 _spark_clusters: list[Callable[[], Mapping[str, Any]]] = []
 _remote_kernels: list[Callable[[], Sequence[Any]]] = []
+
+
+def register_clusters(
+    provider: Callable[[], Mapping[str, Any]], attach: Callable[[Any, str, bool], Any]
+) -> None:
+    """Register the functions for clusters of this process.
+
+    Parameters
+    ----------
+    provider : callable
+        Returns the running clusters by name.
+    attach : callable
+        Returns a new cluster for a resolver, a name, and whether to connect to its workers.
+    """
+    _clusters[:] = [provider]
+    _attach[:] = [attach]
 
 
 def register_spark_clusters(provider: Callable[[], Mapping[str, Any]]) -> None:
@@ -20,6 +38,16 @@ def register_spark_clusters(provider: Callable[[], Mapping[str, Any]]) -> None:
 def register_remote_kernels(provider: Callable[[], Sequence[Any]]) -> None:
     """Register the function that returns the open `RemoteKernel` objects of this process."""
     _remote_kernels[:] = [provider]
+
+
+def clusters() -> Mapping[str, Any]:
+    """Return the running clusters of this process by name."""
+    return _clusters[0]() if _clusters else {}
+
+
+def attach(resolver: Any, name: str, connect: bool) -> Any:
+    """Return a new cluster of this process with the tasks of a resolver."""
+    return _attach[0](resolver, name, connect)
 
 
 def spark_clusters() -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ import { ensureStyle } from './css';
 import { button, enable, h, labeled, setBusy, setText, show } from './dom';
 import { brief, clean, plural, signed, formatInteger } from './figures';
 import type { Link } from './link';
-import { mergePatch } from './protocol';
 import { ResolvedTasks, type ITaskStatus } from './resolvedTasks';
 import { type IActions, type IView, linkProblem, pendingText } from './view';
 
@@ -28,9 +27,7 @@ interface IChange {
 export interface IResolution {
   rule: string;
   place: string;
-  /** The tasks by name; `order` is their order. */
-  tasks: Record<string, ITaskStatus>;
-  order: string[];
+  tasks: ITaskStatus[];
   counts: Record<string, number>;
   considered: IRuleResult[];
   cell: string;
@@ -41,13 +38,6 @@ export interface IResolution {
   trouble: string;
   /** Whether a cluster was found; otherwise `cell` suggests how to start one. */
   resolved: boolean;
-}
-
-/** A reply; with `last_number`, `state` is a merge patch of the state with that `number`. */
-export interface IResolveReply {
-  number: number;
-  last_number: number | null;
-  state: Partial<IResolution>;
 }
 
 interface IChoices {
@@ -102,8 +92,6 @@ export class ResolveView implements IView {
   /** The list of resolvers could not be loaded; it is requested again after a kernel restart. */
   private _failed = false;
   private _current: IResolution | null = null;
-  /** The number of the reply with `_current`. */
-  private _number = 0;
   /** Resolver and options of the shown table. */
   private _query: { resolver: string; options: Record<string, unknown> } | null = null;
   private _disposed = false;
@@ -223,16 +211,10 @@ export class ResolveView implements IView {
       this._status.report(pendingText(this._link, 'Resolving …'), 'quiet');
     }
     try {
-      const reply = (await this._link.command('resolve', {
-        ...query,
-        probe,
-        last_number: probe ? this._number : undefined
-      })) as IResolveReply;
+      const reply = (await this._link.command('resolve', { ...query, probe })) as IResolution;
       if (!this._disposed) {
         this._query = query;
-        this._number = reply.number;
-        const before = reply.last_number === null ? null : this._current;
-        this._show(mergePatch(before, reply.state) as IResolution, probe);
+        this._show(reply, probe);
       }
     } catch (error) {
       if (!this._disposed) {
@@ -296,7 +278,7 @@ export class ResolveView implements IView {
     );
     setText(this._error, clean(resolution.trouble));
     show(this._error, resolution.trouble !== '');
-    this._tasks.show(resolution.order.map(name => resolution.tasks[name]));
+    this._tasks.show(resolution.tasks);
     this._showChanges(resolution);
     setText(this._cell, resolution.cell);
     show(this._next, resolution.cell !== '');
@@ -374,7 +356,7 @@ function headOf(resolution: IResolution, timed = true): string {
     ([state, count]) => `${formatInteger(count)} ${state}`
   );
   const counts = states.length
-    ? `${plural(resolution.order.length, 'task')}: ${states.join(', ')}`
+    ? `${plural(resolution.tasks.length, 'task')}: ${states.join(', ')}`
     : 'no tasks';
   return `${clean(resolution.place)}, ${counts}${timed ? `; resolved in ${brief(resolution.seconds)}` : ''}`;
 }

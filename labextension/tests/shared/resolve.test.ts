@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import type { ITaskStatus } from '../../src/shared/resolvedTasks';
-import { type IResolution, type IResolveReply, ResolveView } from '../../src/shared/resolveView';
+import { type IResolution, ResolveView } from '../../src/shared/resolveView';
 import { FakeKernel } from './kernel';
 
 const MARKUP = '<img src=x onerror="alert(1)">';
@@ -31,38 +31,28 @@ function taskOf(task: number, more: Partial<ITaskStatus> = {}): ITaskStatus {
   };
 }
 
-function byName(tasks: ITaskStatus[]): Record<string, ITaskStatus> {
-  return Object.fromEntries(tasks.map(task => [`${task.job}:${task.task}`, task]));
-}
-
 function resolutionOf(
   tasks: ITaskStatus[],
-  more: Partial<IResolution> = {},
-  number = 1
-): { value: IResolveReply } {
+  more: Partial<IResolution> = {}
+): { value: IResolution } {
   const counts: Record<string, number> = {};
   for (const { state } of tasks) {
     counts[state] = (counts[state] ?? 0) + 1;
   }
   return {
     value: {
-      number,
-      last_number: null,
-      state: {
-        rule: 'tf_config',
-        place: 'TF_CONFIG',
-        tasks: byName(tasks),
-        order: Object.keys(byName(tasks)),
-        counts,
-        considered: [{ rule: 'tf_config', outcome: 'fired', why: 'TF_CONFIG has a cluster' }],
-        cell: 'cluster = tfd.resolve().attach()',
-        seconds: 0.01,
-        changes: [],
-        changed: more.changes?.length ?? 0,
-        trouble: '',
-        resolved: true,
-        ...more
-      }
+      rule: 'tf_config',
+      place: 'TF_CONFIG',
+      tasks,
+      counts,
+      considered: [{ rule: 'tf_config', outcome: 'fired', why: 'TF_CONFIG has a cluster' }],
+      cell: 'cluster = tfd.resolve().attach()',
+      seconds: 0.01,
+      changes: [],
+      changed: more.changes?.length ?? 0,
+      trouble: '',
+      resolved: true,
+      ...more
     }
   };
 }
@@ -169,29 +159,20 @@ test('watching sends one request at a time until the view is disposed of', async
   expect(commands().slice(before)).toHaveLength(2);
 });
 
-test('watching merges the changed tasks', async () => {
-  kernel.reply(resolutionOf([taskOf(0), taskOf(1), taskOf(2)], {}, 7));
+test('watching shows changed and removed tasks', async () => {
+  kernel.reply(resolutionOf([taskOf(0), taskOf(1), taskOf(2)]));
   await settle();
   const watch = view.node.querySelector<HTMLInputElement>('input[type=checkbox]')!;
   watch.checked = true;
   watch.dispatchEvent(new Event('change'));
   const states = () => [...rows()].map(row => row.children[1].textContent);
-  const lastNumber = () => kernel.of('command').at(-1)!.last_number;
   await vi.advanceTimersByTimeAsync(1100);
-  expect(lastNumber()).toBe(7);
-  const counts = { alive: 2, refused: 1 };
-  const refused = byName([taskOf(1, { state: 'refused' })]);
-  kernel.reply({ value: { number: 8, last_number: 7, state: { tasks: refused, counts } } });
+  kernel.reply(resolutionOf([taskOf(0), taskOf(1, { state: 'refused' }), taskOf(2)]));
   await settle();
   expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
   expect(view.node.textContent).toContain('3 tasks: 2 alive, 1 refused');
   await vi.advanceTimersByTimeAsync(1100);
-  expect(lastNumber()).toBe(8);
-  kernel.reply({ value: { number: 9, last_number: 8, state: { seconds: 0.02 } } });
-  await settle();
-  expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
-  await vi.advanceTimersByTimeAsync(1100);
-  kernel.reply(resolutionOf([taskOf(0)], {}, 10));
+  kernel.reply(resolutionOf([taskOf(0)]));
   await settle();
   expect(states()).toEqual(['● alive']);
 });

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfd_notebook.agent import interpreter
-from tfd_notebook.resolution import suggestions
+from tfd_notebook.resolvers import suggestions
 
 
 @pytest.fixture

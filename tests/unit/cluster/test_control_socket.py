@@ -24,7 +24,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket as cluster_control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
-from tfd_notebook.net import unix_socket
+from tfd_notebook.net import control_calls, unix_socket
 from tfd_notebook.net.runtime_dir import control_socket
 from tfd_notebook.resolvers import providers
 
@@ -57,26 +57,24 @@ def raw(path: Path, sent: bytes) -> dict[str, Any]:
 
 
 def test_socket_answers_a_request(listening: Path) -> None:
-    assert cluster_control_socket.processes() == (ME,)
-    (record,) = cluster_control_socket.clusters()
+    assert control_calls.processes() == (ME,)
+    (record,) = control_calls.clusters()
     assert (record["name"], record["state"], record["pid"], record["observed"]) == (
         "here",
         "ready",
         ME,
         2,
     )
-    view = cluster_control_socket.call(ME, {"command": "snapshot", "name": "here", "width": 60})
+    view = control_calls.call(ME, {"command": "snapshot", "name": "here", "width": 60})
     assert view["snapshot"]["tasks"][1]["task"] == "data_worker:0"
     assert "data_worker:0" in view["text"]
-    answer = cluster_control_socket.call(
-        ME, {"command": "logs", "name": "here", "task": "data_worker:0"}
-    )
+    answer = control_calls.call(ME, {"command": "logs", "name": "here", "task": "data_worker:0"})
     assert answer["text"] == "data_worker:0 has no output"
-    more = cluster_control_socket.call(
+    more = control_calls.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": answer["offset"]}
     )
     assert more == {"text": "", "offset": answer["offset"]}
-    assert cluster_control_socket.call(ME, {"command": "stop", "name": "here"}) == "stopped"
+    assert control_calls.call(ME, {"command": "stop", "name": "here"}) == "stopped"
     assert not clusters()
 
 
@@ -88,7 +86,7 @@ def test_only_this_user_can_open_it(listening: Path) -> None:
 def test_peer_credentials_come_from_the_system(
     listening: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cluster_control_socket.clusters()
+    assert control_calls.clusters()
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     with socket.socket(socket.AF_UNIX) as peer:
@@ -131,14 +129,12 @@ def test_oversized_request_is_rejected(listening: Path) -> None:
         peer.connect(str(listening))
         with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
             peer.sendall(b"{" * 10_000_000)
-    assert cluster_control_socket.clusters()
+    assert control_calls.clusters()
 
 
 def test_errors_keep_their_class(listening: Path) -> None:
     with pytest.raises(errors.UnknownName, match="no task 'data_worker:9'") as caught:
-        cluster_control_socket.call(
-            ME, {"command": "logs", "name": "here", "task": "data_worker:9"}
-        )
+        control_calls.call(ME, {"command": "logs", "name": "here", "task": "data_worker:9"})
     assert caught.value.fix
 
 
@@ -146,7 +142,7 @@ def test_silent_peers_do_not_block_others(listening: Path) -> None:
     silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for peer in silent:
         peer.connect(str(listening))
-    assert cluster_control_socket.clusters(timeout=60)
+    assert control_calls.clusters(timeout=60)
     for peer in silent:
         peer.close()
 
@@ -166,28 +162,28 @@ def silent(listening: Path) -> Iterator[list[socket.socket]]:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Clients stay connected, and a call does not repeat its request.
     monkeypatch.setattr(cluster_control_socket, "_PEER_SECONDS", 60.0)
-    monkeypatch.setattr(cluster_control_socket, "_BUSY_SECONDS", 60.0, raising=False)
+    monkeypatch.setattr(control_calls, "_BUSY_SECONDS", 60.0, raising=False)
 
 
 @pytest.mark.usefixtures("_patient", "silent")
 def test_ninth_client_is_answered_that_the_process_is_busy(listening: Path) -> None:
     assert raw(listening, b"") == {"busy": 8}
     with pytest.raises(errors.TimeLimit, match=f"process {ME} is busy with 8 other requests"):
-        cluster_control_socket.call(ME, {"command": "list"}, 60)
+        control_calls.call(ME, {"command": "list"}, 60)
     unanswered: list[errors.TimeLimit] = []
-    assert cluster_control_socket.clusters(60, unanswered=unanswered) == []
+    assert control_calls.clusters(60, unanswered=unanswered) == []
     assert len(unanswered) == 1
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_control_socket, "_PEER_SECONDS", 0.05)
-    monkeypatch.setattr(cluster_control_socket, "_BUSY_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(control_calls, "_BUSY_SECONDS", 0.01, raising=False)
 
 
 @pytest.mark.usefixtures("_impatient")
 def test_ninth_client_waits_until_silent_clients_are_dropped(silent: list[socket.socket]) -> None:
-    assert cluster_control_socket.call(ME, {"command": "list"}, 60)[0]["name"] == "here"
+    assert control_calls.call(ME, {"command": "list"}, 60)[0]["name"] == "here"
     assert [peer.recv(1) for peer in silent] == [b""] * 8
 
 
@@ -195,25 +191,25 @@ def test_dead_sockets_are_removed() -> None:
     path = control_socket(999999999)
     unix_socket.listen(path, 1).close()  # the file remains, as after a kill of its process
     assert path.exists()
-    assert cluster_control_socket.processes() == ()
+    assert control_calls.processes() == ()
     assert not path.exists()
     with pytest.raises(errors.UnknownName, match="connecting to process 999999999 failed"):
-        cluster_control_socket.call(999999999, {"command": "list"})
+        control_calls.call(999999999, {"command": "list"})
 
 
 def test_unresponsive_process_is_named_and_hides_no_other(
     listening: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call, unresponsive = cluster_control_socket.call, 999999998
+    call, unresponsive = control_calls.call, 999999998
 
     def call_with_timeout(pid: int, request: dict[str, Any], timeout: float) -> Any:
         return call(pid, request, 0.1 if pid == unresponsive else timeout)
 
-    monkeypatch.setattr(cluster_control_socket, "call", call_with_timeout)
+    monkeypatch.setattr(control_calls, "call", call_with_timeout)
     with unix_socket.listen(control_socket(unresponsive), 1):
         with pytest.raises(errors.TimeLimit, match=str(unresponsive)):
             call(unresponsive, {"command": "list"}, 0.1)
-        assert [cluster["name"] for cluster in cluster_control_socket.clusters(60)] == ["here"]
+        assert [cluster["name"] for cluster in control_calls.clusters(60)] == ["here"]
 
 
 @contextlib.contextmanager
@@ -235,7 +231,7 @@ def many_descriptors() -> Iterator[None]:
 def test_descriptors_above_1023_work() -> None:
     with many_descriptors(), Cluster(launcher="fake", data_workers=1, name="many"):
         cluster_control_socket.ensure_started()
-        assert cluster_control_socket.clusters()[0]["name"] == "many"
+        assert control_calls.clusters()[0]["name"] == "many"
         cluster_control_socket.stop()
 
 
@@ -251,7 +247,7 @@ def test_listener_continues_after_failed_accepts(
             until(lambda: "Too many open files" in caplog.text)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert cluster_control_socket.clusters()[0]["name"] == "here"
+    assert control_calls.clusters()[0]["name"] == "here"
     assert caplog.text.count("Too many open files") == 1
 
 
@@ -323,7 +319,7 @@ def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
         proceed.set()
         stopping.join(60)
         starting.join(60)
-    assert cluster_control_socket.processes() == (ME,)
+    assert control_calls.processes() == (ME,)
 
 
 @pytest.mark.slow
@@ -340,7 +336,7 @@ def test_forked_child_does_not_serve_its_parents_socket(listening: Path) -> None
     with program(code) as (parent, child):
         try:
             parent.wait(60)
-            assert cluster_control_socket.processes() == (ME,)
+            assert control_calls.processes() == (ME,)
         finally:
             os.kill(int(child), signal.SIGKILL)
 
@@ -356,7 +352,7 @@ def test_process_answers_before_a_command_ends_it() -> None:
     )
     with program(code) as (ending, line):
         assert line == "ready\n"
-        assert cluster_control_socket.call(ending.pid, {"command": "list"}) == "done"
+        assert control_calls.call(ending.pid, {"command": "list"}) == "done"
         assert ending.wait(60) == 0
 
 
@@ -364,7 +360,7 @@ def test_long_path_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
     with Cluster(launcher="fake", name="far"):
         cluster_control_socket.ensure_started()
-        assert [cluster["name"] for cluster in cluster_control_socket.clusters()] == ["far"]
+        assert [cluster["name"] for cluster in control_calls.clusters()] == ["far"]
     cluster_control_socket.stop()
 
 
@@ -381,7 +377,7 @@ def test_credentials_have_the_expected_size() -> None:
 )
 def test_hours_out_of_range_are_refused(listening: Path, command: str, hours: float) -> None:
     with pytest.raises(errors.UsageError, match=r"invalid hours=.*: expected more than 0"):
-        cluster_control_socket.call(ME, {"command": command, "name": "here", "hours": hours})
+        control_calls.call(ME, {"command": command, "name": "here", "hours": hours})
     with pytest.raises(errors.UsageError, match="expected more than 0"):
         getattr(clusters()["here"], command)(hours)
 
@@ -389,4 +385,4 @@ def test_hours_out_of_range_are_refused(listening: Path, command: str, hours: fl
 @pytest.mark.parametrize("hours", ["8", True, None, [8]])
 def test_hours_must_be_a_number(listening: Path, hours: Any) -> None:
     with pytest.raises(errors.UsageError, match="expected a number"):
-        cluster_control_socket.call(ME, {"command": "detach", "name": "here", "hours": hours})
+        control_calls.call(ME, {"command": "detach", "name": "here", "hours": hours})

@@ -24,7 +24,7 @@ from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.diagnosis import code_reference, redaction
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.spec import TaskState
-from tfd_notebook.net import runtime_dir
+from tfd_notebook.net import control_calls, runtime_dir
 from tfd_notebook.ui import magics
 from tfd_notebook.ui.cli import main
 
@@ -144,7 +144,7 @@ def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -
     try:
         assert process.stdout
         assert process.stdout.readline() == "up\n"
-        until(lambda: process.pid in control_socket.processes())
+        until(lambda: process.pid in control_calls.processes())
         status, output = run(capsys, "doctor")
         assert status == 1
         assert "data_worker:0 is hung: it is silent" in " ".join(output.split())

@@ -15,7 +15,7 @@ from tfd_notebook import errors
 from tfd_notebook.coordinator.values import VALUE_STATES
 from tfd_notebook.model import command_table
 from tfd_notebook.model.command import REQUIRED, Argument
-from tfd_notebook.resolution import factory
+from tfd_notebook.resolvers import factory
 from tfd_notebook.ui import magics
 from tfd_notebook.ui.argparsing import CommandLine, split
 from tfd_notebook.ui.magics import completion

@@ -21,7 +21,7 @@ from tfd_notebook.cluster import control_socket
 from tfd_notebook.launchers import Fake
 from tfd_notebook.launchers.client.detached import detached
 from tfd_notebook.launchers.client.orphans import sweep
-from tfd_notebook.net import clock, runtime_dir
+from tfd_notebook.net import clock, control_calls, runtime_dir
 from tfd_notebook.spark.local_session import spark_home
 from tfd_notebook.ui.cli import main
 
@@ -149,11 +149,11 @@ def test_clusters_are_found_after_the_host_got_another_name(rename: Callable[[],
         tfd.Cluster(data_workers=1, launcher=Fake(), name="texts"),
     ):
         rename()
-        assert control_socket.processes() == (os.getpid(),)
-        rows = control_socket.clusters()
+        assert control_calls.processes() == (os.getpid(),)
+        rows = control_calls.clusters()
         assert [row["name"] for row in rows] == ["images", "texts"]
         request = {"command": "snapshot", "name": "texts", "width": 60}
-        assert control_socket.call(os.getpid(), request)["snapshot"]["name"] == "texts"
+        assert control_calls.call(os.getpid(), request)["snapshot"]["name"] == "texts"
     control_socket.stop()
     assert list(runtime_dir.own_files("sock")) == []
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from tfd_notebook import errors
 from tfd_notebook.net.slurm_queue import Partition
-from tfd_notebook.resolution import suggestions
-from tfd_notebook.resolvers import SlurmResolver
+from tfd_notebook.resolvers import SlurmResolver, suggestions
 
 tf_resolvers = tf.distribute.cluster_resolver
 

@@ -17,7 +17,7 @@ from tfd_notebook.model.resolution import (
     TaskStatus,
     changes,
 )
-from tfd_notebook.resolution.service import read_options
+from tfd_notebook.resolvers.forms import read_options
 
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 RULES = (

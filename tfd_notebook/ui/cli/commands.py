@@ -18,8 +18,8 @@ from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
 from tfd_notebook.launchers.client.orphans import Orphan, sweep
 from tfd_notebook.model.resolution import as_json
 from tfd_notebook.model.spec import check_seconds
-from tfd_notebook.resolution import resolve
-from tfd_notebook.resolution.service import read_options
+from tfd_notebook.resolvers.forms import read_options
+from tfd_notebook.resolvers.resolution import resolve
 from tfd_notebook.ui.argparsing import adaptation_range, launchers_table, make_cluster
 from tfd_notebook.ui.cli import demo, lab, targets
 from tfd_notebook.ui.cli.doctor import DoctorCommands

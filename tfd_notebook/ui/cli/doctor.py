@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfd_notebook import diagnosis, views
-from tfd_notebook.cluster import control_socket
 from tfd_notebook.diagnosis import code_reference, support_bundle
 from tfd_notebook.errors import TfdError
 from tfd_notebook.model.diagnostics import SEVERITIES
+from tfd_notebook.net import control_calls
 from tfd_notebook.ui.cli import targets
 from tfd_notebook.ui.cli.screen import Screen
 
@@ -70,9 +70,9 @@ def _check_host() -> tuple[list[dict[str, Any]], list[str]]:
 
 def _call_all(command: str) -> Iterator[tuple[int, Any]]:
     """Yield the answer of each of the user's other processes, or the error of the call."""
-    for pid in control_socket.processes():
+    for pid in control_calls.processes():
         if pid != os.getpid():
             try:
-                yield pid, control_socket.call(pid, {"command": command}, _SECONDS)
+                yield pid, control_calls.call(pid, {"command": command}, _SECONDS)
             except TfdError as error:
                 yield pid, error

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from tfd_notebook.cluster import attach, commands, control_socket
+from tfd_notebook.cluster import attach, commands
 from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
+from tfd_notebook.net import control_calls
 from tfd_notebook.ui.argparsing import nearest
 
 
@@ -41,7 +42,7 @@ class ClusterTarget:
         """
         request = {"command": command, "name": self.name, **arguments}
         if self.pid is not None:
-            return control_socket.call(self.pid, request, timeout)
+            return control_calls.call(self.pid, request, timeout)
         # This process stays attached from the first call until it ends.
         if not self._attached:
             attach.attach(self.name, connect=False, agent=self.agent)

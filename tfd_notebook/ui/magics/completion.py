@@ -12,8 +12,7 @@ from tfd_notebook.cluster import registry
 from tfd_notebook.coordinator.values import VALUE_STATES
 from tfd_notebook.launchers import base
 from tfd_notebook.model.command import Argument
-from tfd_notebook.resolution import factory
-from tfd_notebook.resolvers import providers
+from tfd_notebook.resolvers import factory, providers
 from tfd_notebook.ui.argparsing import CommandLine
 from tfd_notebook.ui.magics import lookup
 

@@ -9,8 +9,9 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook.cluster.commands import panel_requests
 from tfd_notebook.errors import UsageError
-from tfd_notebook.resolution import factory, resolve
-from tfd_notebook.resolution.service import ResolveService, read_options
+from tfd_notebook.resolvers import factory
+from tfd_notebook.resolvers.forms import ResolveService, read_options
+from tfd_notebook.resolvers.resolution import resolve
 from tfd_notebook.ui import cleanup
 from tfd_notebook.ui.magics import lookup
 

@@ -18,6 +18,7 @@ from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.model import command_table
+from tfd_notebook.net import control_calls
 from tfd_notebook.ui.cli import lab, main
 
 ROOT = Path(__file__).parents[4]
@@ -68,7 +69,7 @@ def test_busy_process_is_named(
     def be_busy(pid: int, request: Any, timeout: float) -> Any:
         raise errors.TimeLimit(f"process {pid} is busy")
 
-    monkeypatch.setattr(control_socket, "call", be_busy)
+    monkeypatch.setattr(control_calls, "call", be_busy)
     for arguments in (["list"], ["list", "--json"], ["stop", "images"], ["stop"]):
         assert main(arguments) == 1
         shown = capsys.readouterr()

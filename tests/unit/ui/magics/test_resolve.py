@@ -18,7 +18,7 @@ from tfd_notebook import errors
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster.commands import panel_requests
 from tfd_notebook.model.resolution import COLUMNS
-from tfd_notebook.resolution.factory import CHOICES
+from tfd_notebook.resolvers.factory import CHOICES
 from tfd_notebook.ui import magics, widgets
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -122,7 +122,7 @@ def test_form_resolves_and_uses_a_cluster(
 
     choice = answered("1", command="resolvers")["value"]
     assert (choice["chosen"], choice["options"]) == ("auto", {})
-    look = answered("2", command="resolve", resolver="auto")["value"]["state"]
+    look = answered("2", command="resolve", resolver="auto")["value"]
     assert (look["resolved"], look["counts"]) == (True, {"alive": 1})
     error = answered("3", command="resolve", resolver="slurmy")["error"]
     assert error["code"] == "TFD101"
@@ -138,6 +138,6 @@ def test_form_resolves_and_uses_a_cluster(
 def test_suggestion_is_json(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_NAME", "mine")
     command = panel_requests(shell)["resolve"]
-    look = json.loads(json.dumps(command({"resolver": "auto"})))["state"]
-    assert (look["resolved"], look["tasks"], look["rule"]) == (False, {}, "tpu")
+    look = json.loads(json.dumps(command({"resolver": "auto"})))
+    assert (look["resolved"], look["tasks"], look["rule"]) == (False, [], "tpu")
     assert look["cell"] == 'tfd.resolve("tpu")'

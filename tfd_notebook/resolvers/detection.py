@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook._compat import pyspark as compat_pyspark
-from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.resolution import RuleResult
+from tfd_notebook.net import control_calls
 from tfd_notebook.net.slurm_queue import het_components, partitions
-from tfd_notebook.resolution import suggestions
-from tfd_notebook.resolvers import providers
+from tfd_notebook.resolvers import providers, suggestions
 
 #: Path of the token of a pod's service account in Kubernetes.
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -246,12 +245,12 @@ def _slurm_controller(options: dict[str, Any]) -> RuleOutcome:
 
 def sibling_process_clusters() -> dict[str, int]:
     """Return the pids of the user's other processes on this host, by their clusters' names."""
-    records = control_socket.clusters(_CALL_SECONDS, but=os.getpid())
+    records = control_calls.clusters(_CALL_SECONDS, but=os.getpid())
     return {record["name"]: record["pid"] for record in records if record["state"] not in _ENDED}
 
 
 def _local(options: dict[str, Any]) -> RuleOutcome:
-    names = list(registry.clusters())
+    names = list(providers.clusters())
     if len(names) == 1 or options.get("name") in names:
         name = options.get("name", names[0])
         why = f"no other rule matches; using the cluster {name!r} of this process"

@@ -16,7 +16,7 @@ import tfd_notebook as tfd
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UnknownName
-from tfd_notebook.resolution import detection
+from tfd_notebook.resolvers import detection
 
 pytestmark = pytest.mark.usefixtures("plain_environment", "here")
 

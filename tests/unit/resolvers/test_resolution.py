@@ -18,11 +18,10 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._grpc import Server, status
-from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.model.resolution import COLUMNS
-from tfd_notebook.resolution.service import ResolveService
 from tfd_notebook.resolvers import TFConfigResolver
+from tfd_notebook.resolvers.forms import ResolveService
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -170,7 +169,7 @@ class TestTable:
         TFConfigResolver().check()
         assert TFConfigResolver().num_accelerators("worker", 0) == {"GPU": 2}
         assert not tfd.doctor(TFConfigResolver())
-        assert not [finding for finding in tfd.doctor() if finding.where == "TF_CONFIG"]
+        assert "TFD809" not in tfd.doctor().codes
         cluster = resolution.attach(connect=False)
         try:
             rows = {row.task: (row.state, row.reason) for row in cluster.snapshot().tasks}
@@ -340,52 +339,19 @@ class TestForms:
         service = ResolveService()
         request = {"resolver": "file", "options": {"path": str(path)}}
         answer = json.loads(json.dumps(service.resolve(request)))
-        assert answer["state"]["counts"] == {"alive": 1}
+        assert answer["counts"] == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
-        again = service.resolve({**request, "probe": True})["state"]
+        again = service.resolve({**request, "probe": True})
         assert [change["task"] for change in again["changes"]] == ["worker:1"]
         assert again["changed"] == 1
-        assert service.resolve(request)["state"]["changes"] == ()
+        assert [(task["job"], task["task"]) for task in again["tasks"]] == [
+            ("worker", 0),
+            ("worker", 1),
+        ]
+        assert service.resolve(request)["changes"] == ()
         assert service.resolution(request).last.counts == {"alive": 1, "refused": 1}
         names = [item["name"] for item in service.choices()["choices"]]
         assert names[0] == "auto"
-        service.close()
-
-    def test_repeated_call_reports_the_changes(self, tmp_path: Path, worker: Server) -> None:
-        with Server(status("worker:1", "CPU")) as second:
-            path = tmp_path / "c.json"
-            path.write_text(json.dumps({"worker": [worker.address, second.address]}))
-            service = ResolveService()
-            request = {"resolver": "file", "options": {"path": str(path)}}
-
-            def names(answer: dict[str, Any]) -> list[str]:
-                return list(answer["state"].get("tasks", ()))
-
-            def unchanged() -> bool:
-                since = service.resolve(request)["number"]
-                return not names(service.resolve({**request, "last_number": since}))
-
-            whole = service.resolve(request)
-            assert (names(whole), whole["last_number"]) == (["worker:0", "worker:1"], None)
-            request["probe"] = True
-            # A lasting change of the latency is published, too.
-            until(unchanged)
-            resolution = service.resolve(request)
-            assert names(resolution) == resolution["state"]["order"] == ["worker:0", "worker:1"]
-        part = service.resolve({**request, "last_number": resolution["number"]})
-        assert part["last_number"] == resolution["number"] < part["number"]
-        assert "worker:1" in names(part)
-        assert part["state"]["counts"] == {"alive": 1, "refused": 1}
-        assert "rule" not in part["state"]
-        assert (
-            service.resolve({**request, "last_number": whole["number"] - 1})["last_number"] is None
-        )
-        path.write_text(json.dumps({"worker": [worker.address]}))
-        shorter = service.resolve({**request, "last_number": part["number"]})
-        assert shorter["state"]["tasks"]["worker:1"] is None
-        assert (shorter["state"]["order"], shorter["last_number"]) == (["worker:0"], part["number"])
-        fresh = service.resolve({**request, "probe": False, "last_number": shorter["number"]})
-        assert (names(fresh), fresh["last_number"]) == (["worker:0"], None)
         service.close()
 
     @pytest.mark.parametrize(

@@ -9,19 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import views
-from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net.task_probe import TaskProber, is_same_task
-from tfd_notebook.resolution import detection, factory, suggestions
+from tfd_notebook.resolvers import detection, factory, providers, suggestions
 from tfd_notebook.resolvers.validation import checked, own_task, tasks_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.resolvers.validation import Tasks
 
 
@@ -142,7 +140,7 @@ class Resolution(Handle):
         """
         return self._require_resolver().cluster_spec()
 
-    def attach(self, name: str = "found", connect: bool = True) -> Cluster:
+    def attach(self, name: str = "found", connect: bool = True) -> Any:
         """Attach to the cluster, to watch it, read from it and coordinate it.
 
         Parameters
@@ -153,18 +151,18 @@ class Resolution(Handle):
         connect : bool
             Whether this process connects to the workers, to coordinate them. Default true.
 
+        Returns
+        -------
+        Cluster
+
         See Also
         --------
         tfd_notebook.attach
         """
-        # Import time: `tfd resolve` does not need `cluster.attach`, which imports all launchers.
-        from tfd_notebook.cluster.attach import attach
-
         resolver = self._require_resolver()
         if own := self._own_name():
-            cluster: Cluster = registry.clusters()[own]
-            return cluster
-        return attach(resolver, name, connect=connect)
+            return providers.clusters()[own]
+        return providers.attach(resolver, name, connect)
 
     def probe(self, *, raises: bool = True) -> ResolutionSnapshot:
         """List the tasks, and probe all of them concurrently.
@@ -280,7 +278,7 @@ class Resolution(Handle):
         # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        clusters = registry.clusters()
+        clusters = providers.clusters()
         is_own = isinstance(self.resolver, OwnResolver) and self.resolver.name in clusters
         return self.resolver.name if is_own else ""
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook import resolvers
-from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
 from tfd_notebook.model.spec import Role
-from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
+from tfd_notebook.resolvers.detection import sibling_process_clusters
 from tfd_notebook.resolvers.validation import checked
 
 #: The choices, each with a description, and with the name of its class if it has only one.
@@ -101,16 +100,16 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
 
 def _local(name: str | None = None) -> Any:
     """Return the resolver of a cluster of this process, or else of a sibling process."""
-    clusters = registry.clusters()
+    clusters = providers.clusters()
     pids = sibling_process_clusters() if name not in clusters and (name or not clusters) else {}
     if name is None and len(clusters or pids) == 1:
         name = next(iter(clusters or pids))
     if name in pids:
         # Import time: this imports TensorFlow, which the command line does not need otherwise.
-        from tfd_notebook.resolution.sibling_process import SiblingProcessResolver
+        from tfd_notebook.resolvers.sibling_process import SiblingProcessResolver
 
         return SiblingProcessResolver(name, pids[name])
-    if name not in clusters:
+    if name is None or name not in clusters:
         names = [*clusters, *pids]
         if name:
             what = f"no cluster {name!r} on this host"

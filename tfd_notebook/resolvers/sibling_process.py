@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tfd_notebook.cluster import control_socket
 from tfd_notebook.model.spec import TaskState
+from tfd_notebook.net import control_calls
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
@@ -33,7 +33,7 @@ class SiblingProcessResolver(Resolver):
     def _find(self) -> AddressesByJob:
         request = {"command": "snapshot", "name": self.name}
         jobs: dict[str, dict[int, str]] = {}
-        for row in control_socket.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:
+        for row in control_calls.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:
             if row["address"] and not TaskState(row["state"]).ended:
                 jobs.setdefault(row["role"], {})[row["index"]] = row["address"]
         return jobs
