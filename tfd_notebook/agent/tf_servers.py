@@ -45,12 +45,15 @@ class Server:
         The reason why it may keep running after `stop`.
     unstoppable : bool
         True if it ends only with its process.
+    failure : Exception or None
+        The error with which its stop failed.
     """
 
     def __init__(self, role: Role, port: int, reserved: socket.socket | None = None) -> None:
         self.open_to = ""
         self.sent = ports.SentBytes(port)
         self.unstoppable = role in SERVER_ROLES
+        self.failure: Exception | None = None
         self.why_not_stopped = (
             "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
             if self.unstoppable
@@ -133,12 +136,16 @@ class Server:
                 )
                 self._stopping.start()
         self._stopping.join(timeout)
-        return self._ended.is_set()
+        return self._ended.is_set() and self.failure is None
 
     def _stop(self) -> None:
         server, self._server = self._server, None
-        if server is not None:
-            compat.stop(server)
+        try:
+            if server is not None:
+                compat.stop(server)
+        except Exception as error:
+            self.failure, self.unstoppable, self._server = error, True, server
+            self.why_not_stopped = f"stopping it failed: {error}"
         # TensorFlow's finalizer of a worker unregisters its address. It must run before another
         # server can use the port.
         del server
@@ -147,7 +154,7 @@ class Server:
         self._ended.set()
 
     def join(self, timeout: float | None) -> bool:
-        """Wait until the server has stopped; return False if it runs after `timeout` seconds."""
+        """Wait until the server has stopped, or its stop has failed. Return False on timeout."""
         return self._ended.wait(timeout)
 
 

@@ -15,6 +15,7 @@ _FITTING: dict[type[errors.TfdError], str] = {
     errors.StateError: "FailedPreconditionError",
     errors.UsageError: "InvalidArgumentError",
     errors.LaunchError: "UnavailableError",
+    errors.DispatcherLost: "UnavailableError",
     errors.TimeLimit: "DeadlineExceededError",
     errors.Unsupported: "UnimplementedError",
     errors.TfdError: "UnknownError",

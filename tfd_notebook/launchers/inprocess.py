@@ -232,7 +232,7 @@ class InProcessTaskHost(TaskHost):
         self, name: str, task: _InProcessTask, server: tf_servers.Server
     ) -> None:
         while not server.stop(_STOP_SECONDS):
-            if self._closing.is_set():
+            if self._closing.is_set() or server.unstoppable:
                 return
         with self._lock:
             if not self._closing.is_set():

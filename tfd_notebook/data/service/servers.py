@@ -122,11 +122,25 @@ class _Server(Handle, ABC):
         ------
         TimeLimit
             The server still runs. It stops when its current elements are complete. TensorFlow's
-            autotuning thread can delay that by up to 60 s if it misses the end of an iterator.
+            autotuning thread can delay that by up to 60 s if it misses the end of an iterator. Or
+            another thread is still starting the server.
+        StateError
+            TensorFlow cannot stop the server.
+        UsageError
+            An invalid `timeout`.
         """
-        with self._lock:
+        _check_timeout(timeout)
+        if not self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
+            raise TimeLimit(
+                f"the {self._name} is still starting after {timeout:g} s",
+                fix="call stop() again when start() has ended",
+            )
+        try:
             self._finalizer.detach()
+        finally:
+            self._lock.release()
         if not self._server.stop(timeout):
+            self._raise_failure()
             raise TimeLimit(
                 f"the {self._name} is still stopping after {timeout:g} s",
                 fix="call join() to wait for it; TensorFlow's autotuning thread can delay the stop "
@@ -145,14 +159,27 @@ class _Server(Handle, ABC):
         Raises
         ------
         StateError
-            The server was never started.
+            The server was never started, or TensorFlow cannot stop it.
         TimeLimit
             The server still runs after `timeout` seconds.
+        UsageError
+            An invalid `timeout`.
         """
+        if timeout is not None:
+            _check_timeout(timeout)
         if self.state == "planned":
             raise StateError(f"the {self._name} was not started", fix="call start() first")
         if not self._server.join(timeout):
             raise TimeLimit(f"the {self._name} still runs after {timeout:g} s", fix="call stop()")
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise the error of a stop that failed, if any."""
+        if (failure := self._server.failure) is not None:
+            raise StateError(
+                f"stopping the {self._name} failed: {failure}",
+                fix="restart the kernel to end it, or use another port",
+            ) from failure
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target} {self.state}>"
@@ -160,6 +187,11 @@ class _Server(Handle, ABC):
     @abstractmethod
     def _check(self) -> None:
         """Raise an error for conditions under which TensorFlow would hang or fail silently."""
+
+
+def _check_timeout(timeout: Any) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise UsageError(f"invalid timeout={timeout!r}: expected 0 or more seconds")
 
 
 def _check_kind(config: Any, kind: type) -> None:
@@ -217,8 +249,15 @@ class Dispatcher(_Server):
         super().__init__(config, start, allow)
 
     @property
+    @as_op_errors()
     def workers(self) -> tuple[str, ...]:
-        """Addresses of all data workers that have registered. Empty unless the server runs."""
+        """Addresses of all data workers that have registered. Empty unless the server runs.
+
+        Raises
+        ------
+        DispatcherLost, TimeLimit
+            The server does not answer.
+        """
         if self.state != "ready":
             return ()
         return dispatcher_workers(self.address, timeout=_PROBE_SECONDS)

@@ -280,6 +280,90 @@ def test_errors_have_the_classes_of_tensorflow(dispatcher: tfd.Dispatcher, tmp_p
     planned_worker.stop()
 
 
+def check_op_error(
+    call: Any, kind: type[errors.TfdError], of_tensorflow: type[tf.errors.OpError], text: str
+) -> None:
+    """Check that `call` raises an error of both classes, with `text`."""
+    with pytest.raises(of_tensorflow, match=text) as caught:
+        call()
+    assert isinstance(caught.value, kind)
+    assert caught.value.fix or kind is UsageError
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), True, "10"])
+def test_invalid_timeouts_have_the_class_of_tensorflow(
+    dispatcher: tfd.Dispatcher, timeout: Any
+) -> None:
+    for call in (lambda: dispatcher.stop(timeout), lambda: dispatcher.join(timeout)):
+        check_op_error(call, UsageError, tf.errors.InvalidArgumentError, "timeout")
+    assert dispatcher.state == "ready"
+
+
+def test_failed_stop_has_the_class_of_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop without a result would otherwise count as one that takes longer."""
+    stop = compat.stop
+
+    def fail(server: Any) -> None:
+        stop(server)
+        raise tf.errors.InternalError(None, None, "the channel is closed")
+
+    server = tfd.Dispatcher()
+    waiting: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            server.join()
+        except tf.errors.OpError as error:
+            waiting.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    monkeypatch.setattr(compat, "stop", fail)
+    text = "stopping the dispatcher at localhost:.* failed: the channel is closed"
+    for call in (lambda: server.stop(60), lambda: server.join(60)):
+        check_op_error(call, StateError, tf.errors.InternalError, text)
+    thread.join(60)
+    assert [type(error).__name__ for error in waiting] == ["StateError"]
+
+
+def test_stop_during_a_start_ends_at_its_timeout(
+    dispatcher: tfd.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = worker_of(dispatcher, start=False)
+    entered, leave = threading.Event(), threading.Event()
+
+    def check() -> None:
+        entered.set()
+        assert leave.wait(60)
+
+    monkeypatch.setattr(worker, "_check", check)
+    thread = threading.Thread(target=worker.start, daemon=True)
+    thread.start()
+    assert entered.wait(60)
+    try:
+        check_op_error(
+            lambda: worker.stop(timeout=0.01),
+            TimeLimit,
+            tf.errors.DeadlineExceededError,
+            "still starting",
+        )
+    finally:
+        leave.set()
+        thread.join(60)
+    worker.stop()
+    assert worker.state == "stopped"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ends listening by the socket's descriptor")
+def test_workers_of_a_silent_dispatcher_have_the_class_of_tensorflow() -> None:
+    silent = tfd.Dispatcher()
+    assert ports.stop_listening(int(silent.address.rpartition(":")[2]))
+    check_op_error(
+        lambda: silent.workers, errors.DispatcherLost, tf.errors.UnavailableError, "no dispatcher"
+    )
+    silent.stop()
+
+
 def test_worker_without_a_dispatcher_is_refused(dispatcher: tfd.Dispatcher) -> None:
     with pytest.raises(LaunchError, match="connection refused"):
         tfd.DataWorker(service.WorkerConfig("localhost:1"))
@@ -343,8 +427,12 @@ def test_stop_waits_for_a_python_function(dispatcher: tfd.Dispatcher) -> None:
     iterator = iter(dataset.apply(service.distribute("distributed_epoch", dispatcher.target)))
     assert next(iterator) == 0
     assert entered.wait(60)
-    with pytest.raises(TimeLimit, match="still stopping after"):
-        worker.stop(timeout=0.2)
+    check_op_error(
+        lambda: worker.stop(timeout=0.2),
+        TimeLimit,
+        tf.errors.DeadlineExceededError,
+        "still stopping after",
+    )
     assert worker.state == "stopped"
     leave.set()
     worker.join(timeout=60)
