@@ -217,9 +217,9 @@ class LiveLimit:
         figures = measurement.figures()
         del figures["first_element_s"]
         share = None if bottleneck.kind == "none" else min(1.0, bottleneck.share)
-        if not measurement.elements and not bottleneck.task:
+        if not measurement.elements and not bottleneck.state:
             text = missing_consumers(self._delivery) if bottleneck.kind == "workers" else ""
-            return Limit(bottleneck.kind, bottleneck.name, share, figures, text)
+            return Limit(bottleneck.kind, "" if text else bottleneck.name, share, figures, text)
         dataset = self._dataset()
         use = use_in(dataset) if bottleneck.kind == "transfer" and dataset is not None else None
         origin = None if use is None else use.origin
