@@ -27,10 +27,10 @@ from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.cluster import AgentCluster
 from tfd_notebook.agent.gpu_discovery import GpuMonitor
 from tfd_notebook.agent.sessions import AgentListener, Session, own_pipes
-from tfd_notebook.agent.task_supervisor import TaskSupervisor
+from tfd_notebook.agent.task_supervisor import TaskSupervisor, busy_share
 from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
 from tfd_notebook.model.events import Event, TaskMeasured
-from tfd_notebook.model.spec import TaskState
+from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import (
     agent_protocol,
     clock,
@@ -41,6 +41,9 @@ from tfd_notebook.net import (
 )
 
 _TICK_SECONDS = 1.0
+_MOST_JITTER_SECONDS = 0.4
+#: Its multiples are spread evenly between whole numbers.
+_GOLDEN_RATIO = 0.618
 _PSS_EVERY_TICKS = 10
 _EXPIRY_GRACE_SECONDS = 5.0
 #: Seconds that an agent without an owner waits for its first cluster.
@@ -377,9 +380,13 @@ class Agent:
 
     async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:
         with task.cluster.reported(f"inspecting {task.spec.name}", task):
+            if task.spec.role is Role.DATA_WORKER:
+                # Samples at regular times could always see the same part of periodic work.
+                await asyncio.sleep(_MOST_JITTER_SECONDS * (tick * _GOLDEN_RATIO % 1))
             await self._inspect(task, late, tick)
 
     async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:
+        began, stopped = self._clock(), self._is_stopped(task)
         result = await task.probe_address(task.address, task.kind)
         process = task.process
         if process is None or process.ended.done():
@@ -397,7 +404,8 @@ class Agent:
             task.limit_memory(rss)
         if stats is not None:
             measured["bytes_sent"] = stats["bytes_sent"]
-            measured["working"] = stats["working"]
+            seconds = self._clock() - began
+            measured["working"] = busy_share(stats["working"], seconds, stopped)
             task.keep_connections(dict(stats["connections"]))
         self.publish(task.cluster.name, TaskMeasured(task.spec.name, **measured))
 
@@ -416,6 +424,13 @@ class Agent:
             return None, "" if busy else why
         except TfdError:
             return None, ""
+
+    def _is_stopped(self, task: TaskSupervisor) -> bool:
+        """Return True if the process of a task is suspended now, as by SIGSTOP."""
+        known = None if task.process is None else self._sampled.get(task.process.pid)
+        with contextlib.suppress(psutil.Error):
+            return known is not None and known.status() == psutil.STATUS_STOPPED
+        return False
 
     def _sample(self, pid: int, with_pss: bool) -> dict[str, Any]:
         if pid not in self._sampled:

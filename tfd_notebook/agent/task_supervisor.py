@@ -27,10 +27,35 @@ _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
 #: The doctor leaves out tasks that do not answer, so the limit is longer than delays by load.
 _INSPECT_SECONDS = 10.0
+#: Seconds in which a task replies to an inspection, and in which it samples its threads for that.
+_REPLY_SECONDS = 0.15
+_SAMPLED_SECONDS = 0.05
 #: Seconds after which the cancellation of the supervision is repeated.
 _CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
+
+
+def busy_share(working: float | None, seconds: float, stopped: bool) -> float | None:
+    """Return the share of an inspection in which a task was busy, or None if it is unknown.
+
+    A task counts as busy until a late reply: it had no core, or did not run.
+
+    Parameters
+    ----------
+    working : float, optional
+        Share of the samples in which one of its threads was busy.
+    seconds : float
+        Seconds from the request until the reply.
+    stopped : bool
+        Whether its process was suspended at the request. Later it could not measure that.
+    """
+    if working is None:
+        return None
+    if stopped:
+        return 1.0
+    late = max(0.0, seconds - _REPLY_SECONDS)
+    return (late + working * _SAMPLED_SECONDS) / (late + _SAMPLED_SECONDS)
 
 
 class TaskContext(Protocol):

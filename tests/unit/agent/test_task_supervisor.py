@@ -1,10 +1,23 @@
-"""Logs of tasks, without a task."""
+"""Logs and measurements of tasks, without a task."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tfd_notebook.agent.task_supervisor import trim_log
+import pytest
+
+from tfd_notebook.agent.task_supervisor import busy_share, trim_log
+
+
+@pytest.mark.parametrize(
+    ("working", "seconds", "share"),
+    [(None, 0.5, None), (0.6, 0.05, 0.6), (0.0, 0.15, 0.0), (0.6, 0.5, 0.95), (0.2, 0.25, 0.73)],
+)
+def test_a_task_that_replies_late_was_busy(
+    working: float | None, seconds: float, share: float | None
+) -> None:
+    assert busy_share(working, seconds, False) == (share and pytest.approx(share, abs=0.01))
+    assert busy_share(working, seconds, True) == (None if working is None else 1.0)
 
 
 def test_a_trimmed_log_keeps_its_last_megabyte(tmp_path: Path) -> None:

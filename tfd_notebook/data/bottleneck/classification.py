@@ -260,8 +260,10 @@ def _waiting_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization
     shares = [each.working for each in others if each.working is not None]
     if worker.working is None or len(shares) < len(others) or not _is_steady(worker):
         return 0.0
-    usual = statistics.median(each.bytes_per_s or 0.0 for each in others)
-    if (worker.bytes_per_s or 0.0) > _EQUAL_RATE_FACTOR * usual:  # it is busy because it sends more
+    # Not their averages, because a worker that replies late is measured at other times.
+    usual = statistics.median(statistics.median(each.rates[-_STEADY:] or (0,)) for each in others)
+    # It may be busy because it sends more.
+    if statistics.median(worker.rates[-_STEADY:]) > _EQUAL_RATE_FACTOR * usual:
         return 0.0
     if worker.working < _ALWAYS_BUSY or max(shares) > _MAX_PEER_BUSY_SHARE * worker.working:
         return 0.0

@@ -493,6 +493,37 @@ class TestThroughACluster:
             for stream in streams:
                 stream.stop()
 
+    def test_worker_that_stops_again_and_again_is_named(self) -> None:
+        """It sends as much as the others, which serve their rounds at once and wait for it."""
+        with tfd.Cluster(data_workers=3, name="stops") as cluster:
+            numbers = Range(ENDLESS).map(lambda x: x + tf.zeros([1_000], tf.int64)).repeat()
+            options = {"job_name": "stops", "num_consumers": 2}
+            streams = [
+                cluster.stream(
+                    numbers.apply(cluster.distribute("off", consumer_index=index, **options))
+                ).start()
+                for index in range(2)
+            ]
+            streams[0].wait(elements=1, timeout=60)
+            process = psutil.Process(cluster.snapshot().task("data_worker:1").pid)  # type: ignore[union-attr]
+            over = threading.Event()
+
+            def hinder() -> None:
+                while not over.is_set():
+                    process.suspend()
+                    over.wait(0.45)
+                    process.resume()
+                    over.wait(0.05)
+
+            thread = threading.Thread(target=hinder)
+            thread.start()
+            try:
+                until(lambda: streams[0].limit.stage == "data_worker:1")
+                assert "replace data_worker:1" in streams[0].limit.advice
+            finally:
+                over.set()
+                thread.join()
+
     def test_missing_consumer_of_coordinated_reads_is_named(self) -> None:
         with tfd.Cluster(data_workers=2, name="missing") as cluster:
             numbers = Range(ENDLESS).repeat()

@@ -442,6 +442,17 @@ class TestSlowWorker:
         assert accused(fast, slow, fast) == "data_worker:1"
         assert accused(fast, fast, fast) == accused(slow, slow, slow) == ""
 
+    def test_worker_that_stops_again_and_again(self) -> None:
+        """Four workers of a coordinated read. One of them is stopped in 0.45 s of every 0.5 s.
+
+        It is measured less often, so that its average is still that before the stops.
+        """
+        fast = (3_918_835.0, 595_327.0, 774_746.0, 815_682.0), 0.16
+        stalled = (7_603_857.0, 3_245_924.0, 595_620.0, 754_848.0), 0.95
+        assert accused(fast, fast, stalled, fast) == "data_worker:2"
+        fast, stalled = ((1_109.0, 1_085.0, 1_070.0), 0.4), ((989.0, 1_122.0, 661.0), 1.0)
+        assert accused(fast, fast, stalled, fast) == "data_worker:2"
+
     def test_slow_worker_between_two_batches(self) -> None:
         """It computes all the time, and sends a batch every few seconds."""
         fast, slow = ((11_929.0, 14_629.0, 12_060.0), 0.8), ((94.0, 68.0, 933.0), 0.92)
