@@ -40,13 +40,21 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 
+def _attach(resolver: Any, name: str, connect: bool) -> Any:
+    # Import time: it imports all launchers.
+    from tfd_notebook.cluster.attach import attach
+
+    return attach(resolver, name, connect=connect)
+
+
 def _prepare() -> None:
     """Prepare TensorFlow and the notebook at the first use of a public name."""
     # Imported here because `import tfd_notebook` imports and changes nothing.
     from tfd_notebook._compat.tf_data import py_functions, source_locations
     from tfd_notebook.cluster import registry
+    from tfd_notebook.resolvers import providers
 
-    registry.register_at_resolvers()
+    providers.register_clusters(registry.clusters, _attach)
     py_functions.make_tokens_unique()
     source_locations.record()
     if "ipykernel" in sys.modules and "IPython" in sys.modules:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
-from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.cluster import Cluster, running
 from tfd_notebook.cluster.config import build_config
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.cluster.view import ClusterView
@@ -67,7 +67,7 @@ def clusters() -> Clusters:
         A mapping of str to `Cluster`. Its ``everywhere`` is the table of all clusters. Lookup by
         name also returns clusters of remote kernels, which have a part of its methods.
     """
-    return Clusters(registry.clusters())
+    return Clusters(running())
 
 
 def all_clusters(unanswered: list[errors.TimeLimit] | None = None) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def attach(
     if not isinstance(target, str) or "://" in target or ":" in target:
         return _attach_external(target, name or "external", connect)
     name = target
-    existing = registry.clusters().get(name)
+    existing = running().get(name)
     if existing is not None and existing.detached and agent is None:
         return existing
     location = find(name, agent)
@@ -212,7 +212,7 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
         description = {"task_manager": task_manager, "used": True}
         return task_host, base.AdoptedCluster(description, task_host.first)
 
-    existing = registry.clusters().get(name)
+    existing = running().get(name)
     if existing is not None and existing.config == config:
         return existing
     cluster = _from_running_tasks(config, launcher, adopt)
@@ -255,13 +255,13 @@ def start(hours: float | None, **options: Any) -> Cluster:
         return Cluster(**options)
     check_hours(hours)
     config, _ = build_config(options.get("name"), {k: v for k, v in options.items() if k != "name"})
-    running = registry.clusters()
-    if config.name in running or not is_detached(config.name):
+    before = registry.clusters()
+    if config.name in before or not is_detached(config.name):
         cluster = Cluster(**options)
         try:
             cluster.detach(hours)
         except BaseException:
-            if config.name not in running:
+            if config.name not in before:
                 cluster.stop()
             raise
     else:

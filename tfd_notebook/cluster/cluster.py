@@ -8,8 +8,9 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tfd_notebook import views
 from tfd_notebook._compat.tf_data import graph
@@ -128,7 +129,8 @@ class Cluster(Handle):
         cls, *, name: str | None = None, if_exists: str = "reuse", **options: Any
     ) -> Cluster:
         config, launcher = build_config(name, options)
-        return registry.get_or_create(config, if_exists, lambda: cls._create(config, launcher))
+        create = partial(cls._create, config, launcher)
+        return cast(Cluster, registry.get_or_create(config, if_exists, create))
 
     @classmethod
     def _create(cls, config: ClusterConfig, launcher: base.Launcher) -> Cluster:
@@ -495,6 +497,10 @@ class Cluster(Handle):
         return self._lifecycle.ended
 
     @property
+    def _is_ending(self) -> bool:
+        return self._lifecycle.is_ending
+
+    @property
     def tasks(self) -> tuple[TaskHandle, ...]:
         """The current tasks, the dispatcher first."""
         manager, limit = self._task_manager, self._reports.worker_limit
@@ -513,7 +519,7 @@ class Cluster(Handle):
             The cluster has no data worker, and therefore no dispatcher.
         """
         self._context.require_dispatcher()
-        return ClusterDispatcher(self)
+        return ClusterDispatcher(self._context, self._lifecycle)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return views.mimebundle(self.snapshot())
@@ -525,7 +531,12 @@ class Cluster(Handle):
         return f"<Cluster {self.name!r} {state}>"
 
 
+def running() -> dict[str, Cluster]:
+    """Return the running clusters of this process by name."""
+    return cast("dict[str, Cluster]", registry.clusters())
+
+
 def _stop_all() -> None:
-    for cluster in registry.clusters().values():
+    for cluster in running().values():
         with contextlib.suppress(Exception):
             cluster.leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.agent import work_dir as agent_work_dir
@@ -22,10 +22,6 @@ from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Policy, Role
 
-if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
-
-
 #: Bytes that must remain free for the journal's records.
 _SPARE_BYTES = 100_000
 #: Longer than the timeout of the agent's request to a task.
@@ -38,13 +34,13 @@ class ClusterDataService:
     Parameters
     ----------
     context : ClusterContext
-    owner : Cluster
+    owner : object
     on_change : callable
         Called after the configuration of the dispatcher has changed.
     """
 
     def __init__(
-        self, context: ClusterContext, owner: Cluster, on_change: Callable[[], None]
+        self, context: ClusterContext, owner: object, on_change: Callable[[], None]
     ) -> None:
         self._context = context
         self._owner = weakref.ref(owner)
@@ -60,7 +56,7 @@ class ClusterDataService:
         self.task_environment: TaskEnvironment | None = None
 
     @property
-    def owner(self) -> Cluster | None:
+    def owner(self) -> object:
         """The cluster, if it is still referenced."""
         return self._owner()
 
@@ -275,6 +271,7 @@ class ClusterDataService:
         self._context.require_dispatcher()
 
 
-def of(cluster: Cluster) -> ClusterDataService:
-    """Return the data service of a cluster, for packages above this one."""
-    return cluster._data_service
+def of(cluster: Any) -> ClusterDataService:
+    """Return the data service of a `Cluster`, for packages above this one."""
+    service: ClusterDataService = cluster._data_service
+    return service

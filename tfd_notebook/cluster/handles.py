@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
+from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.lifecycle import Lifecycle
 from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import probe
-
-if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class TaskHandle:
 class ClusterDispatcher:
     """The dispatcher of a cluster, with the contract of ``DispatchServer``."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, context: ClusterContext, lifecycle: Lifecycle) -> None:
+        self._context, self._lifecycle = context, lifecycle
 
     @property
     def target(self) -> str:
@@ -53,10 +51,10 @@ class ClusterDispatcher:
         StateError
             The cluster was never started, so the dispatcher has no address yet.
         """
-        row = self._cluster.snapshot().task(DISPATCHER)
+        row = self._context.monitor.snapshot().task(DISPATCHER)
         if row is None or not row.address:
             raise errors.StateError(
-                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                f"the dispatcher of cluster {self._context.name!r} was not started",
                 fix="cluster.start()",
             )
         return f"grpc://{row.address}"
@@ -68,17 +66,17 @@ class ClusterDispatcher:
 
     def start(self) -> None:
         """Start the cluster, or restart the dispatcher on its port if it has ended."""
-        if self._cluster.state == "new":
-            self._cluster.start()
+        if self._context.monitor.state == "new":
+            self._lifecycle.start()
             return
-        row = self._cluster.snapshot().task(DISPATCHER)
+        row = self._context.monitor.snapshot().task(DISPATCHER)
         if row is None or row.state.ended:
-            self._cluster.restart(DISPATCHER)
+            self._lifecycle.restart(DISPATCHER)
 
     def stop(self) -> None:
         """Stop the cluster, because it cannot work without its dispatcher."""
-        if self._cluster.state != "new":
-            self._cluster.stop()
+        if self._context.monitor.state != "new":
+            self._lifecycle.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the dispatcher has ended. Ctrl-C interrupts the wait.
@@ -90,23 +88,23 @@ class ClusterDispatcher:
         TimeLimit
             The dispatcher still runs after `timeout` seconds.
         """
-        if self._cluster.state == "new":
+        if self._context.monitor.state == "new":
             raise errors.StateError(
-                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                f"the dispatcher of cluster {self._context.name!r} was not started",
                 fix="cluster.start()",
             )
-        if not self._cluster._lifecycle.wait_ended(timeout):
+        if not self._lifecycle.wait_ended(timeout):
             raise errors.TimeLimit(
-                f"the dispatcher of cluster {self._cluster.name!r} still runs after {timeout:g} s",
+                f"the dispatcher of cluster {self._context.name!r} still runs after {timeout:g} s",
                 fix="cluster.stop() ends it",
             )
         return True
 
     @property
     def _runs(self) -> bool:
-        return self._cluster.state != "new" and not self._cluster.ended
+        return self._context.monitor.state != "new" and not self._lifecycle.ended
 
     def __repr__(self) -> str:
-        where = f" at {self.target}" if self._cluster.state != "new" else ""
-        state = "" if self._runs else f", {self._cluster.state}"
-        return f"<dispatcher of cluster {self._cluster.name!r}{where}{state}>"
+        where = f" at {self.target}" if self._context.monitor.state != "new" else ""
+        state = "" if self._runs else f", {self._context.monitor.state}"
+        return f"<dispatcher of cluster {self._context.name!r}{where}{state}>"

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket, registry
@@ -22,9 +21,6 @@ from tfd_notebook.launchers import base
 from tfd_notebook.model.events import ExpiryChanged, LeaseChanged, StateChanged
 from tfd_notebook.model.spec import Role, check_count, count_name
 
-if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
-
 _STOP_SECONDS = 10.0
 
 
@@ -37,7 +33,7 @@ class Lifecycle:
     data_service : ClusterDataService
     training : ParameterServerTraining
     lease : Lease
-    cluster : Cluster
+    cluster : object
         The cluster in the registry.
     """
 
@@ -48,7 +44,7 @@ class Lifecycle:
         training: ParameterServerTraining,
         lease: Lease,
         *,
-        cluster: Cluster,
+        cluster: object,
     ) -> None:
         self._context, self._cluster = context, cluster
         self._data_service, self._training, self._lease = data_service, training, lease

@@ -6,17 +6,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
-from tfd_notebook.resolvers import providers
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
-    from tfd_notebook.cluster.view import ClusterProxy, ClusterView
+    from tfd_notebook.cluster.view import ClusterProxy, ClusterView, RegisteredCluster
     from tfd_notebook.model.spec import ClusterConfig
 
-_clusters: dict[str, Cluster] = {}
+_clusters: dict[str, RegisteredCluster] = {}
 _lock = threading.RLock()
 #: Functions that return further clusters by name, by the kind of cluster.
 _providers: dict[str, Callable[[], Mapping[str, ClusterProxy]]] = {}
@@ -25,25 +23,15 @@ _on_start: list[Callable[[], object]] = []
 _on_change: tuple[Callable[[], None], ...] = ()
 
 
-def clusters() -> dict[str, Cluster]:
+def clusters() -> dict[str, RegisteredCluster]:
     """Return the running clusters of this process by name."""
     with _lock:
         return {name: cluster for name, cluster in _clusters.items() if not cluster.ended}
 
 
-def _attach(resolver: Any, name: str, connect: bool) -> Cluster:
-    # Import time: it imports all launchers.
-    from tfd_notebook.cluster.attach import attach
-
-    return attach(resolver, name, connect=connect)
-
-
-def register_at_resolvers() -> None:
-    """Register the clusters of this process and `attach` for resolvers, which are below."""
-    providers.register_clusters(clusters, _attach)
-
-
-def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cluster]) -> Cluster:
+def get_or_create(
+    config: ClusterConfig, if_exists: str, create: Callable[[], RegisteredCluster]
+) -> RegisteredCluster:
     """Return the running cluster of a name, or a new one.
 
     Parameters
@@ -68,14 +56,14 @@ def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cl
         raise errors.UsageError(
             f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"
         )
-    stopped: Cluster | None = None
+    stopped: RegisteredCluster | None = None
     while True:
         with _lock:
             existing = clusters().get(config.name)
             if existing is None or existing is stopped:
                 cluster = _clusters[config.name] = create()
                 return cluster
-            if not existing._lifecycle.is_ending and if_exists != "replace":
+            if not existing._is_ending and if_exists != "replace":
                 same = is_same(existing.config, config)
                 if if_exists == "error" or not same:
                     raise errors.NameTaken(
@@ -119,7 +107,7 @@ def register_provider(kind: str, provider: Callable[[], Mapping[str, ClusterProx
 
 
 @contextlib.contextmanager
-def locked() -> Iterator[dict[str, Cluster]]:
+def locked() -> Iterator[dict[str, RegisteredCluster]]:
     """Lock the registry and yield its clusters by name, to add or remove clusters."""
     with _lock:
         yield _clusters

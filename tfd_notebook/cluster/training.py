@@ -18,7 +18,6 @@ from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.net.task_probe import is_same_job, probe_tasks
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.coordinator.coordinator import Coordinator
     from tfd_notebook.resolvers.cluster import OwnResolver
 
@@ -36,14 +35,14 @@ class ParameterServerTraining:
     Parameters
     ----------
     context : ClusterContext
-    owner : Cluster
+    owner : object
         Advice names the user's variable that holds it.
     on_change : callable
         Called after a strategy was created or workers were scaled.
     """
 
     def __init__(
-        self, context: ClusterContext, owner: Cluster, on_change: Callable[[], None]
+        self, context: ClusterContext, owner: object, on_change: Callable[[], None]
     ) -> None:
         self._context = context
         self._owner = weakref.ref(owner)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from tfd_notebook.coordinator.values import Values
     from tfd_notebook.model.snapshot import Snapshot
+    from tfd_notebook.model.spec import ClusterConfig
 
 
 class CoordinatorView(Protocol):
@@ -90,6 +91,18 @@ class ClusterView(Protocol):
     def interrupt(self) -> None: ...
 
     def stop(self) -> None: ...
+
+
+class RegisteredCluster(ClusterView, Protocol):
+    """A cluster that this process manages."""
+
+    @property
+    def config(self) -> ClusterConfig: ...
+
+    @property
+    def _is_ending(self) -> bool: ...
+
+    def leave(self) -> None: ...
 
 
 class ClusterProxy(ClusterView, Protocol):

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfd_notebook.cluster import data_service, registry
-from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster import data_service
+from tfd_notebook.cluster.cluster import Cluster, running
 from tfd_notebook.data.diagnostics import inspect_dataset
 from tfd_notebook.diagnosis import cluster_checks, data_service_checks
 from tfd_notebook.errors import UnknownName, UsageError
@@ -101,7 +101,7 @@ def check_all() -> Findings:
     if description is not None:
         findings += diagnostics.run_checks("tasks", description)
         checked.append("TF_CONFIG")
-    clusters = registry.clusters()
+    clusters = running()
     for name, cluster in clusters.items():
         findings += check_cluster(cluster)
         checked.append(f"cluster {name!r}")
@@ -144,7 +144,7 @@ def _ready(cluster: Cluster) -> set[str]:
 
 
 def _cluster_by_name(name: str) -> Cluster:
-    known = registry.clusters()
+    known = running()
     if name not in known:
         raise UnknownName(
             f"no cluster {name!r} in this process",

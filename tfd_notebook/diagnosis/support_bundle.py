@@ -18,8 +18,7 @@ from typing import Any
 from tfd_notebook import diagnosis
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent.task_supervisor import last_lines
-from tfd_notebook.cluster import registry
-from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.cluster import Cluster, running
 from tfd_notebook.diagnosis.redaction import Redactor, is_secret
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
@@ -51,7 +50,7 @@ were recognized. Read the archive before you share it.
 
 def describe_process() -> dict[str, str]:
     """Return the texts about this process by file name, without secrets."""
-    clusters = registry.clusters()
+    clusters = running()
     redactor = Redactor(os.environ, *(cluster.config.env for cluster in clusters.values()))
     unredacted = diagnosis.check_all()
     findings = Findings(map(redactor.value, unredacted), redactor.value(unredacted.checked))

@@ -6,7 +6,7 @@ import argparse
 import ast
 import keyword
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tfd_notebook._compat import ipykernel
 from tfd_notebook.cluster import registry
@@ -101,7 +101,7 @@ def pick_own(name: str | None) -> Cluster:
             "process or runs on Spark",
             fix=f"name one of these clusters: {', '.join(own)}" if own else "%tfd_cluster start",
         )
-    return own[name]
+    return cast("Cluster", own[name])
 
 
 def coordinated() -> dict[str, ClusterView]:
