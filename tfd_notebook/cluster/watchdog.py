@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
@@ -13,9 +14,23 @@ from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.bottleneck.advice import missing_consumers
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.net.probe import Probe, probe_many
 
 _JOURNAL_EVERY_SECONDS = 5.0
 _JOURNAL_WARN_BYTES = 1_000_000_000
+#: Seconds after which a consumer's wait causes a probe of the service, and those between probes.
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 2.0
+#: Timeouts of a task's probes. A task on a busy host may miss the first one.
+_PROBE_SECONDS = (1.0, 1.5)
+_SERVICE_ROLES = (Role.DISPATCHER, Role.DATA_WORKER)
+
+
+class ProbeTasks(Protocol):
+    """Probes addresses, and returns the results in the same order."""
+
+    def __call__(self, addresses: Iterable[str], timeout: float) -> tuple[Probe, ...]: ...
 
 
 def _start_thread(call: Callable[[], None], name: str) -> None:
@@ -40,6 +55,8 @@ class Watchdog:
         Returns the time in seconds. Default `time.monotonic`.
     start_thread : callable
         Takes a function that may block, and the name of the thread that calls it.
+    probe : callable
+        Probes addresses. Default `tfd_notebook.net.probe.probe_many`.
     """
 
     def __init__(
@@ -52,6 +69,7 @@ class Watchdog:
         end: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         start_thread: Callable[[Callable[[], None], str], None] = _start_thread,
+        probe: ProbeTasks = probe_many,
     ) -> None:
         self._task_manager = task_manager
         self._monitor = monitor
@@ -60,11 +78,16 @@ class Watchdog:
         self._end = end
         self._clock = clock
         self._start_thread = start_thread
+        self._probe_many = probe
         self._is_ending = False
         self._time_limit_notice = time_limit_notice
         self._has_notified = False
         self._journal_due = 0.0
         self._stuck: set[str] = set()
+        self._probe_due = 0.0
+        self._is_probing = False
+        #: Tasks that did not answer, and were ready then, with their processes.
+        self._silent: list[tuple[str, int | None]] = []
 
     def __call__(self) -> None:
         if self._monitor.expired:
@@ -79,6 +102,7 @@ class Watchdog:
         elif self._monitor.end_reason:
             self._end_in_thread("stopped")
         self._check_journal()
+        self._probe_for_waiting_consumers()
         self._report_stuck_consumers()
 
     def _notify_of_time_limit(self) -> None:
@@ -128,26 +152,74 @@ class Watchdog:
                 "coarser (files, batches), or use Service(fault_tolerant=False)",
             )
 
+    def _probe_for_waiting_consumers(self) -> None:
+        """Probe the service while a consumer waits for data, long before a task counts as hung."""
+        if self._is_probing or self._clock() < self._probe_due:
+            return
+        waiting = self._consumers.stuck(_PROBE_AFTER_SECONDS)
+        if waiting and not self._task_manager.in_process:
+            self._is_probing = True
+            self._start_thread(partial(self._probe_service, waiting), "tfd-watchdog-probe")
+
+    def _probe_service(self, waiting: tuple[str, ...]) -> None:
+        try:
+            rows = [row for row in self._monitor.tasks() if row.role in _SERVICE_ROLES]
+            reasons = self._why_silent(rows)
+            # Tasks that have ended since then have other notices.
+            now = {row.task: (row.state, row.pid) for row in self._monitor.rows()}
+            silent = [
+                (row.task, row.pid)
+                for row in rows
+                if row.task in reasons and now.get(row.task) == (row.state, row.pid)
+            ]
+            names = ", ".join(map(repr, waiting))
+            for task, _ in (each for each in silent if each not in self._silent):
+                self._monitor.notice(
+                    "warning",
+                    f"does not answer ({reasons[task]}), while {names} wait"
+                    f"{'s' if len(waiting) == 1 else ''} for data",
+                    task=task,
+                    fix=f"cluster.restart({task!r}) if it does not continue",
+                )
+            self._silent = silent
+        finally:
+            self._probe_due = self._clock() + _PROBE_EVERY_SECONDS
+            self._is_probing = False
+
+    def _why_silent(self, rows: Iterable[TaskRow]) -> dict[str, str]:
+        """Return, for each ready task that does not answer probes, the reason."""
+        silent = {row.task: row.address for row in rows if row.state is TaskState.READY}
+        reasons: dict[str, str] = {}
+        for timeout in _PROBE_SECONDS:
+            results = self._probe_many(silent.values(), timeout=timeout)
+            answers = zip(silent, results, strict=True)
+            reasons = {task: result.reason for task, result in answers if not result.alive}
+            silent = {task: silent[task] for task in reasons}
+        return reasons
+
     def _report_stuck_consumers(self) -> None:
         """Publish a notice for each consumer that waits too long for data, once per wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
-            if self._task_manager.on_this_host:
-                self._report_stuck(name)
-            else:
-                # Queries to remote hosts may be slow, and this thread monitors all tasks.
-                self._start_thread(partial(self._report_stuck, name), "tfd-watchdog-stuck")
+            # Probes may be slow, and this thread monitors all tasks.
+            self._start_thread(partial(self._report_stuck, name), "tfd-watchdog-stuck")
         self._stuck = stuck
 
     def _report_stuck(self, name: str) -> None:
         why = "; ".join(self._task_manager.unreachable_peers())
+        rows = self._monitor.tasks()
+        silent = self._why_silent(rows)
         if name not in self._consumers.stuck(self._hang_seconds):
             return
-        states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())
+        states = ", ".join(
+            f"{row.task} {'does not answer' if row.task in silent else row.state}" for row in rows
+        )
         self._monitor.notice(
             "warning",
             f"{name!r} has waited {self._hang_seconds:g} s for data "
             + (f"({states}): {why}" if why else f"({states})"),
-            fix=missing_consumers(self._consumers.named(name).live.delivery)
+            fix=f"cluster.restart({next(iter(silent))!r})"
+            if silent
+            else missing_consumers(self._consumers.named(name).live.delivery)
             or "%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
         )

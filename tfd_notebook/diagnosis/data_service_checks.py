@@ -111,6 +111,8 @@ def silent(service: Service) -> Iterator[Finding]:
     if not result.alive or result.kind != "dispatcher":
         cause = f"a {result.kind} answers" if result.alive else f"{result.state}, {result.reason}"
         fix = "start it, or correct its address"
+        if service.own:
+            fix = "see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')"
         yield NO_ANSWER.finding(f"no dispatcher: {cause}", fix)
 
 
@@ -149,16 +151,23 @@ def _unanswered(address: str, result: Probe, service: Service) -> tuple[str, str
 @check("service")
 def missing_workers(service: Service) -> Iterator[Finding]:
     """Report registered workers that do not respond."""
+    silent = {
+        address: result for address, result in service.workers.items() if not _responds(result)
+    }
+    tasks = [service.rows[address].task for address in silent if address in service.rows]
     missing = [
-        f"{address} ({result.state})"
-        for address, result in service.workers.items()
-        if not _responds(result)
+        f"{service.rows[address].task} at {address} ({result.state})"
+        if address in service.rows
+        else f"{address} ({result.state})"
+        for address, result in silent.items()
     ]
     if missing and service.running:
         yield MISSING_WORKERS.finding(
             f"{len(missing)} of {len(service.workers)} data workers do not respond: "
             f"{', '.join(missing[:_MAX_NAMES])}",
-            "start them again at their addresses, or read again from the remaining ones",
+            f"cluster.restart({tasks[0]!r})"
+            if service.own and tasks
+            else "start them again at their addresses, or read again from the remaining ones",
         )
 
 

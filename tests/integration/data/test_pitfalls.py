@@ -288,6 +288,40 @@ class TestLostDispatcher:
             consume(kind, mortal, dataset, once(10, lambda: mortal.kill("dispatcher:0")))
         assert "cluster.restart('dispatcher:0')" in str(caught.value.fix)
 
+    def test_dispatcher_that_hangs_at_the_start_of_an_epoch_is_named(
+        self, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The notice comes long before the task counts as hung, after 30 seconds."""
+        with tfd.Cluster(data_workers=1, name="hanging") as cluster:
+            dataset = batches(20).apply(cluster.distribute("dynamic"))
+            pid = row(cluster, "dispatcher:0").pid
+            notices: list[Any] = []
+            codes: list[str] = []
+
+            def resume() -> None:
+                def named() -> list[Any]:
+                    every = cluster.snapshot().notices
+                    return [each for each in every if each.task == "dispatcher:0"]
+
+                try:
+                    notices.extend(until(named))
+                    codes.extend(tfd.doctor(cluster).codes)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+
+            thread = threading.Thread(target=resume)
+            os.kill(pid, signal.SIGSTOP)
+            thread.start()
+            try:
+                counts = consume(kind, cluster, dataset)
+            finally:
+                thread.join()
+            assert len(counts) == 20
+            assert "does not answer" in notices[0].what
+            assert "waits for data" in notices[0].what
+            assert "cluster.restart('dispatcher:0')" in notices[0].fix
+            assert "TFD809" in codes
+
     def test_dispatcher_without_a_journal_loses_the_job(self, kind: str) -> None:
         service = tfd.Service(fault_tolerant=False)
         with tfd.Cluster(data_workers=1, name="forgetful", service=service) as cluster:

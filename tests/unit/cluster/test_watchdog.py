@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.model.events import ClusterEnded, ExpiryChanged, TaskChanged, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net import clock
+from tfd_notebook.net.probe import Probe
 
 LIMIT_SECONDS = 100.0
 NOTICE_SECONDS = 50.0
@@ -40,6 +41,7 @@ class FakeTasks:
     def __init__(self, work_dir: Path | None, on_this_host: bool = True) -> None:
         self.work_dir = None if work_dir is None else str(work_dir)
         self.on_this_host = on_this_host
+        self.in_process = False
         self.unreachable: list[str] = []
 
     def unreachable_peers(self) -> list[str]:
@@ -65,16 +67,28 @@ class Watched:
     """A watchdog and what it observes. Its threads are calls."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, tasks: FakeTasks, directory: Path | None = None
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tasks: FakeTasks,
+        directory: Path | None = None,
+        hang_seconds: float = HANG_SECONDS,
     ) -> None:
         self.now = 1000.0
+        self.tasks = tasks
         monkeypatch.setattr(clock, "now", lambda: self.now)
         config = ClusterConfig("c", "local", {Role.WORKER: 1})
         self.monitor = Monitor(config, Consumers(), lambda _: None, lambda: "")
         self.consumers = FakeConsumers(lambda: self.now)
+        self.silent: dict[str, Probe] = {}
+        self.probed: list[tuple[str, ...]] = []
         self.ended: list[str] = []
         self.threads: list[str] = []
         self.journal = None if directory is None else directory / "journal"
+
+        def probe(addresses: Iterable[str], timeout: float) -> tuple[Probe, ...]:
+            self.probed.append(tuple(addresses))
+            self.now += timeout if self.silent else 0.0
+            return tuple(self.silent.get(each, Probe(each, "alive")) for each in self.probed[-1])
 
         def start_thread(call: Callable[[], None], name: str) -> None:
             self.threads.append(name)
@@ -84,11 +98,12 @@ class Watched:
             tasks,  # type: ignore[arg-type]
             self.monitor,
             self.consumers,  # type: ignore[arg-type]
-            HANG_SECONDS,
+            hang_seconds,
             NOTICE_SECONDS,
             self.ended.append,
             clock=lambda: self.now,
             start_thread=start_thread,
+            probe=probe,
         )
 
     def set_journal(self, size: int) -> None:
@@ -227,7 +242,7 @@ def test_remote_hosts_are_queried_in_threads(monkeypatch: pytest.MonkeyPatch) ->
     cluster = SimpleNamespace(readers=lambda job_name: ([1], 0))
     watched.consumers.delivery = Delivery(lambda: cluster, -1, "OFF", "r", consumer=(1, 2))  # type: ignore
     watched.tick()
-    assert watched.threads == ["tfd-watchdog-stuck"]
+    assert watched.threads[-1] == "tfd-watchdog-stuck"
     (notice,) = watched.monitor.snapshot().notices
     assert notice.what == (
         "'train' has waited 3 s for data (worker:0 ready): host-a cannot reach data_worker:0"
@@ -265,3 +280,97 @@ def test_removed_journal_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     watched.tick()
     assert watched.monitor.journal_bytes in (None, 0)
     assert not watched.notices
+
+
+DISPATCHER, WORKER = "localhost:1", "localhost:2"
+
+
+def service(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Return a watchdog of a dispatcher and a data worker, whose consumer begins to wait."""
+    watched = Watched(monkeypatch, FakeTasks(None), hang_seconds=30.0)
+    for task, address in (("dispatcher:0", DISPATCHER), ("data_worker:0", WORKER)):
+        watched.monitor.apply(TaskChanged(task, TaskState.READY, address=address, pid=5))
+    watched.consumers.waits["train"] = watched.now
+    return watched
+
+
+def run_until(watched: Watched, seconds: float) -> list[Any]:
+    """Call the watchdog for some seconds, and return the notices."""
+    limit = watched.now + seconds
+    while watched.now < limit:
+        watched.now += TICK_SECONDS
+        watched.tick()
+    return list(watched.monitor.snapshot().notices)
+
+
+def test_silent_dispatcher_is_named_before_the_consumer_counts_as_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = service(monkeypatch)
+    start = watched.now
+    hung = Probe(DISPATCHER, "hung", reason="accepts connections, no answer")
+    watched.silent[DISPATCHER] = hung
+    (notice,) = run_until(watched, 4.0)
+    assert watched.now - start < 5.0
+    assert notice.task == "dispatcher:0"
+    assert notice.what == (
+        "does not answer (accepts connections, no answer), while 'train' waits for data"
+    )
+    assert notice.fix == "cluster.restart('dispatcher:0') if it does not continue"
+    assert watched.probed == [(DISPATCHER, WORKER), (DISPATCHER,)]
+    # The wait is reported later, with the tasks as they are then.
+    *_, stuck = run_until(watched, 40.0)
+    assert stuck.what == (
+        "'train' has waited 30 s for data (dispatcher:0 does not answer, data_worker:0 ready)"
+    )
+    assert stuck.fix == "cluster.restart('dispatcher:0')"
+    assert len(run_until(watched, 20.0)) == 2, "each is reported once"
+    watched.silent.clear()
+    run_until(watched, 10.0)
+    watched.silent[WORKER] = Probe(WORKER, "hung", reason="accepts connections, no answer")
+    watched.silent[DISPATCHER] = hung
+    assert [each.task for each in run_until(watched, 10.0)[2:]] == ["dispatcher:0", "data_worker:0"]
+
+
+def test_task_that_answers_the_second_probe_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = service(monkeypatch)
+
+    class Once(dict[str, Probe]):
+        def get(self, address: str, answer: Any = None) -> Any:
+            return self.pop(address, answer)
+
+    watched.silent = Once({DISPATCHER: Probe(DISPATCHER, "hung")})
+    assert not run_until(watched, 20.0)
+    assert watched.probed[:3] == [(DISPATCHER, WORKER), (DISPATCHER,), (DISPATCHER, WORKER)]
+
+
+def test_restarted_task_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = service(monkeypatch)
+    watched.silent[DISPATCHER] = Probe(DISPATCHER, "refused", reason="connection refused")
+    tasks = watched.monitor.tasks
+
+    def listed() -> Any:
+        rows = tasks()
+        watched.monitor.apply(
+            TaskChanged("dispatcher:0", TaskState.READY, address=DISPATCHER, pid=6)
+        )
+        return rows
+
+    monkeypatch.setattr(watched.monitor, "tasks", listed)
+    assert not [each for each in run_until(watched, 1.5) if each.task == "dispatcher:0"]
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_service_is_not_probed_without_need(
+    monkeypatch: pytest.MonkeyPatch, in_process: bool
+) -> None:
+    watched = service(monkeypatch)
+    watched.silent[DISPATCHER] = Probe(DISPATCHER, "hung")
+    if in_process:  # the probe would find this process
+        watched.tasks.in_process = True
+    else:
+        watched.consumers.waits.clear()
+    run_until(watched, 20.0)
+    assert not watched.probed
