@@ -14,7 +14,7 @@ from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
 from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net import task_probe
-from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
+from tfd_notebook.resolvers.validation import SEPARATE_EVALUATOR, AddressesByJob, Tasks, checked
 
 #: Timeout for probing the devices of a task, in seconds.
 _PROBE_SECONDS = 5.0
@@ -313,10 +313,13 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         if missing:
             reasons = [status.trouble for status in missing]
             rest = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+            fix = "start the missing tasks and correct the addresses; TensorFlow would block"
+            if "ps" in tasks and {status.job for status in missing} == {"evaluator"}:
+                fix = SEPARATE_EVALUATOR
             raise TasksMissing(
                 f"{self.place}: {'; '.join(reasons[:8])}{rest}",
                 task=missing[0].name if len(missing) == 1 else None,
-                fix="start the missing tasks and correct the addresses; TensorFlow would block",
+                fix=fix,
             )
         return statuses
 

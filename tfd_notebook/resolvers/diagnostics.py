@@ -18,6 +18,7 @@ from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.task_probe import MayBe, is_same_task, probe_tasks
 from tfd_notebook.resolvers.validation import (
+    SEPARATE_EVALUATOR,
     TF_CONFIG_FORM,
     Tasks,
     checked,
@@ -201,15 +202,20 @@ def no_chief(description: ClusterDescription) -> Iterator[Finding]:
         )
 
 
+def _blocks_coordinator(status: TaskStatus, description: ClusterDescription) -> bool:
+    is_evaluator = status.job == "evaluator" and "ps" in description.tasks
+    return is_evaluator and status.state in ("own", "refused")
+
+
 @check("tasks")
 def waiting_for_evaluator(description: ClusterDescription) -> Iterator[Finding]:
     """Find an evaluator for which a coordinator of parameter servers waits."""
-    if {"ps", "evaluator"} <= set(description.tasks):
-        yield EVALUATOR.finding(
-            "the cluster has parameter servers and an evaluator",
-            'remove "evaluator" from the cluster, and give the evaluator a separate TF_CONFIG '
-            "with only that job",
-        )
+    for status in description.statuses:
+        if _blocks_coordinator(status, description):
+            yield EVALUATOR.finding(
+                f"{status.name} at {status.address} does not listen, as usual for an evaluator",
+                SEPARATE_EVALUATOR,
+            )
 
 
 @check("tasks")
@@ -268,7 +274,7 @@ def answers(description: ClusterDescription) -> Iterator[Finding]:
             yield WRONG_TASK.finding(
                 status.trouble, "correct the address, or the indexes of the tasks"
             )
-        elif status.is_missing:
+        elif status.is_missing and not _blocks_coordinator(status, description):
             yield NO_ANSWER.finding(status.trouble, "start it, or correct its address")
 
 

@@ -130,15 +130,22 @@ def test_odd_job_names_and_a_missing_chief(monkeypatch: pytest.MonkeyPatch) -> N
         assert "did you mean 'worker'?" in finding.fix
 
 
-def test_evaluator_of_a_coordinator_is_found() -> None:
+def test_evaluator_of_a_coordinator_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.ExitStack() as stack:
         jobs = ("chief", "ps", "worker", "evaluator")
         spec = {job: [stack.enter_context(Server(status(f"{job}:0"))).address] for job in jobs}
+        assert codes(spec) == set()
+        held = stack.enter_context(socket.socket())
+        held.bind(("127.0.0.1", 0))
+        spec["evaluator"] = ["{}:{}".format(*held.getsockname())]
         (finding,) = tfd.doctor(spec)
         assert finding.code == "TFD810"
         assert "TF_CONFIG" in finding.fix
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec}))
+        with pytest.raises(errors.TasksMissing, match="separate TF_CONFIG"):
+            tfd.resolvers.TFConfigResolver().check()
         del spec["ps"]
-        assert codes(spec) == set()
+        assert codes(spec) == {"TFD809"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cluster": {"worker": ["a:99999"]}}'])
