@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.agent import gpu_discovery
+from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.agent.processes import Process
@@ -347,6 +348,12 @@ class AgentCluster:
     async def handle_free_disk_space(self) -> int:
         work_dir = self.task("dispatcher:0").settings["work_dir"]
         return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
+
+    async def handle_journal_size(self) -> int:
+        work_dir = self.task("dispatcher:0").settings.get("work_dir")
+        if work_dir is None:
+            return 0
+        return await asyncio.to_thread(agent_work_dir.total_bytes, work_dir)
 
     async def handle_journal(self, sizes: dict[str, int]) -> dict[str, tuple[int, bytes]]:
         """Return the data of the dispatcher's journal that a reader on another host lacks.

@@ -122,8 +122,11 @@ class ClusterReports:
         -------
         Table
             One row for each iteration (pass) of a data job, with the columns ``job mode pass state
-            readers read_here_by splits splits_total workers_done``.
+            readers read_here_by splits splits_total workers_done``. A line below the rows has the
+            number of open passes and the size of the journal.
 
+            - ``state``: ``"running"``, ``"finished"``, ``"left"`` by its last reader, or
+              ``"discarded"`` by the dispatcher some time later.
             - ``readers``: number of consumers that read it now, in all processes.
             - ``read_here_by``: the consumers of this process that read it.
             - ``splits``: number of source splits assigned to workers. With ``"dynamic"`` over

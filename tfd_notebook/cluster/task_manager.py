@@ -506,6 +506,20 @@ class TaskManager:
             before = unreachable
         return True
 
+    def journal_size(self) -> int | None:
+        """Return the bytes of the dispatcher's journal, or None if it keeps none.
+
+        Raises
+        ------
+        OSError, TfdError
+            It cannot be read.
+        """
+        if self.work_dir is None:
+            return None
+        if self.on_this_host or work_dir.is_url(self.work_dir):
+            return work_dir.total_bytes(self.work_dir)
+        return self.task_host.journal_size()
+
     def free_disk_space(self) -> int | None:
         """Return the bytes free for the dispatcher's journal, or None if there is no limit."""
         if self.work_dir is None or work_dir.is_url(self.work_dir):

@@ -13,13 +13,21 @@ from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.bottleneck.advice import missing_consumers
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.errors import TfdError
 from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net.probe import Probe, probe_many
 
 _JOURNAL_EVERY_SECONDS = 5.0
-_JOURNAL_WARN_BYTES = 1_000_000_000
+#: Size of a journal above which a notice and the doctor report it.
+JOURNAL_WARN_BYTES = 1_000_000_000
+#: The next step. TensorFlow only appends to a journal, and a restart of the dispatcher reads it.
+JOURNAL_FIX = (
+    'stop the cluster and start it again, which begins an empty journal. With mode "dynamic" each '
+    "element of the source is one record: make the source coarser (files, batches), or use "
+    "Service(fault_tolerant=False)"
+)
 #: Seconds after which a consumer's wait causes a probe of the service, and those between probes.
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 2.0
 #: Timeouts of a task's probes. A task on a busy host may miss the first one.
@@ -83,6 +91,7 @@ class Watchdog:
         self._time_limit_notice = time_limit_notice
         self._has_notified = False
         self._journal_due = 0.0
+        self._measures_journal = False
         self._stuck: set[str] = set()
         self._probe_due = 0.0
         self._is_probing = False
@@ -124,32 +133,32 @@ class Watchdog:
 
     def _check_journal(self) -> None:
         work_dir = self._task_manager.work_dir
-        if work_dir is None or not (
-            self._task_manager.on_this_host or agent_work_dir.is_url(work_dir)
-        ):
-            return
-        if self._clock() < self._journal_due:
+        if work_dir is None or self._measures_journal or self._clock() < self._journal_due:
             return
         self._journal_due = self._clock() + _JOURNAL_EVERY_SECONDS
-        if agent_work_dir.is_url(work_dir):
-            # A remote file system may respond slowly, and this thread monitors all tasks.
-            self._start_thread(partial(self._measure_journal, work_dir), "tfd-journal")
-        else:
+        self._measures_journal = True
+        if self._task_manager.on_this_host and not agent_work_dir.is_url(work_dir):
             self._measure_journal(work_dir)
+        else:
+            # A remote host or file system may respond slowly, and this thread monitors all tasks.
+            self._start_thread(partial(self._measure_journal, work_dir), "tfd-journal")
 
     def _measure_journal(self, work_dir: str) -> None:
         try:
-            size = agent_work_dir.total_bytes(work_dir)
-        except OSError:  # the directory is removed when the cluster stops
+            size = self._task_manager.journal_size()
+        except (OSError, TfdError):  # the directory is removed when the cluster stops
+            size = None
+        finally:
+            self._measures_journal = False
+        if size is None:
             return
         before = self._monitor.journal_bytes or 0
         self._monitor.apply(JournalMeasured(size))
-        if before <= _JOURNAL_WARN_BYTES < size:
+        if before <= JOURNAL_WARN_BYTES < size:
             self._monitor.notice(
                 "warning",
                 f"the dispatcher's journal in {work_dir} is {size / 1e9:.1f} GB",
-                fix='with "dynamic" each element of the source is one record: make the source '
-                "coarser (files, batches), or use Service(fault_tolerant=False)",
+                fix=JOURNAL_FIX,
             )
 
     def _probe_for_waiting_consumers(self) -> None:

@@ -122,6 +122,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             snapshot.launcher != "external",
             data_service.of(cluster).removed_addresses,
             [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
+            snapshot.journal_bytes,
         )
         for finding in diagnostics.run_checks("service", service):
             yield finding.at(cluster.name)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tfd_notebook.cluster.watchdog import JOURNAL_FIX, JOURNAL_WARN_BYTES
 from tfd_notebook.data.service.servers import Dispatcher
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.diagnostics import VERSIONS
@@ -34,6 +35,20 @@ MISSING_WORKERS = kind(
     "workers that left",
     "readers keep trying their addresses, and the elements that they had prepared are lost",
 )
+LARGE_JOURNAL = kind(
+    "TFD817",
+    "warning",
+    "large journal",
+    "it fills the disk, and a restarted dispatcher reads all of it before it answers",
+)
+MANY_EPOCHS = kind(
+    "TFD818",
+    "warning",
+    "many open epochs",
+    "each keeps its pipeline, with its buffers, on every data worker",
+)
+#: Number of open epochs that is reported.
+_MANY_EPOCHS = 100
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class Service:
         Whether a cluster of this process runs the service. Default false.
     rows : mapping of str to TaskRow
         The data workers of that cluster, by address.
+    journal_bytes : int, optional
+        Size of that cluster's journal. None if it is unknown.
     """
 
     address: str
@@ -57,6 +74,7 @@ class Service:
     workers: Mapping[str, Probe]
     own: bool = False
     rows: Mapping[str, TaskRow] = field(default_factory=dict)
+    journal_bytes: int | None = None
 
     @classmethod
     def inspect(
@@ -65,6 +83,7 @@ class Service:
         own: bool = False,
         removed: Collection[str] = (),
         rows: Iterable[TaskRow] = (),
+        journal_bytes: int | None = None,
     ) -> Service:
         """Probe the dispatcher at ``"host:port"``, and all workers that are registered there.
 
@@ -78,6 +97,8 @@ class Service:
             server on their ports answers readers.
         rows : iterable of TaskRow
             The data workers of the cluster that runs the service.
+        journal_bytes : int, optional
+            Size of that cluster's journal.
         """
         address = str(Endpoint.parse(address))
         dispatcher = probe.probe(address, _PROBE_SECONDS, expect="dispatcher")
@@ -87,7 +108,8 @@ class Service:
                 registered = probe.dispatcher_workers(address, _PROBE_SECONDS)
                 workers = tuple(worker for worker in registered if worker not in removed)
         results = dict(zip(workers, probe.probe_many(workers, _PROBE_SECONDS), strict=True))
-        return cls(address, dispatcher, results, own, {row.address: row for row in rows})
+        by_address = {row.address: row for row in rows}
+        return cls(address, dispatcher, results, own, by_address, journal_bytes)
 
     @property
     def place(self) -> str:
@@ -98,6 +120,12 @@ class Service:
     def running(self) -> list[str]:
         """The addresses of the workers that respond."""
         return [address for address, result in self.workers.items() if _responds(result)]
+
+    @property
+    def open_epochs(self) -> int:
+        """The number of epochs that data workers process, or keep for a consumer."""
+        tasks = [task for result in self.workers.values() for task in result.tasks]
+        return len({task.iteration_id for task in tasks})
 
 
 def _responds(result: Probe) -> bool:
@@ -178,6 +206,30 @@ def addresses(service: Service) -> Iterator[Finding]:
     remote = not is_loopback(Endpoint.parse(service.address).host)
     yield from advertised(named, remote=remote)
     yield from shared_ports({"dispatcher": service.address, **named})
+
+
+@check("service")
+def large_journal(service: Service) -> Iterator[Finding]:
+    """Report a large journal of a cluster of this process."""
+    size = service.journal_bytes
+    if size is not None and size > JOURNAL_WARN_BYTES:
+        yield LARGE_JOURNAL.finding(
+            f"the dispatcher's journal is {size / 1e9:.1f} GB, and {service.open_epochs} epochs "
+            "are open",
+            JOURNAL_FIX,
+        )
+
+
+@check("service")
+def many_epochs(service: Service) -> Iterator[Finding]:
+    """Report data workers that hold many epochs."""
+    if service.open_epochs >= _MANY_EPOCHS:
+        yield MANY_EPOCHS.finding(
+            f"the data workers hold {service.open_epochs} open epochs",
+            "cluster.jobs() lists them; read loops to their end or delete their iterators. The "
+            "dispatcher discards an epoch that has no reader: "
+            "Service(dispatcher_config=DispatcherConfig(job_gc_timeout_ms=...)) sets the time",
+        )
 
 
 @check("service")

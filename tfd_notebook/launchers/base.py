@@ -202,6 +202,10 @@ class TaskHost(ABC):
         """
         raise self.unsupported("its dispatcher's journal cannot be read")
 
+    def journal_size(self, *, timeout: float = 30.0) -> int:
+        """Return the bytes of the dispatcher's journal and of its registered datasets."""
+        raise self.unsupported("its dispatcher's journal cannot be read")
+
     def free_disk_space(self, *, timeout: float = 30.0) -> int:
         """Return the free bytes of the disk with the dispatcher's journal."""
         raise self.unsupported("its disks cannot be inspected")
@@ -331,6 +335,7 @@ class ForwardingTaskHost(TaskHost):
     inspect = forwarded(TaskHost.inspect)
     gpus = forwarded(TaskHost.gpus)
     journal = forwarded(TaskHost.journal)
+    journal_size = forwarded(TaskHost.journal_size)
     free_disk_space = forwarded(TaskHost.free_disk_space)
     lease = forwarded(TaskHost.lease)
     describe = forwarded(TaskHost.describe)

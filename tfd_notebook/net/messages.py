@@ -247,6 +247,7 @@ REPLIES: dict[str, Check] = {
     ),
     "inspect": mapping(task_name, record({"stale": listing(text), "ops": listing(text)})),
     "journal": mapping(journal_file, pair(integer(), output)),
+    "journal_size": integer(),
     "kill": optional(pid),
     "lease": number,
     "listening_addresses": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),

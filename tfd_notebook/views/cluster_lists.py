@@ -147,7 +147,17 @@ def jobs_table(
                 "workers_done": f"{finished} of {len(iteration_tasks)}",
             }
         )
-    return Table(_JOB_COLUMNS, records, label="jobs", empty="no data job yet", records=records)
+    passes = state.open_iterations
+    omitted = f", {state.omitted:,} older finished passes" if state.omitted else ""
+    return Table(
+        _JOB_COLUMNS,
+        records,
+        label="jobs",
+        empty="no data job yet",
+        records=records,
+        foot=f"{figures.count(passes)} open pass{'' if passes == 1 else 'es'}, "
+        f"journal {figures.size(state.size_bytes)}{omitted}",
+    )
 
 
 def _progress(finished: int, total: int | None) -> str:

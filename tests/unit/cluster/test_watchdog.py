@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tfd_notebook.agent.work_dir import total_bytes
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.watchdog import Watchdog
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.errors import StateError
 from tfd_notebook.model.events import ClusterEnded, ExpiryChanged, TaskChanged, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net import clock
@@ -43,6 +45,9 @@ class FakeTasks:
         self.on_this_host = on_this_host
         self.in_process = False
         self.unreachable: list[str] = []
+
+    def journal_size(self) -> int | None:
+        return None if self.work_dir is None else total_bytes(self.work_dir)
 
     def unreachable_peers(self) -> list[str]:
         return self.unreachable
@@ -266,13 +271,36 @@ def test_wait_that_ends_during_a_slow_query_is_not_reported(
     assert not watched.notices
 
 
-def test_journal_on_another_host_is_not_measured(
+def test_journal_on_another_host_is_measured_in_a_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     watched = Watched(monkeypatch, FakeTasks(tmp_path, on_this_host=False), tmp_path)
     watched.set_journal(2 * JOURNAL_WARN_BYTES)
     watched.tick()
+    assert watched.threads == ["tfd-journal"]
+    assert watched.monitor.journal_bytes == 2 * JOURNAL_WARN_BYTES
+    assert watched.notices == {"journal": 1}
+
+
+def test_slow_host_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tasks = FakeTasks(tmp_path, on_this_host=False)
+    watched = Watched(monkeypatch, tasks, tmp_path)
+    requests = []
+
+    def slow() -> int:
+        requests.append(watched.now)
+        watched.now += 2 * JOURNAL_SECONDS
+        watched.tick()
+        raise StateError("the host does not answer")
+
+    monkeypatch.setattr(tasks, "journal_size", slow)
+    watched.tick()
+    assert len(requests) == 1
     assert watched.monitor.journal_bytes is None
+    monkeypatch.setattr(tasks, "journal_size", lambda: 7)
+    watched.now += JOURNAL_SECONDS
+    watched.tick()
+    assert watched.monitor.journal_bytes == 7
 
 
 def test_removed_journal_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import config_files, ports, runtime_dir, tf_messages, unix_socket
-from tfd_notebook.net.probe import Probe
+from tfd_notebook.net.probe import Probe, WorkerTask
 
 #: An address for documentation, without a host (RFC 5737).
 UNREACHABLE = "192.0.2.1:2222"
@@ -206,6 +206,34 @@ def test_restart_of_the_only_data_worker_is_found() -> None:
         "data_worker:0 at localhost:2 is restarting (boom)"
     ]
     assert findings_of(TaskState.READY, "alive") == []
+
+
+@pytest.mark.parametrize(
+    ("journal_bytes", "epochs", "expected"),
+    [
+        (None, 0, []),
+        (10**9, 99, []),
+        (10**9 + 10**8, 2, ["TFD817 the dispatcher's journal is 1.1 GB, and 2 epochs are open"]),
+        (0, 100, ["TFD818 the data workers hold 100 open epochs"]),
+    ],
+)
+def test_large_journal_and_many_epochs_are_found(
+    journal_bytes: int | None, epochs: int, expected: list[str]
+) -> None:
+    def worker(number: int) -> Probe:
+        tasks = tuple(WorkerTask(10 * epoch + number, epoch) for epoch in range(epochs))
+        return Probe(f"localhost:{number}", "alive", "data_worker", tasks=tasks)
+
+    service = Service(
+        "localhost:1",
+        Probe("localhost:1", "alive", "dispatcher", version=9),
+        {f"localhost:{number}": worker(number) for number in (2, 3)},
+        own=True,
+        journal_bytes=journal_bytes,
+    )
+    diagnosis.load()
+    findings = diagnostics.run_checks("service", service)
+    assert [f"{finding.code} {finding.what}" for finding in findings] == expected
 
 
 def test_data_worker_on_another_network_is_named() -> None:

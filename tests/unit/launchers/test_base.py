@@ -16,6 +16,7 @@ OPTIONAL = {
     "inspect": (),
     "gpus": (),
     "journal": ({},),
+    "journal_size": (),
     "free_disk_space": (),
     "lease": (5.0,),
     "open_ranks": (["worker:0"],),

@@ -124,6 +124,7 @@ REPLIES: dict[str, Any] = {
              "hidden": False},
     "reserve_ports": {"worker:0": "localhost:4000"},
     "journal": {JOURNAL: [0, "QUJD"]},
+    "journal_size": 5,
     "kill": 5,
     "logs": ["text", 4],
     "open": "/run/x",

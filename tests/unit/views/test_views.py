@@ -17,6 +17,7 @@ from tests._waiting import until
 from tfd_notebook import views
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.data.service.journal import Iteration, Job, JournalState
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import GpuRow, Snapshot, StreamRow, TaskRow
@@ -372,3 +373,16 @@ def test_next_step_of_an_error_is_a_sentence() -> None:
 def test_names_of_graph_functions_are_not_part_of_an_error() -> None:
     error = "{{function_node __inference_<lambda>_111}} not a number : Tensor had NaN values"
     assert figures.short_error(error) == "not a number : Tensor had NaN values"
+
+
+def test_jobs_end_with_the_open_passes_and_the_size_of_the_journal() -> None:
+    jobs = (Job(1, "train", "7", "dynamic"),)
+    iterations = (
+        Iteration(1, 1, 1, clients=1),
+        Iteration(2, 1, 2, expires=0.0),
+        Iteration(3, 1, 3, finished=True),
+    )
+    table = views.jobs_table(JournalState(jobs, iterations, (), 5_400_000, 12), {}, {})
+    assert [row["state"] for row in table.records()] == ["running", "discarded", "finished"]
+    assert str(table).endswith("1 open pass, journal 5.4 MB, 12 older finished passes")
+    assert str(views.jobs_table(JournalState(), {}, {})).endswith("0 open passes, journal 0 B")

@@ -23,7 +23,7 @@ _REACHABILITY_SECONDS = 8.0
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
 #: Requests to the host of the dispatcher.
-_DISPATCHER_REQUESTS = ("journal", "free_disk_space")
+_DISPATCHER_REQUESTS = ("journal", "journal_size", "free_disk_space")
 
 A = TypeVar("A")
 T = TypeVar("T")
