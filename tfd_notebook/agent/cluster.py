@@ -22,7 +22,7 @@ from tfd_notebook.agent.stunnel import TunnelEnd, make_key
 from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log, trim_log
 from tfd_notebook.errors import StateError, TfdError, no_lease, unknown_task
 from tfd_notebook.model.events import ClusterEnded, LeaseChanged, Notice, TaskChanged
-from tfd_notebook.model.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState
+from tfd_notebook.model.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState, check_seconds
 from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.clock import Deadline
 from tfd_notebook.net.host import check_reachability
@@ -214,6 +214,7 @@ class AgentCluster:
     async def handle_lease(self, seconds: float, renew: bool = False) -> float:
         if renew and self.lease is None:
             raise no_lease(self.name)
+        check_seconds("seconds", seconds)
         await self._agent.listener.open()
         self.set_lease(seconds)
         return seconds

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from tfd_notebook._compat import asyncio_pipes
 from tfd_notebook._version import VERSION
 from tfd_notebook.errors import LaunchError
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net import agent_protocol, unix_socket
 
 SOCKET = "agent.sock"
@@ -303,7 +304,8 @@ class AgentListener:
             last_seq = arguments["last_seq"]
             if session is None:
                 last_request = int(arguments.get("last_request", 0))
-                session = Session(float(arguments["grace"]), self._clock, last_request)
+                grace = check_seconds("grace", arguments["grace"], 0)
+                session = Session(grace, self._clock, last_request)
                 self._sessions[arguments["session"]] = session
             await session.serve(reader, writer, self._on_request, last_seq)
         except (OSError, asyncio.TimeoutError, LookupError, TypeError, ValueError, OverflowError):

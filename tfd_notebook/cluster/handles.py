@@ -10,7 +10,7 @@ from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.lifecycle import Lifecycle
 from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.model.spec import Role, TaskState, check_timeout
 from tfd_notebook.net import probe
 
 
@@ -88,6 +88,7 @@ class ClusterDispatcher:
         TimeLimit
             The dispatcher still runs after `timeout` seconds.
         """
+        check_timeout(timeout)
         if self._context.monitor.state == "new":
             raise errors.StateError(
                 f"the dispatcher of cluster {self._context.name!r} was not started",

@@ -19,7 +19,7 @@ from tfd_notebook.cluster.watchdog import Watchdog
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.launchers import base
 from tfd_notebook.model.events import ExpiryChanged, LeaseChanged, StateChanged
-from tfd_notebook.model.spec import Role, check_count, count_name
+from tfd_notebook.model.spec import Role, check_count, check_timeout, count_name
 
 _STOP_SECONDS = 10.0
 
@@ -163,6 +163,7 @@ class Lifecycle:
         Exception
             The error of a closure.
         """
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         self._consumers.wait_idle(timeout)
         if self._training.has_coordinator:

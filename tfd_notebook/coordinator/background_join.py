@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfd_notebook import views
 from tfd_notebook.errors import TimeLimit
+from tfd_notebook.model.spec import check_timeout
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinator.coordinator import Coordinator
@@ -57,6 +58,7 @@ class BackgroundJoin:
         Exception
             The error that ``join`` raised, such as the error of a closure.
         """
+        check_timeout(timeout)
         if not self._ended.wait(timeout):
             raise TimeLimit(f"the closures have not ended after {timeout:g} s", fix="wait longer")
         if self._error is not None:

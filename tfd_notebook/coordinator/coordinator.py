@@ -28,6 +28,7 @@ from tfd_notebook.model.closure_store import DEFAULT_KEEP, Store, function_names
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
+from tfd_notebook.model.spec import check_timeout
 
 #: Seconds to wait for TensorFlow's failure handlers, which end when a lost worker responds.
 _STOP_SECONDS = 5.0
@@ -211,8 +212,7 @@ class Coordinator(Handle, closure_queue.ClusterCoordinator):
         Exception
             The error of a closure. All other closures are cancelled.
         """
-        if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
-            raise UsageError(f"invalid timeout {timeout!r}: expected 0 or more seconds")
+        check_timeout(timeout)
         with self._explained():
             ended = self._wait(timeout)
         if not ended:
@@ -246,6 +246,7 @@ class Coordinator(Handle, closure_queue.ClusterCoordinator):
             Has ``state``, ``error`` and ``wait(timeout)``.
         """
         self._require_queue("join_in_background")
+        check_timeout(timeout)
         return BackgroundJoin(self, timeout, self._notify)
 
     def done(self) -> bool:
@@ -329,6 +330,7 @@ class Coordinator(Handle, closure_queue.ClusterCoordinator):
         StateError
             The coordinator is not paused.
         """
+        check_timeout(timeout)
         return self._require_queue("step").step(n, timeout)
 
     def pause_worker(self, i: int) -> None:

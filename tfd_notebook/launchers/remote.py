@@ -29,7 +29,7 @@ from tfd_notebook.launchers.client.multi_host import TaskHostGroup, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
-from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, check_seconds
 from tfd_notebook.net import proxies
 
 
@@ -162,9 +162,7 @@ class RemoteLauncher(Launcher):
         allow: Iterable[str] = (),
     ) -> None:
         super().__init__(host=host, allow=allow)
-        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 1:
-            raise UsageError(f"invalid grace {grace!r}: expected a number of seconds, at least 1")
-        self._grace = float(grace)
+        self._grace = float(check_seconds("grace", grace, 1))
         self._place = {
             str(role): (labels,) if isinstance(labels, str) else tuple(labels)
             for role, labels in (place or {}).items()

@@ -18,6 +18,8 @@ from tfd_notebook.errors import UnknownName, UsageError
 MAX_TASKS_PER_ROLE = 1024
 #: Maximum duration of a lease in hours.
 _MAX_HOURS = 24.0 * 365
+#: Maximum of other times in seconds, about 31 years. `threading.TIMEOUT_MAX` is larger on Linux.
+_MAX_SECONDS = 1e9
 #: The largest number of bytes in TensorFlow's configurations (int64).
 _MAX_BYTES = 2**63 - 1
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
@@ -420,15 +422,39 @@ def check_count(
         raise UsageError(f"invalid {name}={value!r}: expected an integer")
     if value < minimum or (maximum is not None and value > maximum):
         limit = "or more" if maximum is None else f"to {maximum}"
-        raise UsageError(f"invalid {name}={value}: expected {minimum} {limit}")
+        # Python does not convert integers with thousands of digits to text.
+        shown = value if abs(value) < 2**64 else f"{_as_float(value):g}"
+        raise UsageError(f"invalid {name}={shown}: expected {minimum} {limit}")
     return value
 
 
-def check_seconds(name: str, value: Any) -> float:
-    """Return `value` if it is a positive number of seconds, else raise UsageError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
+def check_seconds(name: str, value: Any, minimum: float | None = None) -> float:
+    """Return `value` if it is a valid number of seconds, else raise UsageError.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument.
+    value : object
+    minimum : float, optional
+        The least valid number. Default: any number above 0.
+    """
+    least = "more than 0" if minimum is None else f"{minimum:g} or more"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(f"invalid {name}={value!r}: expected {least} seconds")
+    # NaN is in no range.
+    if not ((value > 0 if minimum is None else value >= minimum) and value <= _MAX_SECONDS):
+        shown = f"{_as_float(value):g}"
+        raise UsageError(
+            f"invalid {name}={shown}: expected {least} seconds, up to {_MAX_SECONDS:g}"
+        )
     return value
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise UsageError unless `timeout` is None, or 0 or more seconds."""
+    if timeout is not None:
+        check_seconds("timeout", timeout, 0)
 
 
 def check_text(name: str, value: object) -> None:
@@ -443,12 +469,17 @@ def check_hours(hours: object) -> None:
     """Raise UsageError unless `hours` is a valid duration of a lease."""
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
         raise UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
-    try:
-        number = float(hours)
-    except OverflowError:
-        number = math.inf  # an int too large for float; a negative one is out of range, too
+    number = _as_float(hours)
     if not 0 < number <= _MAX_HOURS:
         raise UsageError(f"invalid hours={number:g}: expected more than 0, up to {_MAX_HOURS:g}")
+
+
+def _as_float(number: float) -> float:
+    """Return `number` as a float, which is infinite if an int is too large for it."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

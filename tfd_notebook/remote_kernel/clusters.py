@@ -13,7 +13,7 @@ from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import RemoteError, StateError, TimeLimit
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot
-from tfd_notebook.model.spec import TaskState
+from tfd_notebook.model.spec import TaskState, check_timeout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,6 +199,7 @@ class RemoteCoordinator(Handle):
 
     def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
         """Run the next `n` closures, wait for their end, and return the number that ended."""
+        check_timeout(timeout)
         self._cluster._kernel.catch_up()
         before = self._ended
         self._cluster.perform("step", count=n)
@@ -216,6 +217,7 @@ class RemoteCoordinator(Handle):
         RemoteError
             The kernel is lost.
         """
+        check_timeout(timeout)
         self._wait_until(lambda: not self._open, timeout, "join")
 
     @property

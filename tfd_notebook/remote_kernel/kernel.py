@@ -33,6 +33,7 @@ from tfd_notebook.launchers.client.jupyter_server import (
     Message,
 )
 from tfd_notebook.model.handle import Handle
+from tfd_notebook.model.spec import check_seconds, check_timeout
 from tfd_notebook.net import reconnect
 from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.remote_kernel.clusters import Clusters, RemoteCluster
@@ -105,11 +106,9 @@ class RemoteKernel(Handle):
         kernel: str = "python3",
         grace: float = 600.0,
     ) -> None:
-        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 1:
-            raise UsageError(f"invalid grace={grace!r}: expected 1 second or more")
+        self._grace = float(check_seconds("grace", grace, 1))
         self._server = JupyterServer(server, token, ca)
         self.label = self._server.label
-        self._grace = float(grace)
         self._closed, self._ended = threading.Event(), threading.Event()
         self._lost = ""
         self._runs: dict[str, queue.SimpleQueue[Message | None]] = {}
@@ -206,6 +205,7 @@ class RemoteKernel(Handle):
         """
         if not isinstance(code, str):
             raise UsageError(f"invalid code={code!r}: expected a str")
+        check_timeout(timeout)
         try:
             self._execute(code, timeout, show_plain if plain else show)
         except TfdError:

@@ -203,6 +203,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
             The host of a task is unknown or cannot be reached. Or the task does not answer, or a
             different task answers at its address.
         """
+        check_seconds("timeout", timeout)
         self._probe_tasks(self.tasks(), timeout)
 
     def watch(self, seconds: float | None = None, every: float = 1.0) -> Iterator[Any]:
@@ -216,6 +217,8 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
             Seconds between two polls if the system does not push changes. Default 1.
         """
         check_seconds("every", every)
+        if seconds is not None:
+            check_seconds("seconds", seconds)
         end = None if seconds is None else time.monotonic() + seconds
         previous: Tasks | None = None
         for _ in self._polls(end, every):

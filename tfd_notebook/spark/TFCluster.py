@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook.model.spec import check_seconds, check_timeout
 from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver import application, feeding, jobs, registry, startup
@@ -117,6 +118,7 @@ class TFCluster(CoordinatedSparkCluster):
         tensorflowonspark.TFCluster.TFCluster.train
         """
         self._require_feeding()
+        check_seconds("feed_timeout", feed_timeout)
         if isinstance(num_epochs, bool) or num_epochs < 0:
             raise errors.UsageError(f"invalid num_epochs {num_epochs!r}: expected 0 or more")
         if num_epochs == 0:
@@ -210,6 +212,7 @@ class TFCluster(CoordinatedSparkCluster):
             The session uses Spark Connect.
         """
         self._require_feeding()
+        check_seconds("feed_timeout", feed_timeout)
         if self.sc is None:
             raise errors.Unsupported(
                 "train_stream does not support Spark Connect",
@@ -263,6 +266,7 @@ class TFCluster(CoordinatedSparkCluster):
         tensorflowonspark.TFCluster.TFCluster.inference
         """
         self._require_feeding()
+        check_seconds("feed_timeout", feed_timeout)
         inbox_addresses = feeding.inbox_addresses(self)
         return feeding.inference(dataRDD, self, inbox_addresses, feed_timeout, qname, schema)
 
@@ -321,6 +325,7 @@ class TFCluster(CoordinatedSparkCluster):
 
         Ctrl-C interrupts the wait.
         """
+        check_timeout(timeout)
         return self.phases.wait(lambda phase: phase.is_end, timeout)
 
     def _require_feeding(self) -> None:
@@ -425,6 +430,7 @@ def run(
     --------
     tensorflowonspark.TFCluster.run
     """
+    check_seconds("reservation_timeout", reservation_timeout)
     spark_application = application.of(sc)
     mode = InputMode(input_mode)
     assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)

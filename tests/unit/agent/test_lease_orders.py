@@ -390,6 +390,13 @@ def test_agent_without_a_lease_ends_with_its_owner(host: Host) -> None:
     assert not directory.exists()
 
 
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0, -1, True, None])
+def test_lease_has_a_finite_time(host: Host, seconds: Any) -> None:
+    open_cluster(host.owner)
+    assert host.owner.request("lease", cluster="c", seconds=seconds) == errors.UsageError.code
+    assert host.owner.request("adopt", cluster="c")["lease"] is None
+
+
 def test_renewal_needs_a_lease(host: Host) -> None:
     open_cluster(host.owner)
     error = host.owner.request("lease", cluster="c", seconds=LEASE_SECONDS, renew=True)

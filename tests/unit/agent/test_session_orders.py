@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import queue
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator
@@ -753,7 +754,10 @@ def test_session_on_pipes_is_not_dropped_when_silent(loop: VirtualTimeLoop) -> N
     (b"stray output\n", 0.0),
     (message("ping", seq=0), 0.0),
     (message("open_session", grace=GRACE), 0.0),
-    (message("open_session", session="session", last_seq=0, grace="long"), 0.0),
+    *(
+        (message("open_session", session="session", last_seq=0, grace=grace), 0.0)
+        for grace in ("long", None, True, -1, math.nan, math.inf, 10**400)
+    ),
 ])  # fmt: skip
 def test_connection_that_opens_no_session_is_closed(
     loop: VirtualTimeLoop, agent: Agent, line: bytes, seconds: float

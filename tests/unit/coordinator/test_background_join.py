@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -32,6 +33,8 @@ def test_background_join_reports_its_end() -> None:
     assert (joining.state, joining.error, received) == ("waiting", None, [])
     with pytest.raises(errors.TimeLimit):
         joining.wait(0.01)
+    with pytest.raises(errors.UsageError, match="invalid timeout=nan: expected 0 or more seconds"):
+        joining.wait(math.nan)
     coordinator.go.set()
     joining.wait(60)
     assert (joining.state, received[0][0]) == ("done", "info")

@@ -1,6 +1,7 @@
 """Validation of cluster descriptions."""
 
 import json
+import math
 import re
 from collections import namedtuple
 from collections.abc import Callable
@@ -12,6 +13,38 @@ import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Policy, Role, Service, TaskSpec
+from tfd_notebook.resolvers.static import TFConfigResolver
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.driver import startup
+from tfd_notebook.spark.driver.shutdown import GracefulShutdown
+from tfd_notebook.spark.local_session.session import session
+from tfd_notebook.spark.preflight.check import check
+
+#: Values that no argument with a number of seconds accepts.
+NO_SECONDS = (math.nan, math.inf, -math.inf, -2, True, "1", 10**400, 1e10)
+#: Each operation with a number of seconds that needs no running cluster, by the argument.
+SECONDS: dict[str, Callable[[Any], object]] = {
+    **{
+        f"Policy.{name}": lambda value, name=name: Policy(**{name: value})
+        for name in ("hang_seconds", "start_timeout", "time_limit", "time_limit_notice")
+    },
+    "Spark.grace": lambda value: tfd.launchers.Spark(grace=value),
+    "Slurm.grace": lambda value: tfd.launchers.Slurm(grace=value),
+    "RemoteKernel.grace": lambda value: tfd.RemoteKernel(
+        "http://127.0.0.1:1/?token=t", grace=value
+    ),
+    "heartbeat_limit": startup.heartbeat_limit,
+    "session.timeout": lambda value: session(timeout=value),
+    "check.timeout": lambda value: check(None, timeout=value),
+    "run.reservation_timeout": lambda value: TFCluster.run(
+        None, print, None, 1, reservation_timeout=value
+    ),
+    "shutdown.timeout": lambda value: GracefulShutdown(None, None, 0, value, False),
+    "shutdown.grace_secs": lambda value: GracefulShutdown(None, None, value, 1, False),
+    "Resolver.timeout": lambda value: TFConfigResolver().check(value),
+    "Resolver.seconds": lambda value: next(TFConfigResolver().watch(value)),
+    "Resolver.every": lambda value: next(TFConfigResolver().watch(1, value)),
+}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +88,29 @@ def test_task_name():
 def test_policy_refuses(options):
     with pytest.raises(errors.UsageError, match=next(iter(options))):
         Policy(**options)
+
+
+@pytest.mark.parametrize("value", NO_SECONDS, ids=str)
+@pytest.mark.parametrize("name", SECONDS)
+def test_numbers_of_seconds_are_finite(name: str, value: Any) -> None:
+    argument = name.rpartition(".")[2]
+    with pytest.raises(errors.UsageError, match=rf"invalid {argument}=.*: expected .* seconds"):
+        SECONDS[name](value)
+
+
+def test_seconds_have_a_range():
+    assert [spec.check_seconds("s", value) for value in (0.1, 1, 10**9)] == [0.1, 1, 10**9]
+    assert spec.check_seconds("s", 0, 0) == 0
+    assert spec.check_timeout(None) is None
+    for value, minimum, expected in ((0, None, "more than 0"), (0.9, 1, "1 or more")):
+        with pytest.raises(errors.UsageError, match=f"invalid s={value}: expected {expected}"):
+            spec.check_seconds("s", value, minimum)
+
+
+@pytest.mark.parametrize("count", [10**5000, -(10**5000)], ids=["large", "small"])
+def test_huge_counts_are_refused(count):
+    with pytest.raises(errors.UsageError, match=r"invalid n=-?inf: expected 0 to 5"):
+        spec.check_count("n", count, 5)
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "80"])

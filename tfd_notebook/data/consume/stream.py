@@ -26,7 +26,7 @@ from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.spec import check_count
+from tfd_notebook.model.spec import check_count, check_timeout
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,6 +224,7 @@ class Stream(Handle):
             Seconds to wait for a sink, or a Python function of the pipeline in this process, to
             return. TimeLimit is raised after that.
         """
+        check_timeout(timeout)
         self.cancel(Interrupted(f"stream {self.name} was stopped"), quiet=True)
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -280,8 +281,9 @@ class Stream(Handle):
         Exception
             The error of the data path, or of a sink.
         """
-        if elements is not None and elements < 0:
-            raise UsageError(f"invalid elements={elements!r}: expected 0 or more")
+        if elements is not None:
+            check_count("elements", elements, None)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             if self._state == "new":
@@ -353,6 +355,7 @@ class Stream(Handle):
         TimeLimit
             The wait took longer than `timeout`.
         """
+        check_timeout(timeout)
         with self._changed:
             paused, self._paused, self._attention = self._paused, True, 0
             try:

@@ -89,10 +89,8 @@ def explain(
             "step and step_time are mutually exclusive",
             fix="pass the one that describes your consumer",
         )
-    if step_time is not None and (
-        not isinstance(step_time, (int, float)) or isinstance(step_time, bool) or step_time < 0
-    ):
-        raise UsageError(f"invalid step_time={step_time!r}: expected 0 or more seconds")
+    if step_time is not None:
+        check_seconds("step_time", step_time, 0)
     if step is not None and not callable(step):
         raise UsageError(
             f"invalid step={step!r}: expected a function",

@@ -24,6 +24,7 @@ from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
+from tfd_notebook.model.spec import check_seconds
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
 _REGISTERED_MODE = "OFF"
@@ -408,6 +409,7 @@ def save(
             "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
+    check_seconds("timeout", timeout)
     check_dataset(dataset)
     elements.check_datasets(dataset.element_spec)
     validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))

@@ -18,7 +18,7 @@ from tfd_notebook.agent.work_dir import check_usable
 from tfd_notebook.data.op_errors import as_op_errors
 from tfd_notebook.errors import FilterFailed, LaunchError, StateError, TimeLimit, UsageError
 from tfd_notebook.model.handle import Handle
-from tfd_notebook.model.spec import Role, check_count, check_protocol
+from tfd_notebook.model.spec import Role, check_count, check_protocol, check_seconds, check_timeout
 from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
 
@@ -129,7 +129,7 @@ class _Server(Handle, ABC):
         UsageError
             An invalid `timeout`.
         """
-        _check_timeout(timeout)
+        check_seconds("timeout", timeout, 0)
         if not self._lock.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)):
             raise TimeLimit(
                 f"the {self._name} is still starting after {timeout:g} s",
@@ -165,8 +165,7 @@ class _Server(Handle, ABC):
         UsageError
             An invalid `timeout`.
         """
-        if timeout is not None:
-            _check_timeout(timeout)
+        check_timeout(timeout)
         if self.state == "planned":
             raise StateError(f"the {self._name} was not started", fix="call start() first")
         if not self._server.join(timeout):
@@ -187,11 +186,6 @@ class _Server(Handle, ABC):
     @abstractmethod
     def _check(self) -> None:
         """Raise an error for conditions under which TensorFlow would hang or fail silently."""
-
-
-def _check_timeout(timeout: Any) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-        raise UsageError(f"invalid timeout={timeout!r}: expected 0 or more seconds")
 
 
 def _check_kind(config: Any, kind: type) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tfd_notebook.errors import FeedTimeout, NodeLost
 from tfd_notebook.model.handle import Handle
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import application, feeding, jobs, messages, startup
 from tfd_notebook.spark.feed import dataset
@@ -125,6 +126,7 @@ class ServiceFeed(Handle):
         SparkError
             Spark could not compute the rows.
         """
+        check_seconds("feed_timeout", feed_timeout)
         inboxes = functools.partial(_local_workers, self._address, self._secret, feed_timeout)
         report_retry = feeding.retry_reporter(self._address, self._secret)
         work = feeding.training(data, num_epochs, inboxes, feed_timeout, "input", report_retry)

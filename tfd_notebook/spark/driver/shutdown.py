@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.driver.node_registry import Node
 from tfd_notebook.spark.driver.phases import Phase
@@ -51,14 +52,9 @@ class GracefulShutdown:
         timeout: float,
         stop_spark: bool,
     ) -> None:
-        if grace_secs < 0:
-            raise errors.UsageError(
-                f"invalid grace_secs {grace_secs!r}: expected 0 or more seconds"
-            )
-        if timeout < 0 and timeout != -1:
-            raise errors.UsageError(
-                f"invalid timeout {timeout!r}: expected 0 or more seconds, or -1 for no limit"
-            )
+        check_seconds("grace_secs", grace_secs, 0)
+        if timeout != -1:  # no limit
+            check_seconds("timeout", timeout, 0)
         if stop_spark and cluster.sc is None:
             raise errors.Unsupported(
                 "shutdown(stop_spark=True) failed: Spark Connect has no SparkContext to stop",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook._compat import pyspark as compat_pyspark
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job, in_background
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
@@ -54,14 +54,14 @@ def heartbeat_limit(seconds: Any) -> float:
     UsageError
         The value is not a finite number, or less than three heartbeats.
     """
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not math.isfinite(seconds) or seconds < _MIN_LIMIT:
+    try:
+        return float(check_seconds("heartbeat_limit", seconds, _MIN_LIMIT))
+    except errors.UsageError as error:
         raise errors.UsageError(
-            f"invalid heartbeat_limit {seconds!r}: expected {_MIN_LIMIT:g} or more seconds",
+            error.what,
             fix="pass a larger limit; nodes and driver send a heartbeat once a second, and the "
             "default is 30",
-        )
-    return float(seconds)
+        ) from None
 
 
 class Launch:

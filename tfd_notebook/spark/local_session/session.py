@@ -20,6 +20,7 @@ import psutil
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.agent import interpreter
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
+from tfd_notebook.model.spec import check_seconds, check_timeout
 from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import jobs, startup
 from tfd_notebook.spark.local_session import java, spark_home
@@ -96,6 +97,7 @@ def session(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UsageError(f"invalid {argument} {number!r}: expected 1 or more")
     megabytes = _megabytes(memory)
+    check_seconds("timeout", timeout)
     if not wait:
         return jobs.in_background(
             lambda: session(executors, cores, memory, name, config, timeout=timeout, warm=warm),
@@ -129,6 +131,7 @@ def end(timeout: float = _END_SECONDS) -> None:
         Seconds until processes that still run are killed. Default 20.
     """
     global _home, _requested
+    check_timeout(timeout)
     with _lock:
         process = compat_pyspark.java_process()
         descendants = _descendants(process.pid) if process is not None else []

@@ -11,6 +11,7 @@ from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launchers import spark_slots
 from tfd_notebook.model import diagnostics
+from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.preflight import facts, fixes
 from tfd_notebook.spark.preflight.diagnostics import DYNAMIC, SLOTS, SPECULATION
@@ -47,6 +48,7 @@ def check(
     StateError
         The SparkContext was stopped.
     """
+    check_seconds("timeout", timeout)
     if not wait:
         return jobs.in_background(lambda: check(spark, num_executors, timeout=timeout), "check")
     spark_facts, findings = inspect_spark(spark, num_executors, timeout)

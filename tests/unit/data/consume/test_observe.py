@@ -4,6 +4,7 @@ import contextlib
 import gc
 import inspect
 import json
+import math
 import os
 import threading
 import time
@@ -14,7 +15,9 @@ import tensorflow as tf
 from tests._waiting import until
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import load_compat, translate, watch
-from tfd_notebook.errors import DispatcherLost, PipelineError
+from tfd_notebook.data.consume.stream import Stream
+from tfd_notebook.data.explain.explain import explain
+from tfd_notebook.errors import DispatcherLost, PipelineError, UsageError
 
 compat = load_compat()
 
@@ -40,6 +43,22 @@ def test_observed_dataset_is_unchanged(numbers):
     assert int(numbers.cardinality()) == len(numbers) == 6
     assert type(tf.type_spec_from_value(numbers)) is tf.data.DatasetSpec
     assert isinstance(iter(numbers), tf.data.Iterator)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1, True, "1"])
+@pytest.mark.parametrize(
+    ("argument", "use"),
+    [
+        ("step_time", lambda data, value: explain(data, step_time=value)),
+        ("seconds", lambda data, value: explain(data, value)),
+        ("timeout", lambda data, value: Stream(data, Consumers()).wait(timeout=value)),
+        ("timeout", lambda data, value: Stream(data, Consumers()).stop(value)),
+        ("timeout", lambda data, value: Stream(data, Consumers()).checkpoint("p", value)),
+    ],
+)
+def test_seconds_are_finite(argument, use, value):
+    with pytest.raises(UsageError, match=f"invalid {argument}=.*: expected .* seconds"):
+        use(tf.data.Dataset.range(3), value)
 
 
 def test_options_survive(consumers):
