@@ -131,6 +131,19 @@ REPLY_VALUES = {
     "logs": ["text", 4],
     "listening_addresses": ["::", "10.0.0.1"],
     "read_nonce": "0" * 32,
+    "stacks": {
+        "worker:0": {
+            "note": "",
+            "threads": [
+                {
+                    **{"name": "t", "pipeline": True},
+                    "frames": [
+                        {"function": "f", "file": "a", "line": 1, "users": True, "seconds": None}
+                    ],
+                }
+            ],
+        }
+    },
     "run_rank": {"kind": "ValueError", "text": "a", "traceback": "b"},
 }
 REPLIES = [

@@ -60,7 +60,7 @@ _AGENT_VARIABLES = (
 #: Requests whose meaning depends on the session.
 _BY_SESSION = ("open", "adopt", "detach", "close")
 #: Read-only requests with large replies. If a reply is lost, the request is executed again.
-_REPEATABLE = ("journal", "logs")
+_REPEATABLE = ("journal", "logs", "stacks")
 
 _OpenPipes = Callable[
     [asyncio.AbstractEventLoop], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]

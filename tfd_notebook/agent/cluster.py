@@ -23,6 +23,7 @@ from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log, trim_lo
 from tfd_notebook.errors import StateError, TfdError, no_lease, unknown_task
 from tfd_notebook.model.events import ClusterEnded, LeaseChanged, Notice, TaskChanged
 from tfd_notebook.model.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState, check_seconds
+from tfd_notebook.model.stacks import TaskStacks
 from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.clock import Deadline
 from tfd_notebook.net.host import check_reachability
@@ -315,6 +316,12 @@ class AgentCluster:
             for task, reply in zip(tasks, replies, strict=True)
             if reply is not None
         }
+
+    async def handle_stacks(self, tasks: list[str]) -> dict[str, TaskStacks]:
+        """Return the Python stacks of tasks by name, without tasks that are not known."""
+        known = [name for name in tasks if name in self.tasks]
+        replies = await asyncio.gather(*(self.tasks[name].stacks() for name in known))
+        return dict(zip(known, replies, strict=True))
 
     async def handle_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
         path = self.task(task).log

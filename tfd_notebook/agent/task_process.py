@@ -21,9 +21,10 @@ from typing import Any
 
 from tfd_notebook._compat import frames
 from tfd_notebook._compat.tf_data import graph, py_functions
-from tfd_notebook.agent import fork_server, rank_process, tf_servers
+from tfd_notebook.agent import fork_server, rank_process, stacks, tf_servers
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.model.spec import Role
+from tfd_notebook.model.stacks import PythonThread
 from tfd_notebook.net import agent_protocol, ports, process_control
 
 #: Samples of the threads for one request of their share of work.
@@ -86,6 +87,10 @@ class TaskProcess:
             "ops": sorted(graph.loaded_ops()),
         }
 
+    def stacks(self) -> list[PythonThread]:
+        """Return the Python stacks of the other threads."""
+        return stacks.threads()
+
     def _record_modules(self) -> None:
         """Record the modification times of the user's modules that are loaded now."""
         self._modules = {**loaded(), **self._modules}
@@ -104,6 +109,8 @@ class TaskProcess:
         if self._server is None:
             return {"bytes_sent": None, "connections": [], "working": None}
         ports.detect_lost_peers()
+        if self._samples:
+            stacks.observe()
         sent = self._server.sent
         return {
             "bytes_sent": sent.read(),

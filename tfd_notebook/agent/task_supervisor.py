@@ -12,13 +12,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from tfd_notebook.agent import memory
 from tfd_notebook.agent.admin_policy import Limits
 from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.agent.processes import Process
-from tfd_notebook.errors import LaunchError, StartTimeout, TfdError
+from tfd_notebook.errors import LaunchError, StartTimeout, TfdError, TimeLimit
 from tfd_notebook.model.spec import SERVER_ROLES, Endpoint, Policy, Role, TaskSpec, TaskState
+from tfd_notebook.model.stacks import TaskStacks
 from tfd_notebook.net import ports, probe
 
 #: A task that has been ready for this long starts counting its crashes at zero again.
@@ -30,6 +33,9 @@ _INSPECT_SECONDS = 10.0
 #: Seconds in which a task replies to an inspection, and in which it samples its threads for that.
 _REPLY_SECONDS = 0.15
 _SAMPLED_SECONDS = 0.05
+#: A user waits for the reply, and tasks that do not answer have a row, too.
+_STACKS_SECONDS = 2.0
+_SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 #: Seconds after which the cancellation of the supervision is repeated.
 _CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
@@ -242,6 +248,28 @@ class TaskSupervisor:
         except TfdError:
             return None
         return reply
+
+    async def stacks(self) -> TaskStacks:
+        """Return the Python stacks of the process's threads, or the reason without a reply."""
+        process = self.process
+        if process is None or process.ended.done():
+            return {"note": f"no process: the task is {self.state}", "threads": []}
+        try:
+            threads = await process.request("stacks", _STACKS_SECONDS)
+        except TimeLimit:
+            return {"note": self._why_silent(process.pid), "threads": []}
+        except TfdError as error:
+            return {"note": error.what, "threads": []}
+        return {"note": "", "threads": threads}
+
+    def _why_silent(self, pid: int) -> str:
+        silent = f"no reply within {_STACKS_SECONDS:g} s"
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(pid).status() in _SUSPENDED:
+                return f"{silent}: its process is suspended"
+        if self.state is TaskState.STARTING:
+            return f"{silent}: it is starting"
+        return f"{silent}: a thread holds the GIL, or another request runs"
 
     def record_probe(self, silence: str, late: bool = False) -> None:
         """Mark the task as hung after too long a silence, and as ready when it responds again.

@@ -448,6 +448,10 @@ class Cluster(Handle):
     ) -> str | Iterator[str]:
         return self._reports.logs(task, lines, follow)
 
+    @_documented_by(ClusterReports.stacks)
+    def stacks(self, task: str | None = None) -> Table:
+        return self._reports.stacks(task)
+
     @_documented_by(ClusterReports.limits)
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         return self._reports.limits(name)

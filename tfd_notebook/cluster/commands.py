@@ -156,6 +156,9 @@ class Requests:
         text, offset = cluster._task_manager.log_from(task, offset, lines)
         return {"text": text, "offset": offset}
 
+    def stacks(self, name: str | None, task: str | None) -> Any:
+        return cluster_of(name).stacks(task).records()
+
     def rates(self, name: str | None, since: int) -> Any:
         return cluster_of(name)._monitor.rates(since)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors, views
+from tfd_notebook._compat.tf_data import source_locations
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.data.bottleneck.advice import few_splits
@@ -19,6 +20,7 @@ from tfd_notebook.data.bottleneck.usage import Workers, processors, workers_of
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_count
+from tfd_notebook.model.stacks import stack_records
 
 if TYPE_CHECKING:
     from tfd_notebook.data.bottleneck.scaling_estimate import Forecast
@@ -80,6 +82,49 @@ class ClusterReports:
             return self._task_manager.log(task, lines)
         names = [row.task for row in self._monitor.snapshot().tasks]
         return "\n".join(f"--- {name}\n{self._task_manager.log(name, lines)}" for name in names)
+
+    def stacks(self, task: str | None = None) -> Table:
+        """Return the Python stacks of tasks at this moment.
+
+        Parameters
+        ----------
+        task : str, optional
+            Name of a task. Default: all tasks.
+
+        Returns
+        -------
+        Table
+            One row for each thread that runs Python code. Columns: ``task thread function file
+            line seconds note``. Records and ``to_frame()`` also have ``stack``, the frames from
+            the outermost to the innermost.
+
+            - ``thread``: ``tf.data`` for a thread that runs a Python function of a dataset. Its
+              stack starts with that function.
+            - ``function``, ``file``, ``line``: of the innermost frame of the user's code, or else
+              of the innermost frame.
+            - ``seconds``: seconds since this call of ``function`` was first observed. Data workers
+              are observed once a second while they run, so a call may be one second older. None
+              outside of functions of datasets, in a generator that the user's code iterates, and
+              under a debugger.
+            - ``note``: the reason if a task has no stacks, for example because a thread holds the
+              GIL.
+
+            Threads of ``launcher="inprocess"`` have the task ``kernel``: the data workers of a
+            kernel share them. Only those that run functions of datasets are shown.
+
+        Raises
+        ------
+        UnknownName
+            The cluster has no such task.
+        StateError
+            The cluster does not run.
+        """
+        self._context.require_running()
+        if task is not None:
+            self._task_manager.row(task)  # raises UnknownName
+        names = [row.task for row in self._monitor.rows()] if task is None else [task]
+        stacks = self._task_manager.stacks(names)
+        return views.stacks_table(stack_records(stacks, source_locations.cell_of))
 
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         """Return the bottlenecks of a consumer in the last hour.

@@ -20,6 +20,7 @@ from tfd_notebook.launchers import base
 from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskChanged, TaskRemoved
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
+from tfd_notebook.model.stacks import TaskStacks
 from tfd_notebook.net import ports, proxies
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
@@ -32,6 +33,7 @@ _FOLLOW_BYTES = 65_536
 _PEER_CHECK_SECONDS = 5.0
 #: Seconds to wait for `ClusterEnded`, which arrives after the last `TaskChanged`.
 _END_SECONDS = 2.0
+_STACKS_SECONDS = 10.0
 
 
 class TaskManager:
@@ -327,6 +329,18 @@ class TaskManager:
             yield from text.splitlines()
             if not text:
                 time.sleep(_FOLLOW_SECONDS)
+
+    def stacks(self, tasks: Sequence[str]) -> dict[str, TaskStacks]:
+        """Return the Python stacks of tasks. A task without them has the reason."""
+        note = "its agent does not have the task"
+        found: dict[str, TaskStacks] = {}
+        try:
+            found = self.task_host.stacks(tasks, timeout=_STACKS_SECONDS)
+        except errors.TfdError as error:
+            note = error.what
+        if self.in_process:  # the tasks share the threads of the kernel
+            return found
+        return {name: found.get(name, {"note": note, "threads": []}) for name in tasks}
 
     @property
     def task_host(self) -> base.TaskHost:

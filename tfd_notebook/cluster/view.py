@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tfd_notebook.coordinator.values import Values
     from tfd_notebook.model.snapshot import Snapshot
     from tfd_notebook.model.spec import ClusterConfig
+    from tfd_notebook.views import Table
 
 
 class CoordinatorView(Protocol):
@@ -79,6 +80,9 @@ class ClusterView(Protocol):
 
     def logs(self, task: str | None = None, lines: int = 100) -> Any:
         """Return the last lines of a task's output, or of all tasks."""
+
+    def stacks(self, task: str | None = None) -> Table:
+        """Return the Python stacks of tasks."""
 
     def scale(self, *, data_workers: int = ..., workers: int = ...) -> None: ...
 

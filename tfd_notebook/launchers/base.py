@@ -16,6 +16,7 @@ from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.events import Event, TaskChanged
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, TaskSpec
+from tfd_notebook.model.stacks import TaskStacks
 
 ENTRY_POINTS = "tfd_notebook.launchers"
 
@@ -173,6 +174,13 @@ class TaskHost(ABC):
     def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""
         raise self.unsupported("its tasks cannot be inspected")
+
+    def stacks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, TaskStacks]:
+        """Return the Python stacks of tasks by name, without tasks that are not known.
+
+        A task without a reply has a reason instead.
+        """
+        raise self.unsupported("the Python stacks of its tasks cannot be read")
 
     def gpus(self, *, timeout: float = 30.0) -> list[GpuReport]:
         """Return the GPUs that tasks may use.
@@ -333,6 +341,7 @@ class ForwardingTaskHost(TaskHost):
     serve_errors = forwarded(TaskHost.serve_errors)
     install = forwarded(TaskHost.install)
     inspect = forwarded(TaskHost.inspect)
+    stacks = forwarded(TaskHost.stacks)
     gpus = forwarded(TaskHost.gpus)
     journal = forwarded(TaskHost.journal)
     journal_size = forwarded(TaskHost.journal_size)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from tfd_notebook.agent import tf_servers
+from tfd_notebook.agent import stacks, tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import AgentLost, StateError, TfdError, Unsupported, unknown_task
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, OnEvent, TaskHost, forwarded
@@ -31,6 +31,7 @@ from tfd_notebook.model.spec import (
     TaskSpec,
     TaskState,
 )
+from tfd_notebook.model.stacks import TaskStacks
 from tfd_notebook.net import ports, runtime_dir
 
 _STOP_SECONDS = 3.0
@@ -280,6 +281,15 @@ class InProcessTaskHost(TaskHost):
     ) -> None:
         """Do nothing: the Python functions are already in this process."""
 
+    def stacks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, TaskStacks]:
+        """Return the threads of this process that run Python functions of datasets.
+
+        They are those of ``kernel``: its tasks share the threads.
+        """
+        threads = stacks.threads(pipelines_only=True)
+        note = "" if threads else "no Python function of a dataset runs in the kernel"
+        return {"kernel": {"note": note, "threads": threads}}
+
     def logs(
         self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
     ) -> tuple[str, int]:
@@ -353,6 +363,7 @@ class InProcessTaskHost(TaskHost):
 
     def _measure(self) -> None:
         while not self._closing.wait(1.0):
+            stacks.observe()
             with self._lock:
                 measured = {
                     name: task.server.sent.read()

@@ -139,6 +139,7 @@ LOG = (
     Argument("-f --follow", "show new lines until Ctrl-C", on="magic tfd"),
     Argument("offset N", minimum=0, maximum=2**62, on="request"),
 )
+STACKS = (*LOG[:4], JSON)
 COUNT = (
     Argument("name", on="request"),
     Argument(
@@ -413,6 +414,7 @@ COMMANDS = (
     Command("jobs", "show the data jobs of a cluster and their passes", "%tfd_cluster", NAME),
     Command("what-if", "estimate the rate with more data workers", "%tfd_cluster", NAME, WHAT_IF),
     Command("logs", "show the output of tasks", "%tfd_cluster tfd request", *LOG),
+    Command("stacks", "show the Python stacks of tasks", ALL, *STACKS),
     Command("rates", "return rates of streams and tasks by second", "request", NAME, SINCE),
     Command("restart", "replace the process of a task", "%tfd_cluster request", *TASK),
     Command("kill", "kill a task, to simulate a crash", "%tfd_cluster request", *TASK),

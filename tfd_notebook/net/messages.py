@@ -59,6 +59,7 @@ from tfd_notebook.net.validation import (
     port,
     record,
     record_with,
+    short_text,
     signing_request,
     task_name,
     text,
@@ -109,6 +110,12 @@ EVENTS: dict[str, Check] = {
 }
 
 # The description of a detached cluster, which an agent stores for the next attach
+
+_line = integer(0, 10**9)
+_position = {"function": short_text, "file": short_text, "line": _line}
+_frame = record({**_position, "users": boolean, "seconds": optional(number)})
+_thread = record({"name": short_text, "pipeline": boolean, "frames": listing(_frame, 100)})
+_stacks = record({"note": short_text, "threads": listing(_thread, 1000)})
 
 _role = one_of(*(str(role) for role in Role))
 _role_counts = mapping(_role, integer(0, MAX_TASKS_PER_ROLE))
@@ -263,6 +270,7 @@ REPLIES: dict[str, Check] = {
     "read_nonce": either(one_of(""), shared_loopback.nonce),
     "reserve_ports": mapping(task_name, address),
     "serve_nonce": port,
+    "stacks": mapping(task_name, _stacks),
     "run_rank": either(
         record({"result": json_value}),
         record({"lost": text}),
@@ -380,6 +388,23 @@ def bus_message(message: Any) -> dict[str, Any]:
     fields: dict[str, Any] = record_with({"kind": text})(message, "message")
     kind = fields["kind"]
     checked: dict[str, Any] = _BUS.get(kind, record_with({}))(fields, kind)
+    return checked
+
+
+_stack_records = listing(
+    record(
+        {
+            **dict.fromkeys(("task", "thread", "function", "file", "note"), short_text),
+            **{"line": optional(_line), "seconds": optional(number)},
+            "stack": listing(record({**_position, "seconds": optional(number)}), 100),
+        }
+    )
+)
+
+
+def stack_records(records: Any) -> list[dict[str, Any]]:
+    """Return the rows of ``Cluster.stacks`` of another kernel, or raise InvalidMessage."""
+    checked: list[dict[str, Any]] = _stack_records(records, "stacks")
     return checked
 
 

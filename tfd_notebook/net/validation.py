@@ -28,6 +28,7 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1 << 28
 #: Characters that are kept of a free text, and the maximum number of entries in a list or mapping.
 _MAX_TEXT = 20_000
+_MAX_SHORT_TEXT = 500
 _MAX_LONG_TEXT = 200_000
 _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 50
@@ -58,6 +59,11 @@ def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
 def text(value: Any, path: str) -> str:
     """Return a text for users: cut to 20,000 characters, without control characters."""
     return _printable(value, path, _MAX_TEXT)
+
+
+def short_text(value: Any, path: str) -> str:
+    """Return a name or a sentence: cut to 500 characters, without control characters."""
+    return _printable(value, path, _MAX_SHORT_TEXT)
 
 
 def long_text(value: Any, path: str) -> str:

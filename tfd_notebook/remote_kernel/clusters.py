@@ -14,6 +14,7 @@ from tfd_notebook.errors import RemoteError, StateError, TimeLimit
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import TaskState, check_timeout
+from tfd_notebook.net import messages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,6 +97,12 @@ class RemoteCluster(Handle):
         arguments: dict[str, Any] = {} if task is None else {"task": task}
         answer = self.perform("logs", lines=lines, **arguments)
         return str(answer["text"])
+
+    def stacks(self, task: str | None = None) -> views.Table:
+        """Return the Python stacks of tasks, as `tfd_notebook.Cluster.stacks` does."""
+        arguments: dict[str, Any] = {} if task is None else {"task": task}
+        records = self.perform("stacks", **arguments)
+        return views.stacks_table(messages.stack_records(records))
 
     def scale(self, **roles: int) -> None:
         """Change the number of ``data_workers`` or ``workers``."""

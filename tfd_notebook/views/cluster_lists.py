@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from tfd_notebook.model.snapshot import STREAM_COLUMNS, Snapshot
+from tfd_notebook.model.stacks import FIELDS
 from tfd_notebook.views import cluster as parts
 from tfd_notebook.views import formatting as figures
-from tfd_notebook.views.table import STATE, Column, Table
+from tfd_notebook.views.table import STATE, Cell, Column, Table
 
 _CLUSTER_COLUMNS = (
     Column("cluster", lambda summary: summary["name"]),
@@ -194,4 +196,31 @@ def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
         empty="no numbers of data workers given",
         records=[dataclasses.asdict(forecast) for forecast in forecasts],
         foot=foot,
+    )
+
+
+_STACK_COLUMNS = (
+    Column("task"),
+    Column("thread", drop=2),
+    Column("function"),
+    Column("file", lambda record: os.path.basename(record["file"])),
+    Column("line", right=True),
+    Column("seconds", lambda record: _seconds(record["seconds"]), right=True),
+    Column("note", lambda record: Cell(record["note"], tone="quiet"), note=True),
+)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else figures.count(seconds)
+
+
+def stacks_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of Python stacks, each record with the fields `model.stacks.FIELDS`."""
+    return Table(
+        _STACK_COLUMNS,
+        records,
+        label="stacks",
+        empty="no tasks",
+        foot="to_frame() and --json have the whole stacks" if records else "",
+        names=FIELDS,
     )

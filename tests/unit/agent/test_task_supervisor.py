@@ -1,12 +1,18 @@
-"""Logs and measurements of tasks, without a task."""
+"""Logs, measurements and stacks of tasks, without a task."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tfd_notebook.agent.task_supervisor import busy_share, trim_log
+from tfd_notebook.agent.task_supervisor import TaskSupervisor, busy_share, trim_log
+from tfd_notebook.errors import LaunchError, TfdError, TimeLimit
+from tfd_notebook.model.spec import Role, TaskSpec, TaskState
 
 
 @pytest.mark.parametrize(
@@ -18,6 +24,48 @@ def test_a_task_that_replies_late_was_busy(
 ) -> None:
     assert busy_share(working, seconds, False) == (share and pytest.approx(share, abs=0.01))
     assert busy_share(working, seconds, True) == (None if working is None else 1.0)
+
+
+class SilentProcess:
+    """A process that answers each request with an error."""
+
+    pid = os.getpid()
+
+    def __init__(self, error: TfdError) -> None:
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._error = error
+
+    async def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "note"),
+    [
+        (TimeLimit("late"), TaskState.HUNG, "a thread holds the GIL, or another request runs"),
+        (TimeLimit("late"), TaskState.STARTING, "it is starting"),
+        (LaunchError("the process ended"), TaskState.READY, "the process ended"),
+        (None, TaskState.RESTARTING, "no process: the task is restarting"),
+    ],
+)
+def test_task_that_does_not_answer_has_the_reason_instead_of_stacks(
+    tmp_path: Path, error: TfdError | None, state: TaskState, note: str
+) -> None:
+    async def read() -> Any:
+        context: Any = SimpleNamespace(name="c", directory=tmp_path)
+        task = TaskSupervisor(context, TaskSpec(Role.DATA_WORKER, 0, host="localhost"))
+        task.state = state
+        if error is not None:
+            task.process = SilentProcess(error)  # type: ignore[assignment]
+        stacks = await task.stacks()
+        task.release()
+        return stacks
+
+    stacks = asyncio.run(read())
+    assert stacks["threads"] == []
+    assert stacks["note"].endswith(note)
+    if isinstance(error, TimeLimit):
+        assert stacks["note"].startswith("no reply within 2 s: ")
 
 
 def test_a_trimmed_log_keeps_its_last_megabyte(tmp_path: Path) -> None:

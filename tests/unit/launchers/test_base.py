@@ -14,6 +14,7 @@ OPTIONAL = {
     "serve_errors": (["worker:0"],),
     "install": (b"", [], []),
     "inspect": (),
+    "stacks": (["worker:0"],),
     "gpus": (),
     "journal": ({},),
     "journal_size": (),

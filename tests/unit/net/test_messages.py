@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import itertools
 import json
@@ -131,6 +132,8 @@ REPLIES: dict[str, Any] = {
     "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "authority": PEM},
     "certify_tunnels": {"port": 4000},
     "inspect": {"worker:0": {"stale": ["m"], "ops": ["Op"]}},
+    "stacks": {"worker:0": {"note": "", "threads": [{"name": "t", "pipeline": True, "frames": [
+        {"function": "f", "file": "/a.py", "line": 3, "users": True, "seconds": 1.5}]}]}},
     "listening_addresses": ["0.0.0.0", "::", "127.0.0.1"],
     "check_reachability": {"worker:0": ["refused", "10.0.0.5"]},
     "free_disk_space": 5,
@@ -437,6 +440,33 @@ def test_valid_messages_are_unchanged() -> None:
         assert messages.event(body) == body
     for method, value in REPLIES.items():
         assert messages.reply_value(method, value) == value
+
+
+def test_long_stacks_are_refused_and_long_names_are_cut() -> None:
+    reply = copy.deepcopy(REPLIES["stacks"])
+    (thread,) = reply["worker:0"]["threads"]
+    thread["frames"][0]["function"] = "f" * 1000 + "\x1b"
+    (checked,) = messages.reply_value("stacks", reply)["worker:0"]["threads"]
+    assert checked["frames"][0]["function"] == "f" * 499 + "…"
+    for field, count in (("frames", 101), ("threads", 1001)):
+        long = copy.deepcopy(REPLIES["stacks"])
+        entry = long["worker:0"] if field == "threads" else long["worker:0"]["threads"][0]
+        entry[field] *= count
+        with pytest.raises(errors.InvalidMessage, match=f"{field}.*expected a list of at most"):
+            messages.reply_value("stacks", long)
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: ascii(value)[:20])
+@pytest.mark.parametrize("field", ["task", "line", "seconds", "stack", "note"])
+def test_rows_of_stacks_of_another_kernel_are_checked(field: str, value: Any) -> None:
+    row = {"task": "kernel", "thread": "t", "function": "f", "file": "a.py", "line": 3,
+           "seconds": None, "note": "", "stack": []}  # fmt: skip
+    assert messages.stack_records([row]) == [row]
+    with contextlib.suppress(errors.InvalidMessage):
+        (checked,) = messages.stack_records([{**row, field: value}])
+        assert "\x1b" not in views.stacks_table([checked]).text()
+    with pytest.raises(errors.InvalidMessage):
+        messages.stack_records(value if value != [] else None)
 
 
 def test_reply_without_a_definition_has_no_value() -> None:

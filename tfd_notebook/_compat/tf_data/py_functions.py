@@ -141,15 +141,23 @@ def is_debugged(registered: Any) -> bool:
 
 def running() -> Iterator[list[types.FrameType]]:
     """Yield the frames of each registered function that runs now, outermost first."""
-    file = getattr(sys.modules.get(_MODULE), "__file__", None)
     for innermost in current_frames().values():
-        frames: list[types.FrameType] = []
-        frame: types.FrameType | None = innermost
-        while frame is not None and frame.f_code.co_filename != file:
-            frames.append(frame)
-            frame = frame.f_back
-        if frame is not None:
-            yield frames[::-1]
+        if frames := call_frames(innermost):
+            yield frames
+
+
+def call_frames(innermost: types.FrameType) -> list[types.FrameType]:
+    """Return the frames of the registered function that a thread runs, outermost first.
+
+    Empty if the thread runs none.
+    """
+    file = getattr(sys.modules.get(_MODULE), "__file__", None)
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename != file:
+        frames.append(frame)
+        frame = frame.f_back
+    return [] if frame is None else frames[::-1]
 
 
 def dumps(value: Any) -> bytes:

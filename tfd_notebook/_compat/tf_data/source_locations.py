@@ -47,13 +47,16 @@ def named(site: Site | None) -> str:
     if site is None:
         return ""
     file, line = site
+    cell = cell_of(file)
+    return f"{cell}, line {line}" if cell else f"{os.path.basename(file)}:{line}"
+
+
+def cell_of(file: str) -> str:
+    """Return the user's notation of a cell, ``In[3]``. Empty for another file."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
-    if shell is not None:
-        cell = shell.compile.format_code_name(file)
-        if cell is not None:
-            return f"{cell[1]}, line {line}"
-    return f"{os.path.basename(file)}:{line}"
+    cell = None if shell is None else shell.compile.format_code_name(file)
+    return "" if cell is None else str(cell[1])
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

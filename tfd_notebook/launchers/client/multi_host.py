@@ -15,6 +15,7 @@ from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import Endpoint, Role, TaskSpec
+from tfd_notebook.model.stacks import TaskStacks
 from tfd_notebook.net.host import check_reachability
 
 _PORT_TRIES = 8
@@ -252,6 +253,17 @@ class TaskHostGroup(ForwardingTaskHost):
 
     def inspect(self, *, timeout: float = 30.0) -> dict[str, dict[str, list[str]]]:
         replies = self._call_all(lambda host: host.inspect(timeout=timeout))
+        return {name: task for reply in replies for name, task in reply.items()}
+
+    def stacks(self, tasks: Sequence[str], *, timeout: float = 30.0) -> dict[str, TaskStacks]:
+        def of_host(host: AgentTaskHost, names: Sequence[str]) -> dict[str, TaskStacks]:
+            try:
+                reply = host.stacks(names, timeout=timeout)
+            except TfdError as error:  # the tasks of the other hosts are shown
+                return {name: {"note": error.what, "threads": []} for name in names}
+            return {name: reply[name] for name in names if name in reply}
+
+        replies = self._call(self._by_host(tasks), of_host)
         return {name: task for reply in replies for name, task in reply.items()}
 
     def request(self, method: str, timeout: float, **arguments: Any) -> Any:

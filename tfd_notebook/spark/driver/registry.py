@@ -116,7 +116,7 @@ class SparkClusterAdapter:
             self.cluster.shutdown(timeout=_STOP_SECONDS)
 
     def scale(self, *, data_workers: int = 0, workers: int = 0) -> None:
-        """Raise Unsupported, as `adapt`, `restart`, `kill` and `interrupt` do."""
+        """Raise Unsupported, as `adapt`, `restart`, `kill`, `interrupt` and `stacks` do."""
         self.perform("scale")
 
     def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
@@ -130,6 +130,10 @@ class SparkClusterAdapter:
 
     def interrupt(self) -> None:
         self.perform("interrupt")
+
+    def stacks(self, task: str | None = None) -> NoReturn:
+        self.perform("stacks")
+        raise AssertionError("unreachable")
 
     def current_coordinator(self) -> NoReturn:
         """Raise StateError: a coordinator of a cluster on Spark is not shown."""

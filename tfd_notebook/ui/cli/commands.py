@@ -26,6 +26,7 @@ from tfd_notebook.ui.cli.doctor import DoctorCommands
 from tfd_notebook.ui.cli.screen import Screen
 
 _STOP_SECONDS = 60.0
+_STACKS_SECONDS = 30.0
 _FOLLOW_SECONDS = 0.5
 #: Seconds for which a watcher still counts as present after its last request.
 _HOLD_SECONDS = 5.0
@@ -125,6 +126,10 @@ class Tfd(DoctorCommands):
             if request.get("offset") == log["offset"]:
                 time.sleep(_FOLLOW_SECONDS)
             request["offset"] = log["offset"]
+
+    def stacks(self, options: argparse.Namespace) -> None:
+        records = targets.find(options).call("stacks", _STACKS_SECONDS, task=options.task)
+        _print_table(options, views.stacks_table(records), records)
 
     def watch(self, options: argparse.Namespace) -> None:
         target = targets.find(options)

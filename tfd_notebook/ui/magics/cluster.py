@@ -87,6 +87,10 @@ class ClusterMagic(lookup.ShellCommands):
         except KeyboardInterrupt:
             report(f"(stopped following {task})")
 
+    def stacks(self, options: argparse.Namespace) -> views.Table:
+        cluster, task = lookup.pick_task(options, need_task=False)
+        return cluster.stacks(task)
+
     def restart(self, options: argparse.Namespace) -> views.View:
         cluster, task = lookup.pick_task(options)
         cluster.restart(task)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.errors import PortInUse
+from tfd_notebook.errors import LaunchError, PortInUse
 from tfd_notebook.launchers.base import ForwardingTaskHost, TaskHost, forwarded
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
@@ -103,6 +103,39 @@ def test_requests_reach_the_hosts_that_they_concern(
         described,
         ("inspect", 30.0, {}),
     ]
+
+
+class WithStacks(Recorder):
+    """A host whose reply to a request for stacks names a task of another host, too."""
+
+    reason = ""
+
+    def request(self, method: str, timeout: float, **arguments: Any) -> Any:
+        super().request(method, timeout, **arguments)
+        if self.reason:
+            raise LaunchError(self.reason)
+        return {name: {"note": self.label, "threads": []} for name in ("worker:0", "worker:1")}
+
+
+def test_lost_host_hides_no_stacks_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    hosts: Any = [WithStacks("one"), WithStacks("two")]
+    record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
+    group = TaskHostGroup(hosts, lambda role, index: index, None, record)
+    group._positions = {"worker:0": 0, "worker:1": 1}
+    replies = group.stacks(["worker:0", "worker:1"])
+    assert {name: reply["note"] for name, reply in replies.items()} == {
+        "worker:0": "one",
+        "worker:1": "two",
+    }
+    hosts[1].reason = "the connection to two is lost"
+    assert group.stacks(["worker:0", "worker:1"]) == {
+        "worker:0": {"note": "one", "threads": []},
+        "worker:1": {"note": "the connection to two is lost", "threads": []},
+    }
+    assert group.stacks(["worker:0"]).keys() == {"worker:0"}
 
 
 class OpenedTunnels:

@@ -1,0 +1,81 @@
+"""Rows of Python stacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfd_notebook import views
+from tfd_notebook.model.stacks import FIELDS, TaskStacks, stack_records
+
+
+def frame(function: str, users: bool = True, seconds: float | None = None, **more: Any) -> Any:
+    shared = {"function": function, "file": f"/home/me/{function}.py", "line": 7}
+    return {**shared, "users": users, "seconds": seconds, **more}
+
+
+def thread(*frames: Any, pipeline: bool = True) -> Any:
+    return {
+        "name": "tf.data" if pipeline else "MainThread",
+        "pipeline": pipeline,
+        "frames": [*frames],
+    }
+
+
+def task(*threads: Any, note: str = "") -> TaskStacks:
+    return {"note": note, "threads": [*threads]}
+
+
+WRAPPER, WAIT = frame("wrapper", False, 9.04), frame("wait", False, 9.04)
+DECODE = frame("decode", seconds=9.04, file="/tmp/ipykernel_5/77.py", line=3)
+
+
+def cell_of(file: str) -> str:
+    return "In[4]" if file.startswith("/tmp/ipykernel") else ""
+
+
+def test_row_names_the_innermost_frame_of_the_users_code() -> None:
+    helper = frame("helper", seconds=2.5)
+    (row,) = stack_records({"data_worker:0": task(thread(WRAPPER, DECODE, helper, WAIT))}, cell_of)
+    assert set(row) == set(FIELDS)
+    assert {name: row[name] for name in FIELDS[:-1]} == {
+        "task": "data_worker:0",
+        "thread": "tf.data",
+        "function": "helper",
+        "file": "/home/me/helper.py",
+        "line": 7,
+        "seconds": 2.5,
+        "note": "",
+    }
+    assert [entry["function"] for entry in row["stack"]] == ["wrapper", "decode", "helper", "wait"]
+    assert row["stack"][1] == {"function": "decode", "file": "In[4]", "line": 3, "seconds": 9.0}
+
+
+def test_thread_without_code_of_the_user_has_its_innermost_frame() -> None:
+    (row,) = stack_records({"worker:0": task(thread(WRAPPER, WAIT, pipeline=False))}, cell_of)
+    assert (row["thread"], row["function"]) == ("MainThread", "wait")
+
+
+def test_task_without_threads_has_one_row_with_the_reason() -> None:
+    stacks = {"worker:0": task(note="no reply within 2 s"), "ps:0": task(), "ps:1": task(thread())}
+    rows = stack_records(stacks, cell_of)
+    assert [(row["task"], row["note"]) for row in rows] == [
+        ("worker:0", "no reply within 2 s"),
+        ("ps:0", "no Python code runs"),
+    ]
+    assert all(set(row) == set(FIELDS) for row in rows)
+
+
+def test_table_shows_file_names_and_keeps_whole_paths() -> None:
+    stacks = {
+        "data_worker:0": task(thread(frame("decode", seconds=9.04))),
+        "data_worker:1": task(note="a thread <holds> the GIL"),
+    }
+    table = views.stacks_table(stack_records(stacks, cell_of))
+    lines = table.text().splitlines()
+    assert lines[0].split() == ["task", "thread", "function", "file", "line", "seconds", "note"]
+    assert lines[1].split() == ["data_worker:0", "tf.data", "decode", "decode.py", "7", "9"]
+    assert lines[2].split()[1:] == ["a", "thread", "<holds>", "the", "GIL"]
+    assert "&lt;holds&gt;" in table.html()
+    assert table.records()[0]["file"] == "/home/me/decode.py"
+    assert list(table.to_frame().columns) == list(FIELDS)
+    assert views.stacks_table([]).text() == "no tasks"
