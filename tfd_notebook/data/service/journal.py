@@ -8,7 +8,7 @@ import re
 import struct
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,10 @@ _HEADER = struct.Struct("<QI")  # TFRecord: length and its checksum. Data and it
 _TRAILER = 4
 _BLOCK = 1 << 22
 _LONGEST = 1 << 30
+#: Start of the names that TensorFlow gives to jobs without a name.
+_UNNAMED = "anonymous_job_"
+#: Number of finished iterations of these jobs that are kept.
+_KEPT = 1000
 _PRODUCE_SPLIT = 0x42  # first byte of an Update with a produce_split, which is field 8
 
 
@@ -109,12 +113,16 @@ class JournalState:
         Without removed tasks.
     size_bytes : int
         Size of the journal's files.
+    omitted : int
+        Number of finished iterations of unnamed jobs that are not in `iterations`. It has the
+        latest 1,000 of them.
     """
 
     jobs: tuple[Job, ...] = ()
     iterations: tuple[Iteration, ...] = ()
     tasks: tuple[JournalTask, ...] = ()
     size_bytes: int = 0
+    omitted: int = 0
 
     @property
     def open_iterations(self) -> int:
@@ -232,9 +240,13 @@ class _Tables:
         self._iterations: dict[int, Iteration] = {}
         self._tasks: dict[int, JournalTask] = {}
         self._open_tasks: dict[int, set[int]] = {}
+        self._tasks_of: dict[int, list[int]] = {}
         self._clients: dict[int, int] = {}
         #: Time at which the latest consumer has left an iteration.
         self._left: dict[int, float] = {}
+        #: Finished iterations of unnamed jobs, the latest last. No consumer can join such a job.
+        self._ended: deque[int] = deque()
+        self._omitted = 0
         self._splits: Counter[int] = Counter()
         self._split_records: Counter[bytes] = Counter()
 
@@ -264,6 +276,7 @@ class _Tables:
     def _create_task(self, update: Any) -> None:
         self._tasks[update.task_id] = JournalTask(update.task_id, update.iteration_id)
         self._open_tasks.setdefault(update.iteration_id, set()).add(update.task_id)
+        self._tasks_of.setdefault(update.iteration_id, []).append(update.task_id)
 
     _create_pending_task = _create_task
 
@@ -272,8 +285,10 @@ class _Tables:
             self._tasks[task.id] = dataclasses.replace(task, finished=True)
             still_open = self._open_tasks[task.iteration_id]
             still_open.discard(task.id)
-            if not still_open:
-                self._change_iteration(task.iteration_id, finished=True)
+            iteration = self._iterations.get(task.iteration_id)
+            if iteration is not None and not iteration.finished and not still_open:
+                self._change_iteration(iteration.id, finished=True)
+                self._omit_old(iteration)
 
     def _remove_task(self, update: Any) -> None:
         if task := self._tasks.pop(update.task_id, None):
@@ -288,12 +303,29 @@ class _Tables:
         self._clients[update.iteration_client_id] = update.iteration_id
 
     def _release_iteration_client(self, update: Any) -> None:
-        if (iteration_id := self._clients.pop(update.iteration_client_id, None)) is not None:
+        iteration_id = self._clients.pop(update.iteration_client_id, None)
+        if iteration_id in self._iterations:
             self._left[iteration_id] = update.time_micros / 1e6
 
     def _change_iteration(self, iteration_id: int, **changes: bool) -> None:
         if iteration := self._iterations.get(iteration_id):
             self._iterations[iteration_id] = dataclasses.replace(iteration, **changes)
+
+    def _omit_old(self, finished: Iteration) -> None:
+        """Remove the oldest finished iteration of an unnamed job if there are too many."""
+        job = self._jobs.get(finished.job_id)
+        if job is None or not job.name.startswith(_UNNAMED):
+            return
+        self._ended.append(finished.id)
+        if len(self._ended) > _KEPT:
+            oldest = self._ended.popleft()
+            self._omitted += 1
+            self._jobs.pop(self._iterations.pop(oldest).job_id, None)
+            self._open_tasks.pop(oldest, None)
+            self._left.pop(oldest, None)
+            self._splits.pop(oldest, None)
+            for task in self._tasks_of.pop(oldest, ()):
+                self._tasks.pop(task, None)
 
     def summary(self, size: int, keep_seconds: float | None) -> JournalState:
         """Return the tables as an immutable state."""
@@ -306,7 +338,7 @@ class _Tables:
 
         for record, count in self._split_records.items():
             split = tf_messages.Update.FromString(record).produce_split
-            if not split.finished:
+            if not split.finished and split.iteration_id in self._iterations:
                 self._splits[split.iteration_id] += count
         self._split_records.clear()
         clients = Counter(self._clients.values())
@@ -320,6 +352,7 @@ class _Tables:
             ),
             tasks=tuple(self._tasks.values()),
             size_bytes=size,
+            omitted=self._omitted,
         )
 
 

@@ -132,6 +132,38 @@ def test_epoch_that_another_consumer_reads_is_kept(tmp_path: Path) -> None:
     assert [each.discarded for each in journal.read().iterations] == [False]
 
 
+@pytest.mark.parametrize("name", ["anonymous_job_5000_7", "train"])
+def test_tables_do_not_grow_with_finished_epochs(tmp_path: Path, name: str) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    for number in range(1100):
+        job, iteration, task = 5000 + number, 20_000 + number, 40_000 + number
+        is_new = name != "train" or not number
+        job_id = job if is_new else 5000
+        if is_new:
+            writer.add(create_job={"job_id": job_id, "job_name": name})
+        writer.add(
+            create_iteration={"iteration_id": iteration, "job_id": job_id, "repetition": number}
+        )
+        client = {"iteration_client_id": task}
+        writer.add(acquire_iteration_client={"iteration_id": iteration, **client})
+        writer.add(create_task={"task_id": task, "iteration_id": iteration})
+        writer.add(produce_split={"iteration_id": iteration})
+        if number:  # The first one is still read.
+            writer.add(finish_task={"task_id": task})
+            writer.add(release_iteration_client=client)
+        if number == 600:
+            journal.read()
+    state = journal.read()
+    kept = 1001 if name != "train" else 1100
+    assert state.open_iterations == 1
+    assert state.omitted == 1100 - kept
+    assert len(state.iterations) == len(state.tasks) == kept
+    assert len(state.jobs) == (kept if name != "train" else 1)
+    assert {each.splits for each in state.iterations} == {1}
+    assert [each.id for each in state.iterations][:2] == [20_000, 20_000 + 1100 - kept + 1]
+    assert Journal(tmp_path).read() == state
+
+
 def test_removed_task_is_not_listed(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     a_job(writer)
