@@ -9,7 +9,7 @@ from tfd_notebook.model.stacks import FIELDS, TaskStacks, stack_records
 
 
 def frame(function: str, users: bool = True, seconds: float | None = None, **more: Any) -> Any:
-    shared = {"function": function, "file": f"/data/me/{function}.py", "line": 7}
+    shared = {"function": function, "file": f"/data/{function}.py", "line": 7}
     return {**shared, "users": users, "seconds": seconds, **more}
 
 
@@ -41,7 +41,7 @@ def test_row_names_the_innermost_frame_of_the_users_code() -> None:
         "task": "data_worker:0",
         "thread": "tf.data",
         "function": "helper",
-        "file": "/data/me/helper.py",
+        "file": "/data/helper.py",
         "line": 7,
         "seconds": 2.5,
         "note": "",
@@ -76,6 +76,6 @@ def test_table_shows_file_names_and_keeps_whole_paths() -> None:
     assert lines[1].split() == ["data_worker:0", "tf.data", "decode", "decode.py", "7", "9"]
     assert lines[2].split()[1:] == ["a", "thread", "<holds>", "the", "GIL"]
     assert "&lt;holds&gt;" in table.html()
-    assert table.records()[0]["file"] == "/data/me/decode.py"
+    assert table.records()[0]["file"] == "/data/decode.py"
     assert list(table.to_frame().columns) == list(FIELDS)
     assert views.stacks_table([]).text() == "no tasks"

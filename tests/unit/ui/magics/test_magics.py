@@ -234,8 +234,8 @@ def test_question_mark_shows_the_help(shell: Any) -> None:
 
 
 def test_subcommands_and_names_are_completed(shell: Any) -> None:
-    assert completed(shell, "%tfd_cluster st") == ["start", "status", "stop"]
-    assert completed(shell, "c = %tfd_cluster sta") == ["start", "status"]
+    assert completed(shell, "%tfd_cluster st") == ["stacks", "start", "status", "stop"]
+    assert completed(shell, "c = %tfd_cluster sta") == ["stacks", "start", "status"]
     assert completed(shell, "tfd_stream p") == ["pause"]
     assert completed(shell, "%tfd_cluster start --n") == ["--name"]
     assert completed(shell, "%tfd_cluster start --launcher in") == ["inprocess"]
