@@ -11,7 +11,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster import server_config
 from tfd_notebook.cluster.context import ClusterContext
-from tfd_notebook.cluster.task_manager import DISPATCHER
+from tfd_notebook.cluster.task_manager import BLOCKED_SECONDS, DISPATCHER
 from tfd_notebook.data.bottleneck.live_limit import NOTHING
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.stream import Stream
@@ -21,6 +21,7 @@ from tfd_notebook.data.service.py_functions import FunctionWatch
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Policy, Role
+from tfd_notebook.model.stacks import BlockedFunction
 
 #: Bytes that must remain free for the journal's records.
 _SPARE_BYTES = 100_000
@@ -199,6 +200,13 @@ class ClusterDataService:
             return self._task_manager.task_host.inspect(timeout=_INSPECT_SECONDS)
         except errors.TfdError:
             return {}
+
+    def blocked_functions(self, seconds: float = BLOCKED_SECONDS) -> list[BlockedFunction]:
+        """Return the Python functions of datasets that have not returned for `seconds`.
+
+        Waits up to this time if a function runs.
+        """
+        return self._task_manager.blocked_functions(seconds)
 
     @property
     def limit(self) -> Limit:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat.tf_data import source_locations
 from tfd_notebook.agent import admin_policy, work_dir
 from tfd_notebook.cluster import gpu_allocation, server_config
 from tfd_notebook.cluster.config import check_roles
@@ -20,7 +21,12 @@ from tfd_notebook.launchers import base
 from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskChanged, TaskRemoved
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
-from tfd_notebook.model.stacks import TaskStacks
+from tfd_notebook.model.stacks import (
+    BlockedFunction,
+    TaskStacks,
+    blocked_functions,
+    observed_seconds,
+)
 from tfd_notebook.net import ports, proxies
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
@@ -34,6 +40,9 @@ _PEER_CHECK_SECONDS = 5.0
 #: Seconds to wait for `ClusterEnded`, which arrives after the last `TaskChanged`.
 _END_SECONDS = 2.0
 _STACKS_SECONDS = 10.0
+_STACKS_PAUSE_SECONDS = 0.25
+#: Seconds after which a call of a dataset's Python function is reported as blocked.
+BLOCKED_SECONDS = 3.0
 
 
 class TaskManager:
@@ -341,6 +350,32 @@ class TaskManager:
         if self.in_process:  # the tasks share the threads of the kernel
             return found
         return {name: found.get(name, {"note": note, "threads": []}) for name in tasks}
+
+    def blocked_functions(
+        self,
+        seconds: float = BLOCKED_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> list[BlockedFunction]:
+        """Return the Python functions of datasets with a call that has not returned for `seconds`.
+
+        Calls that have not been observed for this time are observed until then.
+
+        Parameters
+        ----------
+        seconds : float
+        clock, sleep : callable
+        """
+        workers = [row.task for row in self.rows_of(Role.DATA_WORKER) if not row.state.ended]
+        if not workers:
+            return []
+        latest, began, waited = self.stacks(workers), clock(), 0.0
+        # A call of less than `waited` seconds began during the wait.
+        while any(waited <= each < seconds for each in observed_seconds(latest)):
+            sleep(_STACKS_PAUSE_SECONDS)
+            waited = clock() - began
+            latest = self.stacks(workers)
+        return blocked_functions(latest, source_locations.named, seconds)
 
     @property
     def task_host(self) -> base.TaskHost:

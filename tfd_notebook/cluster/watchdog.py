@@ -32,6 +32,8 @@ JOURNAL_FIX = (
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 2.0
 #: Timeouts of a task's probes. A task on a busy host may miss the first one.
 _PROBE_SECONDS = (1.0, 1.5)
+#: Seconds after which a Python function is named as the reason of a wait.
+_BLOCKED_SECONDS = 1.0
 _SERVICE_ROLES = (Role.DISPATCHER, Role.DATA_WORKER)
 
 
@@ -210,12 +212,14 @@ class Watchdog:
         """Publish a notice for each consumer that waits too long for data, once per wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
-            # Probes may be slow, and this thread monitors all tasks.
+            # The queries may be slow, and this thread monitors all tasks.
             self._start_thread(partial(self._report_stuck, name), "tfd-watchdog-stuck")
         self._stuck = stuck
 
     def _report_stuck(self, name: str) -> None:
-        why = "; ".join(self._task_manager.unreachable_peers())
+        blocked = self._task_manager.blocked_functions(_BLOCKED_SECONDS)
+        reasons = [f"{each} has not returned for {each.seconds:.0f} s" for each in blocked]
+        why = "; ".join([*self._task_manager.unreachable_peers(), *reasons])
         rows = self._monitor.tasks()
         silent = self._why_silent(rows)
         if name not in self._consumers.stuck(self._hang_seconds):

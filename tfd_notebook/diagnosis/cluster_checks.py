@@ -79,6 +79,12 @@ FREQUENT_RESTARTS = kind(
 FAILED_TASK = kind(
     "TFD854", "error", "failed, lost or hung task", "its share of the work is missing"
 )
+BLOCKED_FUNCTION = kind(
+    "TFD855",
+    "warning",
+    "Python function that does not return",
+    "its thread delivers no element, and an epoch does not end without them",
+)
 
 
 @check("cluster")
@@ -93,6 +99,21 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
                 if row.role is Role.DATA_WORKER:
                     what += f".{data_service.of(cluster).memory_cause()}"
             yield FAILED_TASK.finding(what, fix)
+
+
+@check("cluster")
+def blocked_functions(cluster: Cluster) -> Iterator[Finding]:
+    """Report Python functions of datasets that do not return."""
+    service = data_service.of(cluster)
+    for blocked in service.blocked_functions():
+        restart = "; ".join(f"cluster.restart({task!r})" for task in blocked.tasks)
+        if service.service_in_process:
+            restart = "restart the kernel"
+        yield BLOCKED_FUNCTION.finding(
+            f"{blocked} has not returned for {blocked.seconds:.0f} s",
+            "cluster.stacks() shows the line at which it waits. Add a timeout there, then "
+            f"{restart}",
+        )
 
 
 @check("cluster")

@@ -1,12 +1,15 @@
-"""Python stacks of tasks."""
+"""Python stacks of tasks, and the calls of datasets' functions in them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 #: The keys of a row of ``Cluster.stacks``.
 FIELDS = ("task", "thread", "function", "file", "line", "seconds", "note", "stack")
+
+_MAX_NAMES = 3
 
 
 class PythonFrame(TypedDict):
@@ -40,6 +43,37 @@ class TaskStacks(TypedDict):
 
     note: str
     threads: list[PythonThread]
+
+
+@dataclass(frozen=True)
+class BlockedFunction:
+    """A Python function of a dataset that has not returned.
+
+    Parameters
+    ----------
+    function : str
+    file : str
+    line : int
+        The current line in the function.
+    tasks : tuple of str
+        The tasks in which it runs.
+    seconds : float
+        The longest time for which one of its calls has been observed.
+    site : str
+        File and line in the user's notation.
+    """
+
+    function: str
+    file: str
+    line: int
+    tasks: tuple[str, ...]
+    seconds: float
+    site: str
+
+    def __str__(self) -> str:
+        more = len(self.tasks) - _MAX_NAMES
+        tasks = ", ".join(self.tasks[:_MAX_NAMES]) + (f" and {more} others" if more > 0 else "")
+        return f"{self.function} ({self.site}) in {tasks}"
 
 
 def stack_records(
@@ -85,3 +119,50 @@ def _position(frame: PythonFrame, cell_of: Callable[[str], str]) -> dict[str, An
         "line": frame["line"],
         "seconds": None if seconds is None else round(seconds, 1),
     }
+
+
+def blocked_functions(
+    stacks: Mapping[str, TaskStacks], named: Callable[[tuple[str, int]], str], least: float
+) -> list[BlockedFunction]:
+    """Return the datasets' functions with a call that has been observed for `least` seconds.
+
+    Parameters
+    ----------
+    stacks : mapping of str to TaskStacks
+    named : callable
+        Returns the user's notation of a file and a line.
+    least : float
+        In seconds.
+
+    Returns
+    -------
+    list of BlockedFunction
+        Calls at the same line are one entry. The longest is first.
+    """
+    found: dict[tuple[str, str, int], tuple[dict[str, None], float]] = {}
+    for task, frame in _pipeline_calls(stacks):
+        seconds = frame["seconds"]
+        if seconds is not None and seconds >= least:
+            key = frame["function"], frame["file"], frame["line"]
+            tasks, longest = found.get(key, ({}, 0.0))
+            found[key] = {**tasks, task: None}, max(longest, seconds)
+    blocked = [
+        BlockedFunction(function, file, line, tuple(tasks), longest, named((file, line)))
+        for (function, file, line), (tasks, longest) in found.items()
+    ]
+    return sorted(blocked, key=lambda each: -each.seconds)
+
+
+def observed_seconds(stacks: Mapping[str, TaskStacks]) -> Iterable[float]:
+    """Return the time for which each call of a dataset's function has been observed."""
+    seconds = (frame["seconds"] for _, frame in _pipeline_calls(stacks))
+    return [each for each in seconds if each is not None]
+
+
+def _pipeline_calls(stacks: Mapping[str, TaskStacks]) -> Iterator[tuple[str, PythonFrame]]:
+    """Yield the task and the outermost frame of each function of a dataset that runs."""
+    for task, entry in stacks.items():
+        for thread in entry["threads"]:
+            users = [frame for frame in thread["frames"] if frame["users"]]
+            if thread["pipeline"] and users:
+                yield task, users[0]

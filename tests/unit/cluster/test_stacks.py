@@ -65,6 +65,11 @@ def cluster(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Iterator[tfd.Clust
         yield cluster
 
 
+def blocked(cluster: tfd.Cluster, tasks: Tasks) -> list[str]:
+    found = cluster._task_manager.blocked_functions(3.0, lambda: tasks.now, tasks.sleep)
+    return [str(each) for each in found]
+
+
 def test_each_task_has_a_row(cluster: tfd.Cluster, tasks: Tasks) -> None:
     tasks.calls = {"data_worker:1": -8.0}
     rows = {row["task"]: row for row in cluster.stacks().records()}
@@ -82,9 +87,44 @@ def test_launcher_without_stacks_has_rows_with_the_reason(
     tasks.error = errors.Unsupported("the host does not support this")
     rows = cluster.stacks().records()
     assert [row["note"] for row in rows] == ["the host does not support this"] * 3
+    assert blocked(cluster, tasks) == []
 
 
 def test_request_returns_the_rows(cluster: tfd.Cluster, tasks: Tasks) -> None:
     tasks.calls = {"data_worker:1": -8.0}
     request = {"command": "stacks", "name": "cluster", "task": "data_worker:1"}
     assert commands.perform(request) == cluster.stacks("data_worker:1").records()
+
+
+def test_call_that_was_observed_long_enough_is_reported_at_once(
+    cluster: tfd.Cluster, tasks: Tasks
+) -> None:
+    tasks.calls = {"data_worker:0": -3.0}
+    assert blocked(cluster, tasks) == ["decode (x.py:12) in data_worker:0"]
+    assert tasks.requests == 1
+
+
+def test_new_call_is_observed_until_it_is_blocked(cluster: tfd.Cluster, tasks: Tasks) -> None:
+    tasks.calls = {"data_worker:0": -1.0, "data_worker:1": 0.0}
+    assert blocked(cluster, tasks) == ["decode (x.py:12) in data_worker:0, data_worker:1"]
+    assert tasks.now == 3.0
+
+
+def test_calls_that_return_are_not_waited_for(cluster: tfd.Cluster, tasks: Tasks) -> None:
+    tasks.calls = {"data_worker:0": 0.0}
+
+    def sleep(seconds: float) -> None:
+        tasks.now += seconds
+        tasks.calls["data_worker:0"] = tasks.now  # the next element
+
+    assert cluster._task_manager.blocked_functions(3.0, lambda: tasks.now, sleep) == []
+    assert tasks.requests == 2
+
+
+def test_doctor_names_the_function_until_it_returns(cluster: tfd.Cluster, tasks: Tasks) -> None:
+    tasks.calls = {"data_worker:1": -8.0}
+    (finding,) = (each for each in tfd.doctor(cluster) if each.code == "TFD855")
+    assert finding.what == "decode (x.py:12) in data_worker:1 has not returned for 8 s"
+    assert "cluster.restart('data_worker:1')" in finding.fix
+    tasks.calls = {}
+    assert "TFD855" not in tfd.doctor(cluster).codes

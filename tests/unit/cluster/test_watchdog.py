@@ -19,6 +19,7 @@ from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.errors import StateError
 from tfd_notebook.model.events import ClusterEnded, ExpiryChanged, TaskChanged, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.model.stacks import BlockedFunction
 from tfd_notebook.net import clock
 from tfd_notebook.net.probe import Probe
 
@@ -45,6 +46,10 @@ class FakeTasks:
         self.on_this_host = on_this_host
         self.in_process = False
         self.unreachable: list[str] = []
+        self.blocked: list[BlockedFunction] = []
+
+    def blocked_functions(self, seconds: float) -> list[BlockedFunction]:
+        return self.blocked
 
     def journal_size(self) -> int | None:
         return None if self.work_dir is None else total_bytes(self.work_dir)
@@ -234,6 +239,18 @@ def test_slow_end_of_a_cluster_is_requested_once(
         watched.now += TICK_SECONDS
     assert watched.ended == ["lost" if isinstance(event, TasksLost) else "stopped"]
     assert watched.threads == ["tfd-watchdog-end"]
+
+
+def test_function_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = FakeTasks(None)
+    blocked = BlockedFunction("decode", "/a/x.py", 12, ("data_worker:0",), 8.2, "x.py:12")
+    tasks.blocked = [blocked]
+    watched = Watched(monkeypatch, tasks)
+    watched.consumers.waits["train"] = watched.now - HANG_SECONDS
+    watched.tick()
+    assert watched.threads == ["tfd-watchdog-stuck"]
+    (notice,) = watched.monitor.snapshot().notices
+    assert notice.what.endswith("decode (x.py:12) in data_worker:0 has not returned for 8 s")
 
 
 def test_remote_hosts_are_queried_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""Rows of Python stacks."""
+"""Rows of Python stacks, and the functions of datasets that do not return."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook.model.stacks import FIELDS, TaskStacks, stack_records
+from tfd_notebook.model.stacks import FIELDS, TaskStacks, blocked_functions, stack_records
 
 
 def frame(function: str, users: bool = True, seconds: float | None = None, **more: Any) -> Any:
@@ -79,3 +79,38 @@ def test_table_shows_file_names_and_keeps_whole_paths() -> None:
     assert table.records()[0]["file"] == "/data/decode.py"
     assert list(table.to_frame().columns) == list(FIELDS)
     assert views.stacks_table([]).text() == "no tasks"
+
+
+def test_blocked_function_is_the_one_that_tensorflow_called() -> None:
+    helper = frame("helper", seconds=0.0)  # called again and again
+    waits = thread(WRAPPER, DECODE, helper, WAIT)
+    stacks = {"data_worker:0": task(waits, waits), "data_worker:1": task(waits)}
+    (blocked,) = blocked_functions(stacks, lambda site: f"{cell_of(site[0])}, line {site[1]}", 3.0)
+    assert (blocked.function, blocked.line, blocked.seconds) == ("decode", 3, 9.04)
+    assert str(blocked) == "decode (In[4], line 3) in data_worker:0, data_worker:1"
+
+
+def test_only_functions_of_datasets_with_a_known_time_are_blocked() -> None:
+    stacks = {
+        "data_worker:0": task(
+            thread(frame("quick", seconds=0.5)),
+            thread(frame("unknown")),
+            thread(frame("main", seconds=50.0), pipeline=False),
+            thread(frame("wait", False, 50.0)),
+        )
+    }
+    assert blocked_functions(stacks, str, 3.0) == []
+
+
+def test_longest_call_is_first_and_many_tasks_are_counted() -> None:
+    stacks = {
+        f"data_worker:{i}": task(
+            thread(frame("fast", seconds=4.0)), thread(frame("slow", seconds=9.0))
+        )
+        for i in range(5)
+    }
+    blocked = blocked_functions(stacks, lambda site: "x.py:7", 3.0)
+    assert list(map(str, blocked)) == [
+        f"{name} (x.py:7) in data_worker:0, data_worker:1, data_worker:2 and 2 others"
+        for name in ("slow", "fast")
+    ]

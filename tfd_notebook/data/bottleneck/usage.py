@@ -98,6 +98,9 @@ class DataWorkers(Protocol):
         They are the indices of those that read in this process, and the number in other processes.
         """
 
+    def blocked_functions(self, seconds: float) -> Sequence[object]:
+        """Return the Python functions that have not returned for `seconds`, to show as text."""
+
 
 @dataclass(frozen=True)
 class Delivery:

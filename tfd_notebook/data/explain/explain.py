@@ -32,6 +32,8 @@ from tfd_notebook.model.spec import check_seconds
 
 #: Share of the time for measuring the pipeline. The rest is for experiments.
 _MEASURING_SHARE = 0.4
+#: Seconds after which a Python function in a data worker counts as blocked.
+_BLOCKED_SECONDS = 1.0
 #: Elements of fewer bytes cost more to send than their content.
 _SMALL_BYTES = 20_000
 #: Share of waiting above which the data does not keep up with the consumer.
@@ -173,9 +175,12 @@ class _Explanation:
             kind = "source" if stage.is_source else "stage"
             return Limit(kind, stage.name, None, self._figures, advice.blocked(function))
         if self._use is not None:
+            cluster = self._use.delivery.cluster()
+            waiting = cluster.blocked_functions(_BLOCKED_SECONDS) if cluster is not None else ()
             # The dispatcher may still list the iterator that was measured.
             missing = advice.missing_consumers(self._use.delivery, unregistered=1)
-            return Limit("workers", figures=self._figures, advice=missing or advice.NO_ANSWER)
+            text = advice.blocked(str(waiting[0])) if waiting else missing or advice.NO_ANSWER
+            return Limit("workers", figures=self._figures, advice=text)
         return Limit("none", figures=self._figures, advice=advice.BLOCKED)
 
     def _is_blocked(self) -> bool:
