@@ -6,6 +6,7 @@ import { button, enable, h, show, uniqueId } from './dom';
 import { findingCount, Findings, type IFinding } from './findings';
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
+import { type IStack, stackCount, Stacks } from './stacks';
 import type { IActions } from './view';
 
 export type Confirm = (question: IQuestion, near: HTMLElement) => Promise<boolean>;
@@ -33,8 +34,10 @@ export class ClusterTools {
   private readonly _stop: HTMLButtonElement;
   private readonly _interrupt: HTMLButtonElement;
   private readonly _doctor: HTMLButtonElement;
+  private readonly _inspect: HTMLButtonElement;
   private readonly _insert: HTMLButtonElement | null = null;
   private readonly _findings = new Findings();
+  private readonly _stacks = new Stacks();
   private readonly _scaling: HTMLElement;
   /** State and plan of the cluster when it was last shown. */
   private _key = '';
@@ -71,6 +74,11 @@ export class ClusterTools {
       'Diagnose problems of this cluster',
       () => void this._doDoctor()
     );
+    this._inspect = button(
+      'Stacks',
+      'Show the Python stacks of the tasks',
+      () => void this._doStacks()
+    );
     this._scaling = h(
       'form',
       {
@@ -89,7 +97,8 @@ export class ClusterTools {
       { class: 'tfd-row tfd-tools' },
       this._scaling,
       this._interrupt,
-      this._doctor
+      this._doctor,
+      this._inspect
     );
     const { insert, open } = _actions;
     if (insert) {
@@ -106,7 +115,7 @@ export class ClusterTools {
       );
     }
     row.append(this._stop);
-    this.node.append(row, this._status.node, this._findings.node);
+    this.node.append(row, this._status.node, this._findings.node, this._stacks.node);
   }
 
   show(snapshot: ICluster, connected: boolean): void {
@@ -115,15 +124,18 @@ export class ClusterTools {
       // The findings may no longer apply.
       this._key = key;
       this._findings.show([]);
+      this._stacks.show([]);
     }
     const usable = !this._actions.readOnly && !hasEnded(snapshot);
-    for (const element of [this._stop, this._interrupt, this._doctor, this._scaling]) {
+    const requests = [this._stop, this._interrupt, this._doctor, this._inspect];
+    for (const element of [...requests, this._scaling]) {
       show(element, usable);
     }
     if (snapshot.spark) {
       // A TFCluster supports only `stop`.
       show(this._interrupt, false);
       show(this._doctor, false);
+      show(this._inspect, false);
       if (this._insert) {
         show(this._insert, false);
       }
@@ -148,7 +160,7 @@ export class ClusterTools {
     }
     this._markChanges();
     show(this._scaling, usable && scalable);
-    for (const control of [this._stop, this._interrupt, this._doctor, this._scale]) {
+    for (const control of [...requests, this._scale]) {
       enable(control, connected && snapshot.state !== 'stopping');
     }
   }
@@ -232,6 +244,20 @@ export class ClusterTools {
       this._findings.show(findings);
       // The heading of the findings already has their number.
       this._status.node.hidden ||= findings.length > 0;
+    }
+  }
+
+  private async _doStacks(): Promise<void> {
+    const stacks = await this._status.run<IStack[]>(
+      'Stacks',
+      'stacks',
+      {},
+      [this._inspect],
+      stackCount
+    );
+    if (stacks) {
+      this._stacks.show(stacks);
+      this._status.node.hidden ||= stacks.length > 0;
     }
   }
 

@@ -77,6 +77,7 @@ test('Stop is apart from the other buttons', () => {
   expect(buttons.map(button => button.classList.contains('tfd-danger'))).toEqual([
     false,
     false,
+    false,
     true
   ]);
 });
@@ -96,4 +97,48 @@ test.each([
   kernel.state({ clusters: { c: change } }, false);
   await settle();
   expect(findings.hidden).toBe(true);
+});
+
+test('Stacks lists the threads, with all frames in their details', async () => {
+  press(view, 'Stacks');
+  expect(kernel.of('command').at(-1)).toMatchObject({ command: 'stacks', name: 'c' });
+  const decode = { function: '<b>decode', file: '/data/train.py', line: 12, seconds: 8.2 };
+  const wait = { function: 'wait', file: '/usr/lib/threading.py', line: 9, seconds: null };
+  const row = { task: 'data_worker:0', thread: 'tf.data', note: '', ...decode };
+  const idle = { function: '', file: '', line: null, seconds: null, thread: '', stack: [] };
+  kernel.reply({
+    value: [
+      { ...row, stack: [decode, wait] },
+      { ...idle, task: 'data_worker:1', note: 'no reply within 2 s' }
+    ]
+  });
+  await settle();
+  const section = view.node.querySelector<HTMLElement>('[aria-label="stacks"]')!;
+  expect(section.querySelector('h4')!.textContent).toBe('1 Python thread');
+  expect(section.querySelector('summary')!.textContent).toBe(
+    'data_worker:0: <b>decode (train.py:12), 8.2 s'
+  );
+  expect([...section.querySelectorAll('details div div')].map(node => node.textContent)).toEqual([
+    '<b>decode (/data/train.py:12), 8.2 s',
+    'wait (/usr/lib/threading.py:9)'
+  ]);
+  expect(section.querySelectorAll('li')[1].textContent).toBe('data_worker:1: no reply within 2 s');
+  press({ node: section }, 'Close');
+  expect(section.hidden).toBe(true);
+});
+
+test('the stacks of a cluster without Python code have a row for each task', async () => {
+  press(view, 'Stacks');
+  kernel.reply({
+    value: [
+      {
+        ...{ task: 'ps:0', thread: '', function: '', file: '', line: null, seconds: null },
+        ...{ note: 'no Python code runs', stack: [] }
+      }
+    ]
+  });
+  await settle();
+  const section = view.node.querySelector<HTMLElement>('[aria-label="stacks"]')!;
+  expect(section.querySelector('h4')!.textContent).toBe('No Python code runs');
+  expect(section.querySelector('li')!.textContent).toBe('ps:0: no Python code runs');
 });
