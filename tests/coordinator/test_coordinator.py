@@ -27,6 +27,7 @@ from tfd_notebook._compat.tf_coordinator import connection
 from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import (
     FilterFailed,
+    NoWorkers,
     PausedError,
     StateError,
     TimeLimit,
@@ -210,6 +211,34 @@ class TestContract:
             return next(iterator)
 
         assert coordinator.schedule(following, args=(iterator,)).fetch() == 3
+
+    @pytest.mark.parametrize("as_function", [True, False])
+    def test_dataset_in_the_memory_of_this_process_is_refused(
+        self, coordinator: Coordinator, as_function: bool
+    ) -> None:
+        """A step on a worker in another process would wait for its elements indefinitely."""
+
+        @tf.function
+        def following(iterator: Any) -> Any:
+            return next(iterator)
+
+        with tfd.Cluster(data_workers=1, name="inside", launcher="inprocess") as inside:
+
+            def dataset(**options: Any) -> Any:
+                def create() -> Any:
+                    numbers = tf.data.Dataset.range(8).batch(4)
+                    return numbers.apply(inside.distribute("off", **options))
+
+                return create if as_function else create()
+
+            for options in ({}, {"target_workers": "LOCAL", "data_transfer_protocol": "grpc"}):
+                with pytest.raises(NoWorkers, match="another process and would wait") as caught:
+                    coordinator.create_per_worker_dataset(dataset(**options))
+                assert inside.dispatcher.target.removeprefix("grpc://") in str(caught.value)
+                assert 'data_transfer_protocol="grpc"' in str(caught.value.fix)
+            by_grpc = coordinator.create_per_worker_dataset(dataset(data_transfer_protocol="grpc"))
+            value = coordinator.schedule(following, args=(iter(by_grpc),))
+            assert value.fetch().tolist() == [0, 1, 2, 3]
 
     def test_documented_example_runs(self, coordinator: Coordinator) -> None:
         strategy = coordinator.strategy

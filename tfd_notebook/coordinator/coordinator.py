@@ -15,6 +15,7 @@ from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import NOTHING, judge
 from tfd_notebook.coordinator.metrics import CoordinatorMetrics
 from tfd_notebook.coordinator.values import Values
+from tfd_notebook.data.consume import memory_datasets
 from tfd_notebook.errors import (
     StateError,
     TfdError,
@@ -188,11 +189,17 @@ class Coordinator(Handle, closure_queue.ClusterCoordinator):
 
         Raises
         ------
+        NoWorkers
+            The dataset reads from the memory of data workers in this process, and a training
+            worker is another process.
         Exception
             TensorFlow cannot send the dataset.
         """
         with self._explained():
-            return super().create_per_worker_dataset(dataset_fn)
+            dataset = super().create_per_worker_dataset(dataset_fn)
+            if (function := connection.dataset_function(dataset)) is not None:
+                memory_datasets.check_sent(function, connection.worker_addresses())
+            return dataset
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until all closures have ended. Ctrl-C interrupts the wait.

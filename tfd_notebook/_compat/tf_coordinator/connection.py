@@ -43,6 +43,13 @@ def server_port() -> int | None:
     return None
 
 
+def worker_addresses() -> list[str]:
+    """Return the addresses of the training workers that this process is connected to."""
+    definition = context.get_server_def()
+    jobs = () if definition is None else definition.cluster.job
+    return [address for job in jobs if job.name == "worker" for address in job.tasks.values()]
+
+
 def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
     """Return this process's address if it is connected to the cluster `spec`, else None.
 
@@ -132,6 +139,12 @@ def partitioner_of(strategy: Any) -> Any:
 def cluster_of(coordinator: Any) -> Any:
     """Return TensorFlow's cluster of a coordinator, or None before it has one."""
     return getattr(coordinator, "_cluster", None)
+
+
+def dataset_function(dataset: Any) -> Any:
+    """Return the concrete function that creates a per-worker dataset, or None if it has none."""
+    function = getattr(dataset, "_dataset_fn", None)
+    return function if hasattr(function, "graph") else None
 
 
 def is_constructed(coordinator: Any) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def serialized(dataset: Any) -> bytes:
@@ -33,6 +34,62 @@ def is_traced(dataset: Any) -> bool:
     return not hasattr(dataset._variant_tensor, "numpy")
 
 
+def definitions_in(function: Any) -> Iterator[Any]:
+    """Yield the ``GraphDef`` of a concrete function, and of the datasets that it captures."""
+    import tensorflow as tf
+
+    definition = function.graph.as_graph_def()
+    yield definition
+    values = {
+        inner.op.name: outer for outer, inner in function.graph.captures if hasattr(outer, "numpy")
+    }
+    for outer in values.values():
+        if outer.dtype == tf.variant:
+            with contextlib.suppress(tf.errors.OpError):  # it has no graph, and cannot be sent
+                yield _definition_of(outer)
+    constants = {node.name: node.attr["value"] for node in definition.node if node.op == "Const"}
+    for node in definition.node:
+        if node.op == "DatasetFromGraph":
+            name = node.input[0].partition(":")[0]
+            held = constants[name].tensor.string_val if name in constants else ()
+            for text in held or [values[name].numpy()] * (name in values):
+                yield tf.compat.v1.GraphDef.FromString(text)
+
+
+def _definition_of(variant: Any) -> Any:
+    """Return the ``GraphDef`` of a dataset's eager variant tensor."""
+    import tensorflow as tf
+
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    with tf.init_scope():
+        text = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=policy.value
+        ).numpy()
+    return tf.compat.v1.GraphDef.FromString(text)
+
+
+class ServiceRead(NamedTuple):
+    """A read of a tf.data service in a graph."""
+
+    address: str  # of the dispatcher; empty if a caller passes it
+    transfer_protocol: str  # empty for TensorFlow's choice
+    target_workers: str
+
+
+def service_reads(definition: Any) -> Iterator[ServiceRead]:
+    """Yield the reads of a tf.data service in a ``GraphDef`` and its functions."""
+    for nodes in (definition.node, *(each.node_def for each in definition.library.function)):
+        constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+        for node in nodes:
+            if node.op.startswith("DataServiceDataset"):
+                address = constants.get(node.input[2].partition(":")[0])
+                yield ServiceRead(
+                    "" if address is None else b"".join(address.string_val).decode(),
+                    node.attr["data_transfer_protocol"].s.decode(),
+                    node.attr["target_workers"].s.decode(),
+                )
+
+
 def traced_definitions(dataset: Any) -> Iterator[Any]:
     """Yield the ``GraphDef`` of each function that creates a part of a traced dataset.
 
@@ -50,12 +107,7 @@ def traced_definitions(dataset: Any) -> Iterator[Any]:
         visited.add(id(tensor))
         if not hasattr(tensor, "graph") or hasattr(tensor, "numpy"):
             if tensor.dtype == tf.variant:
-                policy = tf.data.experimental.ExternalStatePolicy.IGNORE
-                with tf.init_scope():
-                    serialized_graph = tf.raw_ops.DatasetToGraphV2(
-                        input_dataset=tensor, external_state_policy=policy.value
-                    ).numpy()
-                yield tf.compat.v1.GraphDef.FromString(serialized_graph)
+                yield _definition_of(tensor)
             continue
         definition = _subgraph(tensor.graph.as_graph_def(), tensor.op.name)
         yield definition
@@ -198,10 +250,10 @@ def plain_reads(dataset: Any) -> Iterator[Any]:
 
 def transfer_protocol(dataset: Any) -> str:
     """Return the transfer protocol of a dataset of `plain_reads`. Empty for the default."""
-    for node in _nodes(serialized(dataset)):
-        if node.op.startswith("DataServiceDataset"):
-            return str(node.attr["data_transfer_protocol"].s.decode())
-    return ""
+    import tensorflow as tf
+
+    definition = tf.compat.v1.GraphDef.FromString(serialized(dataset))
+    return next((read.transfer_protocol for read in service_reads(definition)), "")
 
 
 def service_address(dataset: Any) -> str:
