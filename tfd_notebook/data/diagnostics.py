@@ -15,7 +15,7 @@ from tfd_notebook.data.bottleneck import advice, classification
 from tfd_notebook.data.bottleneck.usage import ServiceReadOptions
 from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.consume.observe import check_dataset
-from tfd_notebook.data.service import graph_inspection, validation
+from tfd_notebook.data.service import captured_state, graph_inspection, validation
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.data.variable_names import variable_of
@@ -94,6 +94,12 @@ CHANGED = kind(
     "warning",
     "epoch that differs through the service",
     "the operation runs on each data worker, on its own share of the data or with its own state",
+)
+STALE = kind(
+    "TFD829",
+    "warning",
+    "variable or table that has changed",
+    "the data workers keep the content that it had when the dataset was sent",
 )
 RELATIVE = kind(
     "TFD831",
@@ -323,7 +329,18 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     for change in inspected.examined.semantics.changes(mode, workers, in_process):
         if inspected.use is not None or change.refused:
             kind = WRONG if change.refused else CHANGED
-            yield kind.finding(f'with "{mode.lower()}", {change}', change.fix)
+            names = ""
+            if change.kind == "captured" and inspected.use is not None:
+                names = captured_state.names_in(inspected.use.captured, change.operation)
+            yield kind.finding(f'with "{mode.lower()}", {change}{names}', change.fix)
+
+
+@check("dataset")
+def stale(inspected: InspectedDataset) -> Iterator[Finding]:
+    """Detect variables and tables that have changed since the dataset was sent."""
+    if inspected.use is not None:
+        for state in captured_state.changed(inspected.use.captured):
+            yield STALE.finding(str(state), captured_state.RENEW)
 
 
 @check("dataset")

@@ -177,6 +177,8 @@ class ServiceReadOptions:
         Distributes a dataset with the same options, or with a different compression.
     joined : callable
         Returns True if a reader in this process joined the named job before it was finished.
+    captured : tuple of CapturedState
+        Variables and tables that `origin` uses, as they were sent.
     """
 
     delivery: Delivery
@@ -184,6 +186,7 @@ class ServiceReadOptions:
     compressed: bool = False
     distribute_again: Callable[..., Any] | None = None
     joined: Callable[[], bool] = lambda: False
+    captured: tuple[Any, ...] = ()
 
 
 def use_in(dataset: Any) -> ServiceReadOptions | None:

@@ -18,7 +18,7 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, watch
-from tfd_notebook.data.service import elements, validation
+from tfd_notebook.data.service import captured_state, elements, validation
 from tfd_notebook.data.service.changes import check_semantics
 from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
@@ -177,6 +177,7 @@ def _distributor(
         )
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)
+        captured = captured_state.states_of(dataset, pipeline.semantics)
         read = through_service(dataset, transfer)
         key = graph.service_id(read)
         if (
@@ -189,7 +190,9 @@ def _distributor(
         ):
             read = read.apply(assert_cardinality(cardinality))
         validation.print_delivery(cluster, reading.mode, pipeline.semantics)
-        before = validation.BeforeReading(cluster, job_name)
+        before = validation.BeforeReading(
+            cluster, job_name, captured if semantics != "tensorflow" else ()
+        )
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         infinite = reading.needs_infinite is not None
@@ -209,6 +212,7 @@ def _distributor(
             transfer.compressed_by_choice,
             distribute_again,
             lambda: before.joined,
+            captured,
         )
         cluster.registered[key] = Registered(
             cardinality if pipeline.keeps_count else -1,
@@ -265,6 +269,7 @@ def register(
     by_reference = cluster.service_in_process and elements.uncompressible(spec) is not None
     transfer = elements.transfer_of(compression, spec, cluster.service_on_this_host, by_reference)
     prepared = validation.prepare(cluster, dataset, _REGISTERED_MODE, check_semantics(semantics))
+    captured = captured_state.states_of(dataset, prepared.semantics)
     registered = validation.translated(
         lambda: service.register_dataset(
             cluster.service_target,
@@ -280,6 +285,7 @@ def register(
         buffers=buffers_of(dataset),
         semantics=None if semantics == "tensorflow" else prepared.semantics,
         check=semantics,
+        captured=captured,
     )
     return registered_id
 
@@ -345,7 +351,8 @@ def from_dataset_id(
     by_reference = arguments["data_transfer_protocol"] == "local"
     elements.transfer_of("auto", read.element_spec, cluster.service_on_this_host, by_reference)
     validation.print_delivery(cluster, reading.mode, known.semantics)
-    before = validation.BeforeReading(cluster, full_name)
+    checked = known.captured if known.semantics is not None else ()
+    before = validation.BeforeReading(cluster, full_name, checked)
     read._tfd_service = ServiceReadOptions(
         Delivery(
             weakref.ref(cluster),
@@ -356,6 +363,7 @@ def from_dataset_id(
             consumer=reading.consumer,
         ),
         joined=lambda: before.joined,
+        captured=known.captured,
     )
     cluster.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
     return watch(read, cluster.consumers, validation.listed_as(job_name), before)

@@ -16,6 +16,7 @@ from tfd_notebook.model.spec import Policy
 
 if TYPE_CHECKING:
     from tfd_notebook.data.consume.consumers import Consumers
+    from tfd_notebook.data.service.captured_state import CapturedState
     from tfd_notebook.data.service.journal import Journal
 
 
@@ -37,6 +38,8 @@ class Registered:
         The changes that the service makes to its elements. None if they are not checked.
     check : {"checked", "same"}
         The argument ``semantics`` of `register`.
+    captured : tuple of CapturedState
+        Variables and tables that it uses, as they were registered.
     """
 
     cardinality: int
@@ -45,6 +48,7 @@ class Registered:
     buffers: tuple[Buffer, ...] = ()
     semantics: Semantics | None = None
     check: str = "checked"
+    captured: tuple[CapturedState, ...] = ()
 
 
 @dataclass(frozen=True)

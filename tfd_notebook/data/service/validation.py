@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.service import graph_inspection, py_functions
+from tfd_notebook.data.service.captured_state import RENEW, CapturedState, changed
 from tfd_notebook.data.service.changes import refuse, summary
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
@@ -271,13 +272,16 @@ class BeforeReading:
     """Checks that run before each iteration of a dataset. Called without arguments.
 
     A call raises an error if no element can arrive, because the cluster has stopped or has no
-    data worker. It warns once if other readers have finished the named job.
+    data worker. It warns once if other readers have finished the named job. It also warns
+    once of each variable or table that has changed since it was sent.
 
     Parameters
     ----------
     cluster : DataServiceProtocol
     full_name : str, optional
         The name of the job in the dispatcher.
+    captured : sequence of CapturedState
+        Variables and tables as they were sent.
 
     Attributes
     ----------
@@ -285,8 +289,14 @@ class BeforeReading:
         Whether the named job was joined before it was finished.
     """
 
-    def __init__(self, cluster: DataServiceProtocol, full_name: str | None) -> None:
+    def __init__(
+        self,
+        cluster: DataServiceProtocol,
+        full_name: str | None,
+        captured: Sequence[CapturedState] = (),
+    ) -> None:
         self._cluster = cluster
+        self._captured = list(captured)
         self._name = full_name
         self._warned = False
         self.joined = False
@@ -294,6 +304,11 @@ class BeforeReading:
     def __call__(self) -> None:
         _ = self._cluster.service_target  # raises if the cluster has stopped
         require_workers(self._cluster)
+        for state in changed(self._captured):
+            self._captured = [
+                each for each in self._captured if each.resource.handle is not state.resource.handle
+            ]
+            warn(f"{state}. Next: {RENEW}")
         journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -169,6 +171,71 @@ def test_doctor_reports_the_changes(cluster: tfd.Cluster) -> None:
     unchecked = PAIRS.take(4).apply(cluster.distribute("dynamic", semantics="tensorflow"))
     assert {"TFD827", "TFD828"} <= codes(unchecked)
     assert not {"TFD827", "TFD828"} & codes(D.range(6).apply(cluster.distribute("dynamic")))
+
+
+@pytest.fixture
+def scale(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a variable that a notebook has under the name `scale`."""
+    variable = tf.Variable(1, dtype=tf.int64)
+    monkeypatch.setattr(sys.modules["__main__"], "scale", variable, raising=False)
+    return variable
+
+
+def numbers(dataset: Any) -> list[int]:
+    return sorted(map(int, dataset.as_numpy_iterator()))
+
+
+def test_variable_that_has_changed_is_named(cluster: tfd.Cluster, scale: Any) -> None:
+    pipeline = D.range(3).map(lambda x: x * scale).filter(lambda x: x < 100 * scale)
+    with pytest.warns(UserWarning, match="variables keep the value"):
+        read = pipeline.apply(cluster.distribute("dynamic"))
+    assert numbers(read) == [0, 1, 2]
+    findings = [each.what for each in tfd.doctor(read) if each.code == "TFD828"]
+    assert ["(the variable scale)" in what for what in findings] == [True, True]
+    assert "TFD829" not in codes(read)
+    scale.assign(10)
+    (finding,) = (each for each in tfd.doctor(read) if each.code == "TFD829")
+    assert "the variable scale has changed since the dataset was sent" in finding.what
+    assert "distribute or register the dataset again" in finding.fix
+    with pytest.warns(UserWarning, match="the variable scale has changed since") as caught:
+        assert numbers(read) == [0, 1, 2]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert numbers(read) == [0, 1, 2], "the second epoch has no warning"
+    with pytest.warns(UserWarning, match="variables keep the value"):
+        renewed = pipeline.apply(cluster.distribute("dynamic"))
+    assert "TFD829" not in codes(renewed)
+    assert numbers(renewed) == [0, 10, 20]
+
+
+def test_current_value_is_read_with_same_semantics(cluster: tfd.Cluster, scale: Any) -> None:
+    read = (
+        D.range(3).map(lambda x: x * scale).apply(cluster.distribute("dynamic", semantics="same"))
+    )
+    for value in (1, 10):
+        scale.assign(value)
+        assert numbers(read) == [0, value, 2 * value]
+        assert "TFD829" not in codes(read)
+
+
+def test_table_of_a_registered_dataset_that_has_changed_is_named(cluster: tfd.Cluster) -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
+    with pytest.warns(UserWarning, match="tables keep the entries"):
+        dataset_id = cluster.register(D.range(3).map(table.lookup))
+    read = cluster.from_dataset_id("dynamic", dataset_id)
+    assert "TFD829" not in codes(read)
+    table.insert(tf.constant([0], tf.int64), tf.constant([7], tf.int64))
+    assert "TFD829" in codes(read)
+    with pytest.warns(UserWarning, match="the table has changed since"):
+        assert numbers(read) == [-1, -1, -1]
+
+
+def test_change_is_not_warned_of_without_the_check(cluster: tfd.Cluster, scale: Any) -> None:
+    pipeline = D.range(3).map(lambda x: x * scale)
+    read = pipeline.apply(cluster.distribute("dynamic", semantics="tensorflow"))
+    scale.assign(10)
+    assert numbers(read) == [0, 1, 2]
+    assert "TFD829" in codes(read)
 
 
 @pytest.mark.parametrize(
