@@ -36,6 +36,8 @@ from tfd_notebook.net.probe import probe, probe_many
 LARGE = 50_000_000
 
 _DISPATCHER_SECONDS = 10.0
+#: Seconds without an answer of the dispatcher after which a note names it.
+_NOTE_SECONDS = 2.5
 _REACH_SECONDS = 2.0
 
 _printed_modes: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -162,22 +164,31 @@ def _check_sendable(pipeline: graph_inspection.Pipeline) -> None:
 def check_service(cluster: DataServiceProtocol) -> None:
     """Raise an error if the service has no data workers or its dispatcher does not answer."""
     require_workers(cluster)
-    deadline = time.monotonic() + _DISPATCHER_SECONDS
+    start = time.monotonic()
     timeout = 1.0
+    noted = False
     while True:
         result = probe(cluster.service_target, timeout=timeout, expect="dispatcher")
         if result.alive:
             _bypass_proxy(cluster)
             check_reach(cluster)
             return
-        # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
-        timeout *= 2
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - start
+        if waited >= _NOTE_SECONDS and not noted:
+            noted = True
+            print_note(
+                f"cluster {cluster.name!r}: dispatcher:0 has not answered for {waited:.0f} s "
+                f"({result.reason}). This call waits up to {_DISPATCHER_SECONDS:g} s. If the "
+                "dispatcher hangs: cluster.restart('dispatcher:0')"
+            )
+        if waited > _DISPATCHER_SECONDS:
             raise DispatcherLost(
                 f"the dispatcher of cluster {cluster.name!r} does not answer: {result.reason}",
                 task="dispatcher:0",
                 fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
             )
+        # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
+        timeout = min(2 * timeout, max(0.5, _DISPATCHER_SECONDS - waited))
         time.sleep(0.1)
 
 

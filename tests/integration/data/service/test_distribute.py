@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -528,6 +529,24 @@ class TestRefused:
         monkeypatch.setattr("tfd_notebook.data.service.validation._DISPATCHER_SECONDS", 0.2)
         with pytest.raises(DispatcherLost, match="connection refused"):
             through(outside, Range(5), "dynamic")
+
+    def test_hung_dispatcher_is_named_during_the_wait(
+        self,
+        outside: Cluster,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        """Before, the call was silent for 15 s."""
+        with socket.create_server(("localhost", 0)) as hung:
+            monkeypatch.setattr(outside, "service_target", f"localhost:{hung.getsockname()[1]}")
+            monkeypatch.setattr("tfd_notebook.data.service.validation._NOTE_SECONDS", 0.5)
+            monkeypatch.setattr("tfd_notebook.data.service.validation._DISPATCHER_SECONDS", 1.5)
+            with pytest.raises(DispatcherLost, match="accepts connections, no answer"):
+                through(outside, Range(5), "dynamic")
+        notes = [each for each in capfd.readouterr().err.splitlines() if "dispatcher:0" in each]
+        assert len(notes) == 1
+        assert re.search(r"has not answered for \d+ s \(accepts connections, no answer", notes[0])
+        assert notes[0].endswith("cluster.restart('dispatcher:0')")
 
     def test_mutable_tables_and_iterators_are_refused(
         self, outside: Cluster, inside: Cluster
