@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from tfd_notebook.coordinator.coordinator import Coordinator
     from tfd_notebook.data.consume.stream import Stream
+    from tfd_notebook.data.service.saving import Saving
     from tfd_notebook.resolvers.cluster import OwnResolver
     from tfd_notebook.views import Table
 
@@ -349,9 +350,12 @@ class Cluster(Handle):
         compression: str | None = "AUTO",
         timeout: float = 600.0,
         semantics: str = "checked",
-    ) -> None:
+        wait: bool = True,
+    ) -> Saving:
         self._data_service.require_service()
-        service.save(self._data_service, dataset, path, compression, timeout, semantics)
+        return service.save(
+            self._data_service, dataset, path, compression, timeout, semantics, wait
+        )
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
         """Return `dataset` with its throughput shown under `name`.

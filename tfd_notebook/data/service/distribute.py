@@ -8,7 +8,6 @@ choose defaults for the hosts of consumer and workers, and return datasets that 
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,7 +22,8 @@ from tfd_notebook.data.service.changes import check_semantics
 from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
-from tfd_notebook.errors import DataError, TimeLimit, UsageError
+from tfd_notebook.data.service.saving import Saving
+from tfd_notebook.errors import UsageError
 from tfd_notebook.model.spec import check_seconds
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
@@ -376,11 +376,13 @@ def save(
     compression: str | None = "AUTO",
     timeout: float = 600.0,
     semantics: str = "checked",
-) -> None:
+    wait: bool = True,
+) -> Saving:
     """Write a dataset to `path` on the data workers, and wait until it is complete.
 
     This needs ``Service(fault_tolerant=True)``. Read the result with
-    ``tf.data.Dataset.load(path)``. Ctrl-C cancels the wait, not the writing.
+    ``tf.data.Dataset.load(path)``, or with ``load(path, wait=True)`` while it is written. The
+    dataset can be distributed and read at the same time. Ctrl-C cancels the wait, not the writing.
 
     Parameters
     ----------
@@ -395,6 +397,14 @@ def save(
         30 seconds later.
     semantics : {"checked", "same", "tensorflow"}
         As in `distribute`, but ``"same"`` refuses every change.
+    wait : bool
+        Whether to wait until the dataset is complete, with a line about the progress every 10
+        seconds. Default true. Otherwise, call `Saving.wait` later.
+
+    Returns
+    -------
+    Saving
+        Reports the progress.
 
     Raises
     ------
@@ -427,15 +437,6 @@ def save(
             dataset, path, address, compression=compression
         )
     )
-    deadline = time.monotonic() + timeout
-    while not tf.io.gfile.exists(f"{path}/DONE"):
-        if tf.io.gfile.exists(f"{path}/ERROR"):
-            with tf.io.gfile.GFile(f"{path}/ERROR") as file:
-                raise DataError(f"saving to {path} failed: {file.read().strip()}")
-        validation.require_workers(cluster)
-        if time.monotonic() > deadline:
-            raise TimeLimit(
-                f"{path} is not complete after {timeout:g} s",
-                fix="the workers keep writing: it is complete when it contains a file DONE",
-            )
-        time.sleep(0.1)
+    splits = splits_of(dataset)
+    saving = Saving(cluster, path, None if splits is None else splits.count)
+    return saving.wait(timeout) if wait else saving

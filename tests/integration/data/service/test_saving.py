@@ -1,0 +1,74 @@
+"""Progress of `Cluster.save`, and reads of a dataset while it is written."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook.errors import TimeLimit
+
+pytestmark = pytest.mark.integration
+
+COUNT, FREE = 20, 10
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    """Yield a cluster that the tests share."""
+    with tfd.Cluster(data_workers=2, name="saving") as cluster:
+        yield cluster
+
+
+def gated(gate: Path) -> Any:
+    """Return a dataset whose last elements are available when the file `gate` exists."""
+    path = str(gate)
+
+    def wait(number: Any) -> Any:
+        while number >= FREE and not os.path.exists(path):
+            time.sleep(0.01)
+        return number
+
+    numbers = tf.data.Dataset.range(COUNT)
+    return numbers.map(lambda n: tf.ensure_shape(tf.numpy_function(wait, [n], tf.int64), ()))
+
+
+def test_dataset_is_read_while_it_is_saved(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    gate, path = tmp_path / "gate", str(tmp_path / "saved")
+    dataset = gated(gate)
+    saving = cluster.save(dataset, path, wait=False)
+    with pytest.raises(TimeLimit, match="writing: "):
+        saving.wait(timeout=0.0)
+    until(lambda: saving.progress().splits)
+    files = iter(tf.data.Dataset.load(path, wait=True))
+    read = iter(dataset.apply(cluster.distribute("dynamic")))
+    first = int(next(read))
+    assert first < FREE
+    progress = saving.progress()
+    assert progress.state == "writing"
+    assert not saving.done
+    assert progress.streams_done < progress.streams
+    assert progress.splits_total == COUNT
+    gate.touch()
+    assert sorted([first, *map(int, read)]) == list(range(COUNT))
+    assert sorted(map(int, files)) == list(range(COUNT))
+    assert saving.wait() is saving
+    progress = saving.progress()
+    assert (progress.state, progress.elements, progress.splits) == ("done", COUNT, COUNT)
+    assert progress.streams_done == progress.streams >= 1
+    assert progress.chunks >= 1
+    assert progress.bytes > COUNT * 8
+    assert "done: 20 of 20 splits" in repr(saving)
+
+
+def test_save_waits_by_default(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    saving = cluster.save(tf.data.Dataset.range(3), str(tmp_path / "saved"))
+    assert saving.done
+    assert saving.progress().elements == 3
