@@ -163,6 +163,8 @@ class ClusterReports:
     def jobs(self) -> Table:
         """Return the iterations of all data jobs, from the dispatcher's journal.
 
+        Of jobs without a name, the latest 1,000 finished iterations are listed.
+
         Returns
         -------
         Table

@@ -216,8 +216,7 @@ class Service:
         Size in bytes of the cache that each data worker has for a read with
         ``cross_trainer_cache=``. Default: TensorFlow's choice (10 GiB).
     snapshot_max_chunk_size_bytes : int, optional
-        Size in bytes at which a data worker completes a chunk of `Cluster.save` and begins the
-        next one. Complete chunks are kept if the data worker dies. Default: TensorFlow's choice
+        Size in bytes of the files of `Cluster.save`, its chunks. Default: TensorFlow's choice
         (6 GB).
     """
 
