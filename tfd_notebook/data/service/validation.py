@@ -315,11 +315,10 @@ class BeforeReading:
     def __call__(self) -> None:
         _ = self._cluster.service_target  # raises if the cluster has stopped
         require_workers(self._cluster)
-        for state in changed(self._captured):
-            self._captured = [
-                each for each in self._captured if each.resource.handle is not state.resource.handle
-            ]
-            warn(f"{state}. Next: {RENEW}")
+        for captured in changed(self._captured):
+            handle = captured.resource.handle
+            self._captured = [each for each in self._captured if each.resource.handle is not handle]
+            warn(f"{captured}. Next: {RENEW}")
         journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
