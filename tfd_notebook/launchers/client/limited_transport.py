@@ -27,6 +27,8 @@ REQUEST_SECONDS = 30.0
 #: Limits in bytes of the reply to a request, and to the handshake of a websocket.
 MAX_REPLY_BYTES = 10_000_000
 MAX_HANDSHAKE_BYTES = 1_000_000
+#: Limit of its lines. websocket-client receives them in single bytes, which takes seconds per MB.
+MAX_HEADER_BYTES = 1 << 16
 
 # Requests
 
@@ -243,6 +245,7 @@ class _HandshakeSocket:
         self.connected = connected
         self._deadline = deadline
         self._left = MAX_HANDSHAKE_BYTES
+        self._header_left = MAX_HEADER_BYTES
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connected, name)
@@ -252,7 +255,9 @@ class _HandshakeSocket:
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("no complete reply in time")
-        if not self._left:
+        if size == 1:  # `recv_line` of websocket-client
+            self._header_left -= 1
+        if not self._left or self._header_left < 0:
             raise websocket.WebSocketProtocolException("its reply is too long")
         self.connected.settimeout(seconds)
         data: bytes = self.connected.recv(min(size, self._left))

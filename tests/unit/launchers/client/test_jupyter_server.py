@@ -90,13 +90,13 @@ def serve() -> Iterator[Callable[[Callable[[socket.socket, bytes], None]], Jupyt
         yield start
 
 
-def accept(channel: socket.socket, request: bytes) -> None:
-    """Complete the handshake of a websocket."""
+def accept(channel: socket.socket, request: bytes, headers: bytes = b"") -> None:
+    """Complete the handshake of a websocket, with more headers."""
     (key,) = re.findall(rb"Sec-WebSocket-Key: (\S+)", request)
     digest = base64.b64encode(hashlib.sha1(key + _GUID).digest())
     channel.sendall(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
-        b"Connection: Upgrade\r\nSec-WebSocket-Accept: " + digest + b"\r\n\r\n"
+        b"Connection: Upgrade\r\n" + headers + b"Sec-WebSocket-Accept: " + digest + b"\r\n\r\n"
     )
 
 
@@ -233,6 +233,19 @@ def test_long_handshake_is_not_received(serve: Any, start: bytes) -> None:
     with pytest.raises((OSError, errors.LaunchError)):
         serve(reply).connect("kernel")
     assert sent < 20
+
+
+@pytest.mark.parametrize("line", [b"X: " + b"x" * 100_000 + b"\r\n", b"X: x\r\n" * 20_000])
+def test_headers_of_a_handshake_have_a_limit(serve: Any, line: bytes) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request, line)
+        wait_for_end(channel)
+
+    with pytest.raises((OSError, errors.LaunchError), match="reply is too long"):
+        serve(reply).connect("kernel").close()
+    serve(lambda channel, request: accept(channel, request, line[:9] + b"\r\n")).connect(
+        "kernel"
+    ).close()
 
 
 @pytest.mark.parametrize("sent", [b"x\r\n\r\n", b"HTTP/1.1 x y\r\n\r\n", b"\xff \xff\r\n\r\n"])
