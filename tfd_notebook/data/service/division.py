@@ -179,6 +179,7 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
     semantics = Semantics(definition, stages_of(dataset), deterministic)
     division = Division(dataset, definition)
     by_number: set[str] = set()
+    alone: set[str] = set()
     for operation in semantics.operations(mode, 2, in_process):
         name = operation.node.name
         division.operations[name] = operation
@@ -194,7 +195,11 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
                 division.numbered.add(name)
                 operation.flow = Flow(divided=True)
                 continue
-        _check(operation, division, mode)
+        before = [n for n in operation.inputs if division.operations[n].effect != COUNTER]
+        if alone.issuperset(before):
+            alone.add(name)  # all of it runs here, as without a service
+        else:
+            _check(operation, division, mode)
         division.local.append(name)
     return division if division.numbered or division.local else None
 

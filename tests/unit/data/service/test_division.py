@@ -102,6 +102,34 @@ def test_generator_continues_in_each_epoch() -> None:
     assert len(set(drawn)) == len(drawn) == 16
 
 
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC", "DATA", "FILE"])
+@pytest.mark.parametrize("again", [None, False, True])
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda source: source.take(5),
+        lambda source: source.skip(2).enumerate().take(5),
+        lambda source: source.take(5).batch(2).repeat(2),
+    ],
+)
+def test_seeded_source_runs_here_with_what_selects_from_it(
+    mode: str, again: bool | None, select: Any
+) -> None:
+    first, second = (select(D.random(seed=1, rerandomize_each_iteration=again)) for _ in range(2))
+    divided = division(first, mode)
+    assert not divided.boundary
+    here = divided.build(lambda part: pytest.fail("a data worker runs a part"))
+    for _ in range(3):
+        epochs = zip(here.as_numpy_iterator(), second.as_numpy_iterator(), strict=True)
+        assert all(str(a) == str(b) for a, b in epochs)
+
+
+@pytest.mark.parametrize("mode", ["OFF", "DYNAMIC"])
+def test_seeded_source_is_not_joined_with_elements_of_data_workers(mode: str) -> None:
+    with pytest.raises(errors.DataChanged, match="zip"):
+        divide(D.zip((D.random(seed=1), filtered())), mode, False)
+
+
 def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
     numbers = random.Random(1)
 
