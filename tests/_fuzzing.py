@@ -1,14 +1,22 @@
-"""Valid messages of agents, and strategies of invalid data.
+"""Receivers of data from others, valid messages of agents, and strategies of invalid data.
 
 Invalid data is valid data with changes at random places, or random.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import copy
+import hashlib
 import json
-from collections.abc import Iterator
-from typing import Any
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -91,6 +99,67 @@ def near(*valid: bytes) -> st.SearchStrategy[bytes]:
 
 def as_json(values: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
     return values.map(lambda value: json.dumps(value).encode())
+
+
+# Receivers
+
+
+class Receiver(NamedTuple):
+    """A receiver: its inputs, a function that opens it in a directory, and its errors."""
+
+    inputs: st.SearchStrategy[Any]
+    open: Callable[[Path], contextlib.AbstractContextManager[Callable[[Any], object]]]
+    errors: tuple[type[BaseException], ...] = ()
+    #: Inputs that a receiver once failed for.
+    found: tuple[Any, ...] = ()
+
+
+def direct(receive: Callable[[Any], object]) -> Any:
+    """Return the opening function of a receiver without resources."""
+    return lambda directory: contextlib.nullcontext(receive)
+
+
+@contextlib.contextmanager
+def web_server(directory: Path) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield the address of a server, and the list with the bytes that it answers."""
+    answer = [b""]
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with contextlib.suppress(OSError), peer, peer.makefile("rb") as request:
+                    head = b"".join(iter(request.readline, b"\r\n"))
+                    key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
+                    accept = (key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+                    digest = base64.b64encode(hashlib.sha1(accept).digest())
+                    peer.sendall(answer[0].replace(b"ACCEPT", digest))
+                    peer.shutdown(socket.SHUT_WR)
+                    request.read()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}", answer
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listener.close()
+
+
+def answered(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+UPGRADED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Accept: ACCEPT\r\n\r\n"
+)
+
+
+def websocket_frame(data: bytes, kind: int) -> bytes:
+    return struct.pack("!BBH", 0x80 | kind, 126, len(data)) + data
 
 
 # Messages of agents

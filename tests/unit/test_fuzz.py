@@ -7,9 +7,7 @@ errors. ``make fuzz`` tries many more inputs.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import io
 import itertools
 import json
@@ -23,14 +21,31 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests._fuzzing import ERROR, EVENTS, JSON, RAW, REPLIES, REPLY_VALUES, as_json, like, near
+from tests._fuzzing import (
+    ERROR,
+    EVENTS,
+    JSON,
+    RAW,
+    REPLIES,
+    REPLY_VALUES,
+    UPGRADED,
+    Receiver,
+    answered,
+    as_json,
+    direct,
+    like,
+    near,
+    web_server,
+    websocket_frame,
+)
+from tests._fuzzing_systems import SYSTEMS
 from tfd_notebook import errors
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent import admin_policy
@@ -62,21 +77,6 @@ COUNT = int(os.environ.get("TFD_TEST_INPUTS", "0"))
 MEMORY = 128_000_000
 
 # Receivers
-
-
-class Receiver(NamedTuple):
-    """A receiver: its inputs, a function that opens it in a directory, and its errors."""
-
-    inputs: st.SearchStrategy[Any]
-    open: Callable[[Path], contextlib.AbstractContextManager[Callable[[Any], object]]]
-    errors: tuple[type[BaseException], ...] = ()
-    #: Inputs that a receiver once failed for.
-    found: tuple[Any, ...] = ()
-
-
-def direct(receive: Callable[[Any], object]) -> Any:
-    """Return the opening function of a receiver without resources."""
-    return lambda directory: contextlib.nullcontext(receive)
 
 
 def check_answer(answer: dict[str, Any]) -> None:
@@ -295,39 +295,6 @@ def receive_journal(value: Any) -> None:
 
 
 @contextlib.contextmanager
-def web_server(directory: Path) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the address of a server, and the list with the bytes that it answers."""
-    answer = [b""]
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = listener.accept()
-                with contextlib.suppress(OSError), peer, peer.makefile("rb") as request:
-                    head = b"".join(iter(request.readline, b"\r\n"))
-                    key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
-                    accept = (key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-                    digest = base64.b64encode(hashlib.sha1(accept).digest())
-                    peer.sendall(answer[0].replace(b"ACCEPT", digest))
-                    peer.shutdown(socket.SHUT_WR)
-                    request.read()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{listener.getsockname()[1]}", answer
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        listener.close()
-
-
-def answered(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-@contextlib.contextmanager
 def jupyter_requests(directory: Path) -> Iterator[Callable[[bytes], None]]:
     with web_server(directory) as (address, answer):
         server = JupyterServer(f"http://{address}", token="")
@@ -368,16 +335,6 @@ def metadata_server(directory: Path) -> Iterator[Callable[[bytes], None]]:
                 TPUResolver("name")
 
         yield receive
-
-
-UPGRADED = (
-    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Accept: ACCEPT\r\n\r\n"
-)
-
-
-def websocket_frame(data: bytes, kind: int) -> bytes:
-    return struct.pack("!BBH", 0x80 | kind, 126, len(data)) + data
 
 
 def kernel_message(kind: str, **content: Any) -> dict[str, Any]:
@@ -478,6 +435,7 @@ POLICY = (
 KERNELSPECS = {"kernelspecs": {"python3": {}}, "id": "k1"}
 
 RECEIVERS = {
+    **SYSTEMS,
     "replies of an agent": Receiver(like(*REPLIES).filter(is_object), direct(receive_frame)),
     "events of an agent": Receiver(like(*EVENTS).filter(is_object), direct(receive_frame)),
     "lines of an agent": Receiver(

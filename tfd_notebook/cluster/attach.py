@@ -70,12 +70,12 @@ def clusters() -> Clusters:
     return Clusters(running())
 
 
-def all_clusters(unanswered: list[errors.TimeLimit] | None = None) -> list[dict[str, Any]]:
+def all_clusters(unanswered: list[errors.TfdError] | None = None) -> list[dict[str, Any]]:
     """Return all clusters of this user on this host, in the format of `tfd_notebook.views.brief`.
 
     ``pid`` is the process that holds the cluster, or None for a detached cluster without one. Such
     a cluster has ``agent``, the pid of its agent, which distinguishes clusters of the same name.
-    The list `unanswered` is extended by the error of each process that does not reply, or is busy.
+    The list `unanswered` is extended by the error of each process without a valid reply.
     """
     summaries = control_calls.clusters(unanswered=unanswered)
     leased = {summary["name"] for summary in summaries if summary["lease"] is not None}

@@ -552,7 +552,7 @@ class _Status:
     @property
     def nodes(self) -> int:
         """The number of nodes of a running job; 0 before and without information."""
-        running = self.state == "RUNNING" and self.allocated.isdecimal()
+        running = self.state == "RUNNING" and slurm_queue.is_count(self.allocated)
         return int(self.allocated) if running else 0
 
     def pending(self, job: str) -> str:
@@ -676,13 +676,7 @@ def _program(name: str) -> str:
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command of Slurm; raise LaunchError if it does not end in time."""
     try:
-        return subprocess.run(
-            [_program(command[0]), *command[1:]],
-            capture_output=True,
-            text=True,
-            timeout=_REQUEST_SECONDS,
-            **options,
-        )
+        return slurm_queue.run([_program(command[0]), *command[1:]], _REQUEST_SECONDS, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{command[0]} failed: {error}", fix="see scontrol ping") from None
 

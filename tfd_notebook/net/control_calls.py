@@ -9,13 +9,30 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.net import runtime_dir, unix_socket
+from tfd_notebook.net import runtime_dir, unix_socket, validation
 from tfd_notebook.net.agent_protocol import unpack_error
 
+_TEXTS = {name: validation.optional(validation.text) for name in ("code", "task", "fix")}
+#: The checks of a reply by its kind, the first one that it has.
+_REPLIES: dict[str, validation.Check] = {
+    "busy": validation.integer(),
+    "error": validation.record_with({**_TEXTS, "what": validation.long_text}),
+    "value": lambda value, path: value,
+}
+#: The check of the answer to ``list``; see `tfd_notebook.views.brief`.
+_SUMMARIES = validation.listing(
+    validation.record_with(
+        {
+            **dict.fromkeys(("name", "state", "launcher"), validation.text),
+            **dict.fromkeys(("planned", "observed", "reading"), validation.integer()),
+            "lease": validation.optional(validation.timestamp),
+        }
+    )
+)
 _MAX_REPLY_BYTES = 64_000_000
 _CONNECT_SECONDS = 5.0
 #: Seconds until a request to a busy process is repeated.
@@ -56,11 +73,13 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
         The process did not reply in time, or is busy.
     UnknownName
         The process does not listen.
+    InvalidMessage
+        Its reply is invalid.
     TfdError
         The error that the command raised.
     """
     deadline = time.monotonic() + timeout
-    while "busy" in (reply := _request(pid, request, timeout, deadline)):
+    while "busy" in (reply := _checked(pid, _request(pid, request, timeout, deadline))):
         if deadline - time.monotonic() <= _BUSY_SECONDS:
             raise errors.TimeLimit(
                 f"process {pid} is busy with {reply['busy']} other requests",
@@ -72,10 +91,32 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     return reply["value"]
 
 
+def checked(pid: int, check: Callable[[Any, str], Any], value: Any) -> Any:
+    """Return a value that the process `pid` has sent, as `check` of `validation` returns it.
+
+    Raises
+    ------
+    InvalidMessage
+        The value is invalid. Processes can have different versions of this package.
+    """
+    try:
+        return check(value, f"reply of process {pid}")
+    except errors.InvalidMessage as error:
+        raise errors.InvalidMessage(
+            error.what, fix="end the process, or start it with the same version of tfd-notebook"
+        ) from None
+
+
+def _checked(pid: int, reply: Any) -> dict[str, Any]:
+    """Return a reply that has one of ``busy``, ``error`` and ``value``."""
+    kind = next((kind for kind in _REPLIES if isinstance(reply, dict) and kind in reply), "value")
+    return dict(checked(pid, validation.record({kind: _REPLIES[kind]}), reply))
+
+
 def clusters(
     timeout: float = 10.0,
     but: int | None = None,
-    unanswered: list[errors.TimeLimit] | None = None,
+    unanswered: list[errors.TfdError] | None = None,
 ) -> list[dict[str, Any]]:
     """Return all clusters of this user as `tfd_notebook.views.brief` describes them, with ``pid``.
 
@@ -86,7 +127,8 @@ def clusters(
     but : int, optional
         A process that is left out.
     unanswered : list, optional
-        Extended by the error of each process that does not reply, or is busy.
+        Extended by the error of each process that does not reply, is busy, or sends an invalid
+        reply.
     """
     summaries: list[dict[str, Any]] = []
     for pid in processes():
@@ -94,10 +136,11 @@ def clusters(
             continue
         # A process that has just ended, or does not reply, must not hide the others.
         try:
-            summaries += [dict(row, pid=pid) for row in call(pid, {"command": "list"}, timeout)]
+            rows = checked(pid, _SUMMARIES, call(pid, {"command": "list"}, timeout))
+            summaries += [dict(row, pid=pid) for row in rows]
         except errors.UnknownName:
             pass
-        except errors.TimeLimit as error:
+        except errors.TfdError as error:
             if unanswered is not None:
                 unanswered.append(error)
     return summaries
@@ -137,9 +180,11 @@ def _request(pid: int, request: Mapping[str, Any], timeout: float, deadline: flo
         raise errors.UnknownName(
             f"connecting to process {pid} failed: {error.strerror or error}", fix="see tfd list"
         ) from None
+    if not line.endswith(b"\n"):
+        raise errors.UnknownName(
+            f"process {pid} closed the connection without a reply", fix="see tfd list"
+        )
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        raise errors.UnknownName(
-            f"process {pid} closed the connection without a reply", fix="see tfd list"
-        ) from None
+        return checked(pid, validation.record({}), "not JSON")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 _REQUEST_SECONDS = 10.0
 
@@ -99,11 +100,16 @@ def het_components() -> int:
 
 def seconds(time: str) -> float | None:
     """Return a duration in Slurm's format in seconds; None without a limit."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
+    match = re.fullmatch(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})", time)
     if match is None:
         return None
     days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60.0 + rest
+
+
+def is_count(text: str) -> bool:
+    """Return True if the text is a number with at most nine digits."""
+    return re.fullmatch(r"\d{1,9}", text) is not None
 
 
 def partitions() -> list[Partition]:
@@ -113,7 +119,7 @@ def partitions() -> list[Partition]:
     for line in lines:
         name, marked, state, limit, nodes, cpus = [*line.split("|"), *[""] * 6][:6]
         total = cpus.rpartition("/")[2]
-        if not name or not nodes.isdecimal() or not total.isdecimal():
+        if not name or not is_count(nodes) or not is_count(total):
             continue
         # sinfo prints one line for each group of different hosts in a partition.
         previous = by_name.get(name)
@@ -162,9 +168,14 @@ def _lines(command: list[str]) -> list[str]:
     if shutil.which(command[0]) is None:
         return []
     try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, timeout=_REQUEST_SECONDS, check=True
-        )
+        completed = run(command, _REQUEST_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return completed.stdout.splitlines()
+
+
+def run(command: list[str], timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm. Its output is text, in which names may have any bytes."""
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=timeout, **options
+    )

@@ -21,7 +21,7 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.resolution import RuleResult
-from tfd_notebook.net import control_calls
+from tfd_notebook.net import control_calls, slurm_queue
 from tfd_notebook.net.slurm_queue import het_components, partitions
 from tfd_notebook.resolvers import providers, suggestions
 
@@ -225,9 +225,7 @@ def _slurm_controller(options: dict[str, Any]) -> RuleOutcome:
     if shutil.which("sinfo") is None or shutil.which("scontrol") is None:
         return _no("sinfo and scontrol are not installed")
     try:
-        completed = subprocess.run(
-            ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_SECONDS
-        )
+        completed = slurm_queue.run(["scontrol", "ping"], _PING_SECONDS)
     except subprocess.TimeoutExpired:
         return _partial(f"sinfo is installed, but scontrol ping took more than {_PING_SECONDS:g} s")
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.net import optional_packages
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import AddressesByJob, natural
+from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 20.0
@@ -91,7 +92,11 @@ class GCEResolver(Resolver):
         request = groups.listInstances(
             **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}
         )
-        while request is not None:
+        for page in itertools.count(1):
+            if request is None:
+                return
+            if page > MAX_PAGES:
+                raise ValueError(f"more than {MAX_PAGES} pages")
             answer = request.execute()
             for item in answer.get("items", ()):
                 yield item["instance"].rpartition("/")[2]
@@ -101,6 +106,10 @@ class GCEResolver(Resolver):
         instance = service.instances().get(**self._where, instance=name).execute()
         network = instance["networkInterfaces"][0]
         return str(Endpoint(network.get("networkIP") or network["ipv6Address"], self._port))
+
+
+def _short(error: Exception) -> str:
+    return f"{error!r:.300}"
 
 
 @contextlib.contextmanager
@@ -154,9 +163,10 @@ def google_api(
         IndexError,
         TypeError,
         AttributeError,
+        RecursionError,
         client_errors.Error,
     ) as error:
         raise Malformed(
-            f"{place}: invalid answer of the API: {error!r}",
+            f"{place}: invalid answer of the API: {_short(error)}",
             fix="try again; a proxy may change or truncate answers",
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.net import kubernetes_config, optional_packages
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import AddressesByJob, natural
+from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -101,7 +102,7 @@ class KubernetesResolver(Resolver):
                 job: [_list(api, namespace, selector, self._fields) for selector in selectors]
                 for job, selectors in self._selectors.items()
             }
-        return {job: self._addresses(job, groups) for job, groups in pods.items()}
+            return {job: self._addresses(job, groups) for job, groups in pods.items()}
 
     def _polls(self, end: float | None, every: float) -> Iterator[None]:
         selectors = sorted({selector for group in self._selectors.values() for selector in group})
@@ -181,9 +182,9 @@ class KubernetesResolver(Resolver):
                 raise NoAnswer(
                     f"{place} does not answer: {error}", fix="see kubectl cluster-info"
                 ) from error
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
                 raise Malformed(
-                    f"{place} answers what the client cannot read: {error}",
+                    f"{place} answers what the client cannot read: {error!s:.300}",
                     fix="see kubectl get pods: something between may change or cut answers",
                 ) from error
 
@@ -198,11 +199,13 @@ def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[A
         pods: list[Any] = []
         token: str | None = None
         try:
-            while token is None or token:
+            for number in itertools.count(1):
+                if number > MAX_PAGES:
+                    raise ValueError(f"a list of more than {MAX_PAGES} pages")
                 page = api.list_namespaced_pod(namespace, **options, **_options(_continue=token))
                 pods += page.items
-                token = page.metadata._continue or ""
-            return pods
+                if not (token := page.metadata._continue):
+                    return pods
         except ApiException as error:
             if error.status != 410 or not remaining:
                 raise
@@ -248,10 +251,10 @@ def _numbered(pods: list[Any]) -> dict[int, Any]:
 def _index(pod: Any) -> int | None:
     labels = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
     for name in _INDEX_LABELS:
-        if str(labels.get(name, "")).isdecimal():
+        if re.fullmatch(r"\d{1,9}", str(labels.get(name, ""))):
             return int(labels[name])
     if any(owner.kind == "StatefulSet" for owner in pod.metadata.owner_references or ()):
-        match = re.search(r"-(\d+)$", pod.metadata.name)
+        match = re.search(r"-(\d{1,9})$", pod.metadata.name)
         return int(match[1]) if match else None
     return None
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from tfd_notebook.model.spec import TaskState
-from tfd_notebook.net import control_calls
+from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Role, TaskState
+from tfd_notebook.net import control_calls, validation
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
 _SECONDS = 5.0
+_TASKS = validation.listing(
+    validation.record_with(
+        {
+            "role": validation.one_of(*Role),
+            "index": validation.integer(0, MAX_TASKS_PER_ROLE - 1),
+            "address": validation.text,
+            "state": validation.one_of(*TaskState),
+        }
+    )
+)
+_ANSWER = validation.record_with({"snapshot": validation.record_with({"tasks": _TASKS})})
 
 
 class SiblingProcessResolver(Resolver):
@@ -33,7 +44,8 @@ class SiblingProcessResolver(Resolver):
     def _find(self) -> AddressesByJob:
         request = {"command": "snapshot", "name": self.name}
         jobs: dict[str, dict[int, str]] = {}
-        for row in control_calls.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:
+        answer = control_calls.call(self.pid, request, _SECONDS)
+        for row in control_calls.checked(self.pid, _ANSWER, answer)["snapshot"]["tasks"]:
             if row["address"] and not TaskState(row["state"]).ended:
                 jobs.setdefault(row["role"], {})[row["index"]] = row["address"]
         return jobs

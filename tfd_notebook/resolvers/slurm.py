@@ -11,6 +11,7 @@ from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
+from tfd_notebook.net import slurm_queue
 from tfd_notebook.net.slurm_queue import het_components, why_pending
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
@@ -188,10 +189,10 @@ class SlurmResolver(Resolver):
             raise NoTasks(
                 f"{message} ({reason})" if reason else message, fix=fix or "wait until it runs"
             )
-        if len(fields) < 3 or not fields[1].isdecimal():
+        if len(fields) < 3 or not slurm_queue.is_count(fields[1]):
             raise Malformed(
-                f"{self.place}: invalid output of squeue {' '.join(fields)!r}: expected state, "
-                "number of tasks and hosts",
+                f"{self.place}: invalid output of squeue {' '.join(fields)[:200]!r}: expected "
+                "state, number of tasks and hosts",
                 fix="check that squeue is Slurm's command",
             )
         hosts = expand(fields[2], self.place)
@@ -320,7 +321,7 @@ def _slurm_output(command: list[str], place: str) -> str:
             f"{place}: command {command[0]} not found", fix="use a host that can submit jobs"
         )
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS)
+        completed = slurm_queue.run(command, REQUEST_SECONDS)
     except subprocess.TimeoutExpired:
         raise NoAnswer(
             f"{place}: {command[0]} did not answer within {REQUEST_SECONDS:g} s",

@@ -13,6 +13,8 @@ from tfd_notebook.model.spec import Endpoint
 
 #: Addresses by job: in the order of the tasks, or by index if some tasks are unknown.
 AddressesByJob = Mapping[str, Sequence[str] | Mapping[int, str]]
+#: Pages of a list of hosts that are requested. The list of a broken server may have no end.
+MAX_PAGES = 200
 #: Validated addresses by job and index.
 Tasks = dict[str, dict[int, str]]
 
@@ -136,7 +138,9 @@ def task_of(task: Any, place: str) -> tuple[str, int] | None:
 def natural(name: str) -> tuple[Any, ...]:
     """Return a sort key for names that orders ``n2`` before ``n10``."""
     parts = re.split(r"(\d+)", name)
-    return tuple((int(part), part) if part.isdecimal() else (0, part) for part in parts)
+    # Not as an int: Python does not convert thousands of digits.
+    numbers = [part.lstrip("0") if part.isdecimal() else "" for part in parts]
+    return tuple((len(n), n, part) for n, part in zip(numbers, parts, strict=True))
 
 
 def _indexed(addresses: Any, job: str, place: str) -> Iterable[tuple[int, Any]]:

@@ -170,7 +170,7 @@ def test_ninth_client_is_answered_that_the_process_is_busy(listening: Path) -> N
     assert raw(listening, b"") == {"busy": 8}
     with pytest.raises(errors.TimeLimit, match=f"process {ME} is busy with 8 other requests"):
         control_calls.call(ME, {"command": "list"}, 60)
-    unanswered: list[errors.TimeLimit] = []
+    unanswered: list[errors.TfdError] = []
     assert control_calls.clusters(60, unanswered=unanswered) == []
     assert len(unanswered) == 1
 

@@ -246,7 +246,8 @@ class ExecConnection:
                 **_proxy(self._configuration),
             )
         except websocket.WebSocketBadStatusException as error:
-            self._check(error.status_code, error.resp_body or b"")
+            # The status is None if the reply has no status line.
+            self._check(error.status_code or 0, error.resp_body or b"")
             raise OSError(f"the API returned status {error.status_code} for exec") from None
         except (websocket.WebSocketException, OSError, ValueError) as error:
             raise OSError(f"opening an exec connection failed: {_short(str(error))}") from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook.cluster import attach
-from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
+from tfd_notebook.errors import StateError, TfdError, UnknownName, UsageError
 from tfd_notebook.launchers.client.orphans import Orphan, sweep
 from tfd_notebook.model.resolution import as_json
 from tfd_notebook.model.spec import check_seconds
@@ -69,7 +69,7 @@ class Tfd(DoctorCommands):
     # Clusters of any process of this user
 
     def list(self, options: argparse.Namespace) -> int:
-        unanswered: builtins.list[TimeLimit] = []
+        unanswered: builtins.list[TfdError] = []
         records = attach.all_clusters(unanswered)
         _print_table(options, views.clusters_table(records), records)
         for error in unanswered:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.cluster import attach, commands
-from tfd_notebook.errors import StateError, TimeLimit, UnknownName, UsageError
+from tfd_notebook.errors import StateError, TfdError, UnknownName, UsageError
 from tfd_notebook.net import control_calls
 from tfd_notebook.ui.argparsing import nearest
 
@@ -63,8 +63,10 @@ def find(options: argparse.Namespace) -> ClusterTarget:
         No cluster has this name or process.
     TimeLimit
         No cluster matches, and a process did not reply or is busy.
+    InvalidMessage
+        No cluster matches, and a process sent an invalid reply.
     """
-    unanswered: list[TimeLimit] = []
+    unanswered: list[TfdError] = []
     known = attach.all_clusters(unanswered)
     matches = [
         record
