@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from tfd_notebook.net.host import addresses_of
 from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
 from tfd_notebook.spark.driver import messages
 from tfd_notebook.spark.roles import Assignment
+
+log = logging.getLogger(__name__)
 
 #: Number of log lines kept per node, and maximum length of a line in characters.
 _LOG_LINES = 1000
@@ -224,7 +227,7 @@ class NodeServer:
             if node is not None:
                 self._serve_node(node, channel, message)
         except InvalidMessage as error:
-            if node is None:
+            if node is None or not _is_from(node, channel):
                 raise
             self._reject(node, error)
 
@@ -249,8 +252,13 @@ class NodeServer:
         elif message["type"] == "start_failed":
             self.problem = agent_protocol.unpack_error(message["error"])
             self._changed(node, "start_failed")
-        else:
+        elif _is_from(node, channel):
             self._follow_node(node, channel, message)
+        else:
+            log.warning(
+                "an update of %s from %s was ignored: the node is at %s",
+                *(node.assignment.name, channel.ends[0], node.address),
+            )
 
     def _reject(self, node: Node, error: InvalidMessage) -> None:
         """Count a node as lost because it sent an invalid message."""
@@ -361,6 +369,16 @@ def _host_of(peer: str, stated: str, driver: str) -> tuple[str, bool]:
         if (address := parse_address(text)) is not None and is_private(address):
             return _bracketed(str(address)), True
     return "", True
+
+
+def _is_from(node: Node, channel: AuthenticatedChannel) -> bool:
+    """Return True if a channel has the address from which the node has reserved, if it has."""
+    connected = parse_address(channel.ends[0])
+    if not node.address:
+        return True
+    if connected is None or connected.is_loopback:
+        return node.is_stated
+    return node.address.rpartition(":")[0] == _bracketed(str(connected))
 
 
 def _bracketed(address: str) -> str:

@@ -323,6 +323,29 @@ def test_node_behind_a_forwarded_port_cannot_state_the_address_of_another(
         driver.server.close()
 
 
+@pytest.mark.parametrize("message", [update(state="failed"), {"type": "update", "node": 0}])
+@pytest.mark.parametrize("is_forwarded", [True, False])
+def test_node_cannot_update_a_node_of_another_host(is_forwarded: bool, message: Any) -> None:
+    own = address_towards("10.253.9.2")
+    driver = Driver(host=own, listen_at="0.0.0.0")
+    ends = ("127.0.0.1", own) if is_forwarded else (own, "127.0.0.1")
+    try:
+        with driver.connect(ends[0]) as victim, driver.connect(ends[1]) as attacker:
+            victim.send({**RESERVED, "address": "10.253.9.3:4000"})
+            until(lambda: driver.changes == ["reserved"])
+            attacker.send(message)
+            with pytest.raises((EOFError, OSError)):
+                attacker.receive(60)
+            with driver.connect(ends[0]) as node:
+                node.send(update())
+                assert node.receive(60)[0] == acknowledged(0)
+            assert driver.node.state == "running"
+            until(lambda: len(driver.changes) > 1)
+            assert driver.changes == ["reserved", "update"]
+    finally:
+        driver.server.close()
+
+
 def test_node_cannot_state_the_port_of_another() -> None:
     driver = Driver(nodes=2)
     try:
