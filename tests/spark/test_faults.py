@@ -246,7 +246,7 @@ def test_shutdown_raises_after_its_timeout(sc: Any) -> None:
 
 @pytest.mark.parametrize("limit", [0, 2.9, -1, float("nan"), float("inf"), True, "30", None])
 def test_invalid_heartbeat_limits(sc: Any, limit: Any) -> None:
-    with pytest.raises(errors.UsageError, match=r"invalid heartbeat_limit .* 3 or more seconds"):
+    with pytest.raises(errors.UsageError, match=r"invalid heartbeat_limit=.* 3 or more seconds"):
         TFCluster.run(sc, waiting_function(), None, 1, 0, heartbeat_limit=limit)
     assert not running()
 

@@ -218,7 +218,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         """
         check_seconds("every", every)
         if seconds is not None:
-            check_seconds("seconds", seconds)
+            check_seconds("seconds", seconds, 0)
         end = None if seconds is None else time.monotonic() + seconds
         previous: Tasks | None = None
         for _ in self._polls(end, every):

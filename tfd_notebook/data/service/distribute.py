@@ -427,7 +427,7 @@ def save(
             "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
-    check_seconds("timeout", timeout)
+    check_seconds("timeout", timeout, 0)
     check_dataset(dataset)
     elements.check_datasets(dataset.element_spec)
     validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
