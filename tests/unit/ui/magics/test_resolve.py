@@ -73,7 +73,7 @@ def test_magic_accepts_a_file_and_arguments(shell: Any, tmp_path: Path, worker: 
         ("slurmy", "no resolver 'slurmy'"),
         ("file --set path", "invalid option 'path'"),
         ("file", "the resolver 'file'"),
-        ("--watch 0", "invalid seconds=0.0: expected more than 0"),
+        ("--watch 0", "invalid seconds=0: expected more than 0"),
         ("--live --watch 3", "no effect with --live"),
         ("--wach 3", "no option '--wach'"),
     ],
