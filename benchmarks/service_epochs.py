@@ -1,0 +1,97 @@
+"""Memory of each process, journal and open iterations after 10,000 short epochs.
+
+Readers share one dispatcher and two data workers. Each epoch is a new iteration of mode "dynamic"
+over 8 elements. One epoch takes a second, because TensorFlow's consumers notice its end at their
+next heartbeat. Three readers therefore run at a time. ``--left`` leaves each epoch after its first
+element instead, and the dispatcher discards it a second later. The growth is that of the last half
+of the epochs. The threads of a data worker are counted, too. It ends epochs one by one, and waits
+for the autotuning of some. With 16 readers, it does not keep up, and its threads increase.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import _pairs
+import psutil
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook.cluster import data_service
+
+READERS = 3
+ELEMENTS = 8
+POINTS = 10
+#: Bytes that an epoch may leave in each process, and in the journal.
+MAX_BYTES = 5_000
+MAX_JOURNAL_BYTES = 1_000
+
+
+def sizes(cluster: tfd.Cluster) -> dict[str, int]:
+    """Return the memory of each process and the size of the journal in bytes."""
+    pids = {row.task: row.pid for row in cluster.snapshot().tasks} | {"kernel": os.getpid()}
+    threads = max(psutil.Process(pids[task]).num_threads() for task in pids if "worker" in task)
+    figures = {task: psutil.Process(pid).memory_full_info().uss for task, pid in pids.items()}
+    journal = data_service.of(cluster).journal
+    assert journal is not None
+    state = journal.read()
+    counts = {"open iterations": state.open_iterations, "threads of a data worker": threads}
+    return figures | {"journal": state.size_bytes} | counts
+
+
+def read(cluster: tfd.Cluster, count: int, left: bool) -> None:
+    """Read `count` epochs with several readers."""
+    numbers = itertools.count()
+
+    def reader() -> None:
+        dataset = tf.data.Dataset.range(ELEMENTS).apply(cluster.distribute("dynamic"))
+        while next(numbers) < count:
+            iterator = iter(dataset)
+            seen = len([next(iterator)] if left else list(iterator))
+            assert seen == (1 if left else ELEMENTS), seen
+
+    threads = [threading.Thread(target=reader) for _ in range(min(READERS, count))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main() -> None:
+    parser = _pairs.parser(__doc__)
+    parser.add_argument("--left", action="store_true", help="leave each epoch early")
+    options = parser.parse_args()
+    count = 1_000 if options.quick else 10_000
+    config = tf.data.experimental.service.DispatcherConfig(
+        job_gc_check_interval_ms=1000, job_gc_timeout_ms=1000
+    )
+    service = tfd.Service(dispatcher_config=config)
+    with tfd.Cluster(data_workers=2, name="epochs", service=service) as cluster:
+        points, began = [sizes(cluster)], time.monotonic()
+        for point in range(1, POINTS + 1):
+            read(cluster, count // POINTS, options.left)
+            points.append(sizes(cluster))
+            megabytes = ", ".join(
+                f"{name} {size}" if " " in name else f"{name} {size / 1e6:.1f} MB"
+                for name, size in points[-1].items()
+            )
+            seconds = time.monotonic() - began
+            print(f"{count // POINTS * point} epochs, {seconds:.0f} s: {megabytes}", flush=True)
+    first, last = points[POINTS // 2], points[-1]
+    name = "service_epochs (left early)" if options.left else "service_epochs"
+    for part in first:
+        if " " in part:
+            continue
+        growth = (last[part] - first[part]) / (count / 2)
+        limit = MAX_JOURNAL_BYTES if part == "journal" else MAX_BYTES
+        print(f"{name}, {part}: ratio {growth / limit:.3f} (A {growth:.4g}, B {limit}, bytes each)")
+
+
+if __name__ == "__main__":
+    main()
