@@ -380,7 +380,7 @@ class Agent:
 
     async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:
         with task.cluster.reported(f"inspecting {task.spec.name}", task):
-            if task.spec.role is Role.DATA_WORKER:
+            if task.spec.role is Role.DATA_WORKER and not task.replies_late:
                 # Samples at regular times could always see the same part of periodic work.
                 await asyncio.sleep(_MOST_JITTER_SECONDS * (tick * _GOLDEN_RATIO % 1))
             await self._inspect(task, late, tick)
@@ -405,6 +405,7 @@ class Agent:
         if stats is not None:
             measured["bytes_sent"] = stats["bytes_sent"]
             seconds = self._clock() - began
+            task.replies_late = seconds > _TICK_SECONDS / 4
             measured["working"] = busy_share(stats["working"], seconds, stopped)
             task.keep_connections(dict(stats["connections"]))
         self.publish(task.cluster.name, TaskMeasured(task.spec.name, **measured))

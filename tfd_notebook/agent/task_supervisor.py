@@ -125,6 +125,8 @@ class TaskSupervisor:
         self.open_iterations = 0
         #: The latest inspection by the agent, which a slow reply extends.
         self.inspection: asyncio.Future[None] | None = None
+        #: Whether the latest inspection took long.
+        self.replies_late = False
         self.connections = ports.PinnedConnections()
         self._silent_since: float | None = None
         self._prober = prober or probe.Prober()
