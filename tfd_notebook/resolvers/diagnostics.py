@@ -85,8 +85,8 @@ EVALUATOR = kind(
     "TFD810",
     "error",
     "evaluator in a cluster with parameter servers",
-    "the coordinator connects to every task of the cluster. It waits for the evaluator without a "
-    "message, which does not start a server",
+    "the coordinator connects to every task of the cluster, and waits without a message for the "
+    "evaluator, which starts no server",
 )
 NO_ANSWER = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
 

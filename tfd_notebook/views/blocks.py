@@ -109,7 +109,7 @@ class Code:
         return [figures.fit(line, max(width, 20)) for line in lines] if self.truncate else lines
 
     def element(self) -> str:
-        return f'<pre class="tfd-log">{escape(chr(10).join(map(printable, self.source)))}</pre>'
+        return f'<pre class="tfd-source">{escape(chr(10).join(map(printable, self.source)))}</pre>'
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ border-top:4px solid var(--jp-brand-color1,currentColor)}
 .tfd-view .tfd-gpu i.tfd-busy{border-top-color:var(--jp-success-color1,currentColor)}
 .tfd-view .tfd-gpu i.tfd-memory{border-top:3px double currentColor}
 .tfd-view .tfd-gpu i.tfd-full{border-top-color:var(--jp-warn-color1,currentColor)}
-.tfd-view .tfd-log{margin:.2em 0;padding:.3em .6em;max-height:18em;overflow:auto;
+.tfd-view .tfd-source{margin:.2em 0;padding:.3em .6em;max-height:18em;overflow:auto;
 white-space:pre-wrap;overflow-wrap:anywhere;
 border:1px solid var(--jp-border-color2,rgba(128,128,128,.4));
 font-size:var(--jp-code-font-size,12px);line-height:1.35;color:inherit}
