@@ -35,7 +35,8 @@ from tfd_notebook.model.spec import check_timeout
 _STOP_SECONDS = 5.0
 
 
-class Coordinator(Handle, closure_queue.ClusterCoordinator):
+# First TensorFlow's class: Python can only convert its objects if the layout comes from it.
+class Coordinator(closure_queue.ClusterCoordinator, Handle):
     """A ClusterCoordinator that records the state of each closure and can pause and step.
 
     It keeps the full contract of TensorFlow's class, including its errors. Create it with

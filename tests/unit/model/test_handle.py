@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
+import tensorflow as tf
 
 import tfd_notebook as tfd
 from tfd_notebook.errors import UsageError
@@ -32,6 +33,13 @@ def registered() -> Iterator[tfd.Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def test_tensorflows_coordinator_can_be_converted() -> None:
+    """A strategy has only one coordinator, and TensorFlow may have created it."""
+    theirs: Any = object.__new__(tf.distribute.coordinator.ClusterCoordinator)
+    theirs.__class__ = tfd.Coordinator
+    assert copy.copy(theirs) is theirs
 
 
 def test_each_public_class_is_a_handle_or_a_value() -> None:
