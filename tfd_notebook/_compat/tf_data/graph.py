@@ -52,7 +52,8 @@ def definitions_in(function: Any) -> Iterator[Any]:
         if node.op == "DatasetFromGraph":
             name = node.input[0].partition(":")[0]
             held = constants[name].tensor.string_val if name in constants else ()
-            for text in held or [values[name].numpy()] * (name in values):
+            # Otherwise an operation of the function makes it, from nodes that were yielded.
+            for text in held or ([values[name].numpy()] if name in values else ()):
                 yield tf.compat.v1.GraphDef.FromString(text)
 
 

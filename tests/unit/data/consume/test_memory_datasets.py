@@ -61,6 +61,18 @@ def test_other_reads_are_accepted(create: Any) -> None:
     check_sent(traced(create), [REMOTE])
 
 
+def serialized_in_the_function(dataset: Any) -> Any:
+    """Return a dataset that the function serializes itself, as Keras 2 does."""
+    graph = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor)
+    return tf.raw_ops.DatasetFromGraph(graph_def=graph)
+
+
+def test_datasets_that_the_function_serializes_are_examined() -> None:
+    check_sent(traced(lambda: serialized_in_the_function(distributed())), [REMOTE])
+    with pytest.raises(NoWorkers, match=REMOTE):
+        check_sent(traced(lambda: serialized_in_the_function(IN_MEMORY[0]())), [REMOTE])
+
+
 def test_captured_and_serialized_datasets_are_examined() -> None:
     numbers = tf.data.Dataset.range(8)
     check_sent(traced(lambda: numbers), [REMOTE])
