@@ -176,6 +176,7 @@ def attach(
 
 def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
     known: dict[str, Any] = {}
+    target = getattr(target, "resolver", target)  # of a Resolution
     if hasattr(target, "cluster_spec"):
         known["own"] = validation.own_task(target)
         if hasattr(target, "may_be"):

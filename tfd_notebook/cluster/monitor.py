@@ -515,10 +515,15 @@ class Monitor:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
             last = cause if memory_limit else last
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
-        elif event.state is TaskState.RESTARTING and event.reason != "requested":
-            what = f"{event.reason}; it is being restarted"
+        elif event.state is TaskState.RESTARTING:
             role = Role(event.task.partition(":")[0])
-            if role not in _EPOCH_ROLES or self._consumers.reading():
+            reading = role in _EPOCH_ROLES and self._consumers.reading()
+            if event.reason == "requested" and not reading:
+                return
+            what = f"{event.reason}; it is being restarted"
+            if event.reason == "requested":
+                what = "restarts as requested"
+            if reading or role not in _EPOCH_ROLES:
                 what += _LOST_WITH.get(role, "")
             what += f".{cause}" if cause else ""
             self.notice("warning", what, task=event.task, fix=fix if memory_limit else None)

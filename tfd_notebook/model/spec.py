@@ -255,7 +255,7 @@ def _tags(tags: object) -> tuple[str, ...]:
     """Return the tags of data workers as a tuple, or raise UsageError."""
     if isinstance(tags, str) or not isinstance(tags, Iterable):
         raise UsageError(
-            f"invalid worker_tags={tags!r}: expected a list of strings", fix='write ["COLOCATED"]'
+            f"invalid worker_tags={tags!r}: expected a list of strings", fix='write ["tag"]'
         )
     checked = tuple(tags)
     for tag in checked:

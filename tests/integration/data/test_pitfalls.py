@@ -207,9 +207,10 @@ class TestLostWorker:
         kill = enough_after(10, lambda: pair.kill("data_worker:0"), back)
         assert consume(kind, pair, dataset, kill).total() >= 40
 
+    @pytest.mark.parametrize("end", ["kill", "restart"])
     @pytest.mark.parametrize("countable", [True, False])
     def test_missing_elements_are_reported(
-        self, pair: tfd.Cluster, kind: str, countable: bool, caplog: pytest.LogCaptureFixture
+        self, pair: tfd.Cluster, kind: str, countable: bool, end: str, caplog: Any
     ) -> None:
         """Elements that a worker had prepared are lost with it. The rest can be counted."""
         numbers = Range(600).map(lambda i: tf.reshape(i, [1])) if countable else batches(600)
@@ -218,7 +219,8 @@ class TestLostWorker:
         counts = {}
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
             try:
-                counts = consume(kind, pair, dataset, once(10, lambda: pair.kill("data_worker:0")))
+                lose = once(10, lambda: getattr(pair, end)("data_worker:0"))
+                counts = consume(kind, pair, dataset, lose)
             except errors.DataLoss as error:
                 raised.append(error)
         assert set(counts.values()) <= {1}

@@ -186,7 +186,7 @@ class TestTable:
         before = [task.reason for task in resolution.last.tasks]
         assert "worker:0 has the same address" in before[1]
         assert "address of the host is unknown" in before[2]
-        cluster = resolution.attach(connect=False)
+        cluster = tfd.attach(resolution, connect=False)
         try:
             after = [row.reason for row in cluster.snapshot().tasks]
             # The coordinator assigns the index, so that no other task answers.
