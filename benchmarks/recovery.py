@@ -263,7 +263,7 @@ def main() -> None:
             ours, bare = Ours(workers, stack), Bare(workers, stack)
             figures = _pairs.interleave(
                 {"ours": lambda ours=ours: gaps(ours)[0], "bare": lambda bare=bare: gaps(bare)[0]},
-                rounds=4 if quick else 20,
+                rounds=4 if quick else 8,
                 warm_up=0,
             )
             row(f"{name}, ours", figures["ours"])
@@ -274,7 +274,7 @@ def main() -> None:
                 continue
             for epoch, side in itertools.product(EPOCHS, (ours, bare)):
                 label = "ours" if side is ours else "plain TensorFlow"
-                losses = [loss(side, epoch) for _ in range(2 if quick else 5)]
+                losses = [loss(side, epoch) for _ in range(2 if quick else 3)]
                 lost, duplicates, reports = zip(*losses, strict=True)
                 print(
                     f"{epoch}, {label}: {list(lost)} of {EPOCHS[epoch][0]} lost, "

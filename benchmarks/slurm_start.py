@@ -68,7 +68,7 @@ def imports(slurm: Slurm, processes: int) -> float:
 
 
 def main() -> None:
-    rounds = 3 if _pairs.arguments(__doc__).quick else 9
+    rounds = 3 if _pairs.arguments(__doc__).quick else 5
     if os.geteuid():
         sys.exit("slurm_start needs root to create network namespaces")
     with contextlib.ExitStack() as stack:
