@@ -25,6 +25,7 @@ from tfd_notebook.resolvers.validation import (
     mapping,
     parsed,
     task_of,
+    unlisted,
 )
 
 #: The jobs that TensorFlow's strategies and ``TF_CONFIG`` support.
@@ -44,10 +45,10 @@ NO_CHIEF = kind(
     "no chief",
     "the chief coordinates parameter servers; without a chief, nothing is scheduled",
 )
-UNREADABLE = kind(
+INVALID = kind(
     "TFD803",
     "error",
-    "TF_CONFIG that cannot be read",
+    "invalid TF_CONFIG",
     "strategies raise an error, or train on this host alone",
 )
 LATE = kind(
@@ -153,12 +154,15 @@ def from_environment() -> ClusterDescription | None:
 
 
 @check("process")
-def unreadable(_: None) -> Iterator[Finding]:
+def invalid(_: None) -> Iterator[Finding]:
     """Find an invalid TF_CONFIG."""
     try:
-        _read()
+        tasks, own = _read()
     except ResolveError as error:
-        yield UNREADABLE.finding(error.what, str(error.fix), _WHERE)
+        yield INVALID.finding(error.what, str(error.fix), _WHERE)
+        return
+    if tasks and (what := unlisted(own, tasks)):
+        yield INVALID.finding(what, 'correct "task", or add its address to "cluster"', _WHERE)
 
 
 @check("process")

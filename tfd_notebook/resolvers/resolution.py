@@ -15,7 +15,7 @@ from tfd_notebook.model.resolution import MAX_CHANGES, ResolutionSnapshot, RuleR
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net.task_probe import TaskProber, is_same_task
 from tfd_notebook.resolvers import detection, factory, providers, suggestions
-from tfd_notebook.resolvers.validation import checked, own_task, tasks_of
+from tfd_notebook.resolvers.validation import checked, own_task, tasks_of, unlisted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,7 +191,8 @@ class Resolution(Handle):
             start, now, before = time.monotonic(), time.time(), self._snapshot
             try:
                 tasks = _tasks(resolver)
-                statuses, trouble = self._prober.probe(tasks), ""
+                statuses = self._prober.probe(tasks)
+                trouble = unlisted(self._own_task(), tasks)
             except TfdError as error:
                 if raises:
                     raise
@@ -209,7 +210,7 @@ class Resolution(Handle):
                 seconds=time.monotonic() - start,
                 changes=(*before.changes, *new)[-MAX_CHANGES:],
                 trouble=trouble,
-                cell=self._suggestion if suggest_start else self._use(tasks),
+                cell=self._suggestion if suggest_start else self._use(tasks, any_alive),
             )
             return self._snapshot
 
@@ -282,11 +283,13 @@ class Resolution(Handle):
         is_own = isinstance(self.resolver, OwnResolver) and self.resolver.name in clusters
         return self.resolver.name if is_own else ""
 
-    def _use(self, tasks: Tasks) -> str:
+    def _use(self, tasks: Tasks, any_alive: bool) -> str:
         if name := self._own_name():
             return f"cluster = tfd.clusters()[{name!r}]"
         kind = "tpu" if type(self.resolver).__name__ == "TPUResolver" else self.rule
-        return suggestions.use(tasks, self._call, self._own_task(), kind)
+        cell = suggestions.use(tasks, self._call, self._own_task(), kind)
+        needs_task = not any_alive and "attach(" in cell
+        return f"# start a task first, because none answers\n{cell}" if needs_task else cell
 
     def _own_task(self) -> tuple[str, int] | None:
         try:

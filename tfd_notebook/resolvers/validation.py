@@ -88,6 +88,13 @@ def own_task(resolver: Any) -> tuple[str, int] | None:
     return (job, index) if isinstance(job, str) and isinstance(index, int) else None
 
 
+def unlisted(own: tuple[str, int] | None, tasks: Mapping[str, Mapping[int, str]]) -> str:
+    """Return a sentence if this process is a task that its cluster does not have, or ""."""
+    if not own or not own[0] or own[0] == "evaluator" or own[1] in tasks.get(own[0], {}):
+        return ""
+    return f"this process is {own[0]}:{own[1]}, which its cluster does not have"
+
+
 def parsed(text: str, place: str, form: str = _FORM) -> Any:
     """Return the value of a JSON text; `form` is the fix in the error.
 

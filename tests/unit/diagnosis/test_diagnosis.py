@@ -157,6 +157,22 @@ def test_invalid_tf_config_is_found(monkeypatch: pytest.MonkeyPatch, text: str) 
         assert codes() == set()
 
 
+def test_task_outside_its_cluster_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(status("worker:0", "CPU")) as worker:
+        cluster = {"worker": [worker.address]}
+        for job, index, expected in (
+            ("worker", 1, "worker:1"),
+            ("chief", 0, "chief:0"),
+            ("worker", 0, ""),
+            ("evaluator", 0, ""),
+        ):
+            task = {"type": job, "index": index}
+            monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+            trouble = expected and f"this process is {expected}, which its cluster does not have"
+            assert [f.what for f in tfd.doctor()] == [trouble] * bool(trouble)
+            assert tfd.resolve().probe().trouble == trouble
+
+
 def test_duplicate_addresses_are_found() -> None:
     with Server(status("worker:0", "CPU")) as server, Server(status("worker:1", "CPU")) as two:
         assert codes({"worker": [server.address, two.address]}) == set()
