@@ -239,7 +239,7 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     where = "this process"
     if worker:
         where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"
-    text = " ".join(_INTERNAL_TEXT.sub("", _STAGE.sub("", message)).split())
+    text = plain(message)
     missing_op = re.search(r"Op type not registered '(\w+)'", message)
     if missing_op:
         what = f"{where} has no op {missing_op[1]}, which an additional library defines"
@@ -272,8 +272,17 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         what = f"the dispatcher has discarded this iteration ({text})"
         fix = "start a new loop. With Service(fault_tolerant=True), loops survive a restart"
         return _combined(errors.DispatcherLost, error, what, "dispatcher:0", fix)
-    what = f"the pipeline failed in {where}{_stage(message)}: {text}"
-    return _combined(errors.PipelineError, error, what, task, None)
+    return _combined(errors.PipelineError, error, failure(message, where), task, None)
+
+
+def failure(message: str, where: str) -> str:
+    """Return a description of the error in a pipeline from TensorFlow's message."""
+    return f"the pipeline failed in {where}{_stage(message)}: {plain(message)}"
+
+
+def plain(message: str) -> str:
+    """Return a message without locations and tracebacks, in one line."""
+    return " ".join(_INTERNAL_TEXT.sub("", _STAGE.sub("", message)).split())
 
 
 def _stage(message: str) -> str:

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from google.protobuf.text_encoding import CUnescape
+
+from tfd_notebook.data.consume import observe
 from tfd_notebook.data.service import validation
 from tfd_notebook.data.service.protocols import DataServiceProtocol
-from tfd_notebook.errors import DataError, TimeLimit
+from tfd_notebook.errors import DataError, StateError, TimeLimit
 
 _POLL_SECONDS = 0.1
 #: Seconds between two lines about the progress.
@@ -23,7 +26,8 @@ class SaveProgress:
 
     Parameters
     ----------
-    state : {"writing", "done", "failed"}
+    state : {"writing", "done", "failed", "incomplete"}
+        ``"incomplete"`` if the cluster has stopped, or this process has detached from it.
     streams : int
         Number of streams. Each data worker writes one or more of them.
     streams_done : int
@@ -105,9 +109,8 @@ class Saving:
             for name in _names(f"{self.path}/chunks")
             if (found := re.fullmatch(r"chunk_\d+_\d+_(\d+)", name))
         ]
-        failed = _exists(f"{self.path}/ERROR")
         return SaveProgress(
-            state="failed" if failed else "done" if self.done else "writing",
+            state=self._state(),
             streams=len(streams),
             streams_done=sum(_exists(f"{stream}/DONE") for stream in streams),
             chunks=len(chunks),
@@ -122,6 +125,17 @@ class Saving:
             ),
             splits_total=self._splits_total,
         )
+
+    def _state(self) -> str:
+        if self.done:
+            return "done"
+        if _exists(f"{self.path}/ERROR"):
+            return "failed"
+        try:
+            _ = self._cluster.service_target
+        except StateError:
+            return "incomplete"
+        return "writing"
 
     def wait(self, timeout: float = 600.0) -> Saving:
         """Wait until the dataset is complete, and return this object.
@@ -146,7 +160,7 @@ class Saving:
         note = time.monotonic() + _NOTE_SECONDS
         while not self.done:
             if _exists(f"{self.path}/ERROR"):
-                raise DataError(f"saving to {self.path} failed: {_text(f'{self.path}/ERROR')}")
+                raise DataError(f"saving to {self.path} failed: {self._error()}")
             validation.require_workers(self._cluster)
             if time.monotonic() > deadline:
                 raise TimeLimit(
@@ -158,6 +172,14 @@ class Saving:
                 validation.print_note(f"{self.path}: {self.progress()}")
             time.sleep(_POLL_SECONDS)
         return self
+
+    def _error(self) -> str:
+        """Return a description of the error that a data worker has written."""
+        text = _text(f"{self.path}/ERROR")
+        found = re.search(r'^message: "(.*)"$', text, re.MULTILINE)
+        if found is None:
+            return text
+        return observe.failure(CUnescape(found[1]).decode(errors="replace"), "a data worker")
 
 
 def _gfile() -> Any:

@@ -484,7 +484,9 @@ class Semantics:
                 "python",
                 f"each data worker has a copy of {' and '.join(facts.states)} as it is now",
                 "create it inside the function, or use functions of the modules random and "
-                "numpy.random, whose seeds differ on each data worker",
+                "numpy.random, whose seeds differ on each data worker"
+                if "Generator)" in facts.states[0] or "Random" in facts.states[0]
+                else "distribute the dataset again after it has changed",
             )
         if tables:
             yield change(

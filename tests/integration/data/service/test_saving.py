@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook import errors
 from tfd_notebook.errors import TimeLimit
 
 pytestmark = pytest.mark.integration
@@ -72,3 +73,32 @@ def test_save_waits_by_default(cluster: tfd.Cluster, tmp_path: Path) -> None:
     saving = cluster.save(tf.data.Dataset.range(3), str(tmp_path / "saved"))
     assert saving.done
     assert saving.progress().elements == 3
+
+
+def test_error_of_a_map_function_is_described(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    def refuse(number: Any) -> Any:
+        raise ValueError("déjà vu")
+
+    numbers = tf.data.Dataset.range(3).map(lambda n: tf.py_function(refuse, [n], tf.int64))
+    with pytest.raises(errors.DataError, match="the pipeline failed in a data worker") as caught:
+        cluster.save(numbers, str(tmp_path / "saved"))
+    assert "stage map" in str(caught.value)
+    assert "ValueError: déjà vu" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_path_that_cannot_be_created_is_refused(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.TfdError) as caught:
+        cluster.save(tf.data.Dataset.range(3), str(tmp_path / "file" / "saved"))
+    assert "can write" in str(caught.value.fix)
+    assert "function_node" not in str(caught.value)
+
+
+def test_saving_that_the_end_of_the_cluster_interrupts_is_incomplete(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with tfd.Cluster(data_workers=1, name="short") as cluster:
+        saving = cluster.save(gated(gate), str(tmp_path / "saved"), wait=False)
+        until(lambda: saving.progress().splits)
+        assert saving.progress().state == "writing"
+    assert saving.progress().state == "incomplete"

@@ -240,6 +240,7 @@ def test_state_of_a_python_function_is_found(state: Any, name: str) -> None:
     (change,) = pipeline.changes("OFF", 2)
     assert change.kind == "python"
     assert name in change.what
+    assert change.fix.startswith("distribute" if "Variable" in name else "create it inside")
     assert pipeline.changes("OFF", 2, in_process=True) == []
 
 
