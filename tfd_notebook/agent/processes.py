@@ -91,7 +91,7 @@ class Process:
         try:
             return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
-            raise TimeLimit(f"no reply to {method!r} within {timeout:g} s") from None
+            raise TimeLimit(f"no reply to {method!r} within {timeout:.3g} s") from None
 
     @property
     def has_pending_requests(self) -> bool:

@@ -173,6 +173,7 @@ class Cluster(Handle):
             consumers,
             coordinator=lambda tasks: self._training.row(tasks),
             memory_cause=lambda: self._data_service.memory_cause(),
+            interrupted=lambda task: self._data_service.record_interruption(task),
         )
         self._task_manager = TaskManager(config, launcher, self._monitor)
         self._context = context = ClusterContext(

@@ -194,6 +194,12 @@ class ClusterDataService:
         largest = max(buffers, key=lambda buffer: buffer.bytes or 0)
         return f" The likely cause is {largest.words}"
 
+    def record_interruption(self, task: str) -> None:
+        """Record in the journal's open iterations that a task of the service has stopped."""
+        with contextlib.suppress(errors.TfdError):  # The host may be lost.
+            if self.journal is not None:
+                self.journal.interrupt(task)
+
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""
         try:

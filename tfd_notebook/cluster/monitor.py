@@ -96,6 +96,8 @@ class Monitor:
         Takes the tasks and returns the row of the coordinator, if any.
     memory_cause : callable
         Returns a sentence about the largest buffer of the data workers, with a leading space.
+    interrupted : callable
+        Called in the monitor's thread with each task of the data service that stops or restarts.
     """
 
     def __init__(
@@ -104,11 +106,13 @@ class Monitor:
         consumers: Consumers,
         coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None],
         memory_cause: Callable[[], str],
+        interrupted: Callable[[str], None],
     ) -> None:
         self._config = config
         self._consumers = consumers
         self._on_tick: Callable[[], None] = lambda: None
         self._coordinator, self._memory_cause = coordinator, memory_cause
+        self._interrupted = interrupted
         self._rows: dict[str, TaskRow] = {}
         #: The processes of the latest `Cluster.run`, by the names of their workers.
         self._ranks: dict[str, RankRow] = {}
@@ -271,6 +275,9 @@ class Monitor:
                 log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
             case TaskChanged():
                 self._publish_notice(event, before)
+                stopped = event.state is TaskState.RESTARTING or event.state.ended
+                if stopped and self._state == "ready" and event.task.startswith(_EPOCH_ROLES):
+                    self.command(lambda: self._interrupted(event.task))
             case WorkersAdapted():
                 self.notice("info", f"{event.before} → {event.after} data workers: {event.reason}")
             case AdaptationChanged() if event.reason:

@@ -169,8 +169,8 @@ class ClusterReports:
         -------
         Table
             One row for each iteration (pass) of a data job, with the columns ``job mode pass state
-            readers read_here_by splits splits_total workers_done``. A line below the rows has the
-            number of open passes and the size of the journal.
+            readers read_here_by splits splits_total workers_done note``. A line below the rows has
+            the number of open passes and the size of the journal.
 
             - ``state``: ``"running"``, ``"finished"``, ``"left"`` by its last reader, or
               ``"discarded"`` by the dispatcher some time later.
@@ -180,6 +180,8 @@ class ClusterReports:
               single elements, each element is a split.
             - ``splits_total``: number of all splits, or None if unknown.
             - ``workers_done``: number of workers that have finished.
+            - ``note``: the reason for which a pass does not deliver each element once. Empty if
+              it does. Tasks that restarted before this process attached are not included.
 
         Raises
         ------

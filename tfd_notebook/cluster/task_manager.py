@@ -27,7 +27,7 @@ from tfd_notebook.model.stacks import (
     blocked_functions,
     observed_seconds,
 )
-from tfd_notebook.net import ports, proxies
+from tfd_notebook.net import ports, probe, proxies
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
 #: With TensorFlow's default of 30 s, a worker starts and ends a save up to 30 s late.
@@ -39,6 +39,8 @@ _FOLLOW_BYTES = 65_536
 _PEER_CHECK_SECONDS = 5.0
 #: Seconds to wait for `ClusterEnded`, which arrives after the last `TaskChanged`.
 _END_SECONDS = 2.0
+#: Timeout of the dispatcher's probe before data workers are added.
+_PROBE_SECONDS = 3.0
 _STACKS_SECONDS = 10.0
 _STACKS_PAUSE_SECONDS = 0.25
 #: Seconds after which a call of a dataset's Python function is reported as blocked.
@@ -144,6 +146,9 @@ class TaskManager:
                 self._check_gpus(requested[Role.WORKER])
             else:
                 self._gpu_allocation = self._allocate_gpus(requested[Role.WORKER])
+        data_workers = len(self.rows_of(Role.DATA_WORKER))
+        if minimum is None and requested.get(Role.DATA_WORKER, 0) > data_workers:
+            self._require_dispatcher()
         missing: dict[Role, list[int]] = {}
         #: Data workers that an earlier call did not wait for.
         starting: list[str] = []
@@ -175,6 +180,19 @@ class TaskManager:
             raise
         if fewer_data_workers and self._static_addresses:
             self.enable_static_sharding()
+
+    def _require_dispatcher(self) -> None:
+        """Raise StateError for a ready dispatcher that does not answer new data workers."""
+        for row in self.rows_of(Role.DISPATCHER):
+            if row.state is not TaskState.READY or self.in_process:
+                continue
+            result = probe.probe(row.address, _PROBE_SECONDS)
+            if not result.alive:
+                raise errors.StateError(
+                    f"adding data workers failed: {row.task} does not answer ({result.reason})",
+                    task=row.task,
+                    fix=f"cluster.restart({row.task!r})",
+                )
 
     def close(self, timeout: float) -> None:
         """Stop all tasks. Never raises."""

@@ -32,6 +32,8 @@ JOURNAL_FIX = (
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 2.0
 #: Timeouts of a task's probes. A task on a busy host may miss the first one.
 _PROBE_SECONDS = (1.0, 1.5)
+#: Seconds after which a consumer's wait for other consumers of its job causes a notice.
+_ROUND_SECONDS = 4.0
 #: Seconds after which a Python function is named as the reason of a wait.
 _BLOCKED_SECONDS = 1.0
 _SERVICE_ROLES = (Role.DISPATCHER, Role.DATA_WORKER)
@@ -94,6 +96,8 @@ class Watchdog:
         self._has_notified = False
         self._journal_due = 0.0
         self._measures_journal = False
+        #: Consumers that wait long: for the other consumers of their job, and for any reason.
+        self._incomplete: set[str] = set()
         self._stuck: set[str] = set()
         self._probe_due = 0.0
         self._is_probing = False
@@ -114,7 +118,10 @@ class Watchdog:
             self._end_in_thread("stopped")
         self._check_journal()
         self._probe_for_waiting_consumers()
-        self._report_stuck_consumers()
+        self._incomplete = self._report_waits(
+            self._incomplete, _ROUND_SECONDS, self._report_missing_consumers
+        )
+        self._stuck = self._report_waits(self._stuck, self._hang_seconds, self._report_stuck)
 
     def _notify_of_time_limit(self) -> None:
         """Publish a notice some time before the cluster ends at its time limit, once."""
@@ -208,13 +215,21 @@ class Watchdog:
             silent = {task: silent[task] for task in reasons}
         return reasons
 
-    def _report_stuck_consumers(self) -> None:
-        """Publish a notice for each consumer that waits too long for data, once per wait."""
-        stuck = set(self._consumers.stuck(self._hang_seconds))
-        for name in stuck - self._stuck:
+    def _report_waits(
+        self, reported: set[str], seconds: float, report: Callable[[str], None]
+    ) -> set[str]:
+        """Call `report` for each consumer that waits `seconds` for data, once per wait."""
+        waiting = set(self._consumers.stuck(seconds))
+        for name in waiting - reported:
             # The queries may be slow, and this thread monitors all tasks.
-            self._start_thread(partial(self._report_stuck, name), "tfd-watchdog-stuck")
-        self._stuck = stuck
+            self._start_thread(partial(report, name), "tfd-watchdog-stuck")
+        return waiting
+
+    def _report_missing_consumers(self, name: str) -> None:
+        fix = missing_consumers(self._consumers.named(name).live.delivery)
+        if fix and name in self._consumers.stuck(_ROUND_SECONDS):
+            what = f"{name!r} has waited {_ROUND_SECONDS:g} s for other consumers"
+            self._monitor.notice("warning", what, fix=fix)
 
     def _report_stuck(self, name: str) -> None:
         blocked = self._task_manager.blocked_functions(_BLOCKED_SECONDS)

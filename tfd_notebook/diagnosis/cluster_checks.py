@@ -14,6 +14,7 @@ from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster import data_service
 from tfd_notebook.cluster.training import KERAS_2, NO_KERAS
 from tfd_notebook.coordinator.connection import open_port
+from tfd_notebook.data.bottleneck import advice
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.diagnostics import MEMORY, NEAR, PROXY
 from tfd_notebook.model.diagnostics import Finding, check, kind, listed
@@ -85,6 +86,24 @@ BLOCKED_FUNCTION = kind(
     "Python function that does not return",
     "its thread delivers no element, and an epoch does not end without them",
 )
+MISSING_CONSUMERS = kind(
+    "TFD819",
+    "warning",
+    "coordinated read without all of its consumers",
+    "a round is delivered only when every consumer of the job requests it",
+)
+#: Seconds for which a consumer waits before it is reported.
+_ROUND_SECONDS = 1.0
+
+
+@check("cluster")
+def missing_consumers(cluster: Cluster) -> Iterator[Finding]:
+    """Report coordinated reads that wait for other consumers."""
+    consumers = data_service.of(cluster).consumers
+    for name in consumers.stuck(_ROUND_SECONDS):
+        fix = advice.missing_consumers(consumers.named(name).live.delivery)
+        if fix:
+            yield MISSING_CONSUMERS.finding(f"{name!r} waits for other consumers", fix)
 
 
 @check("cluster")

@@ -185,8 +185,8 @@ class Prober:
                     continue
                 if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     if is_new and not _connects(address, max(reserve, 0.02)):
-                        return result("unreachable", f"no connection within {timeout:g} s")
-                    return result("hung", f"accepts connections, no answer within {timeout:g} s")
+                        return result("unreachable", f"no connection within {timeout:.3g} s")
+                    return result("hung", f"accepts connections, no answer within {timeout:.3g} s")
                 if code is grpc.StatusCode.UNAVAILABLE:
                     return result(*_unavailable(text))
                 return result("foreign", text or str(code), kind="grpc")

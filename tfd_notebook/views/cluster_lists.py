@@ -105,6 +105,7 @@ _JOB_COLUMNS = (
         drop=3,
     ),
     Column("workers done", lambda record: record["workers_done"], right=True, drop=1),
+    Column("note", lambda record: Cell(record["note"], tone="warn"), note=True),
 )
 
 
@@ -147,6 +148,7 @@ def jobs_table(
                 "splits": iteration.splits,
                 "splits_total": split_counts.get(job.dataset_id) if job else None,
                 "workers_done": f"{finished} of {len(iteration_tasks)}",
+                "note": _not_once(job, iteration, len(iteration_tasks)),
             }
         )
     passes = state.open_iterations
@@ -160,6 +162,18 @@ def jobs_table(
         foot=f"{figures.count(passes)} open pass{'' if passes == 1 else 'es'}, "
         f"journal {figures.size(state.size_bytes)}{omitted}",
     )
+
+
+def _not_once(job: Any, iteration: Any, data_workers: int) -> str:
+    """Return why a pass does not deliver each element once, or an empty text."""
+    mode = job.mode.lower() if job else ""
+    reasons = []
+    if mode == "off" and data_workers > 1:
+        reasons.append(f"each of {data_workers} data workers delivers all elements")
+    if iteration.interrupted:
+        effect = "elements may be missing" if mode == "dynamic" else "elements are repeated"
+        reasons.append(f"{', '.join(iteration.interrupted)} stopped or restarted: {effect}")
+    return "; ".join(reasons)
 
 
 def _progress(finished: int, total: int | None) -> str:

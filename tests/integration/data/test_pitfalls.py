@@ -224,6 +224,8 @@ class TestLostWorker:
             except errors.DataLoss as error:
                 raised.append(error)
         assert set(counts.values()) <= {1}
+        note = pair.jobs().records()[-1]["note"]
+        assert note == "data_worker:0 stopped or restarted: elements may be missing"
         if countable:
             assert len(counts) == 600 or "of 600 elements arrived" in str(raised[0])
         else:

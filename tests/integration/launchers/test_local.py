@@ -107,6 +107,19 @@ def test_restart_can_be_requested_during_a_restart(cluster):
     assert after.pid != before.pid
 
 
+def test_data_workers_are_not_added_while_the_dispatcher_is_stopped(cluster):
+    dispatcher = row(cluster, "dispatcher:0")
+    count = cluster.snapshot().planned[Role.DATA_WORKER]
+    os.kill(dispatcher.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(errors.StateError, match="dispatcher:0 does not answer") as caught:
+            cluster.scale(data_workers=count + 1)
+    finally:
+        os.kill(dispatcher.pid, signal.SIGCONT)
+    assert caught.value.fix == "cluster.restart('dispatcher:0')"
+    assert cluster.snapshot().planned[Role.DATA_WORKER] == count
+
+
 def test_measurements_are_shown(cluster):
     usage = until(lambda: (r := row(cluster, "data_worker:0")).rss_mb and r)
     assert usage.rss_mb > 50

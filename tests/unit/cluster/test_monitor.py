@@ -39,7 +39,7 @@ from tfd_notebook.net import clock
 @pytest.fixture
 def monitor() -> Monitor:
     config = ClusterConfig("c", "local", {Role.WORKER: 2})
-    monitor = Monitor(config, Consumers(), lambda tasks: None, lambda: "")
+    monitor = Monitor(config, Consumers(), lambda tasks: None, lambda: "", lambda _: None)
     for task in ("worker:1", "worker:0"):
         monitor.apply(ready(task))
     return monitor

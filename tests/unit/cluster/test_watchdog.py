@@ -87,7 +87,7 @@ class Watched:
         self.tasks = tasks
         monkeypatch.setattr(clock, "now", lambda: self.now)
         config = ClusterConfig("c", "local", {Role.WORKER: 1})
-        self.monitor = Monitor(config, Consumers(), lambda _: None, lambda: "")
+        self.monitor = Monitor(config, Consumers(), lambda _: None, lambda: "", lambda _: None)
         self.consumers = FakeConsumers(lambda: self.now)
         self.silent: dict[str, Probe] = {}
         self.probed: list[tuple[str, ...]] = []

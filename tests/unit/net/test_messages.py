@@ -157,6 +157,7 @@ def monitored(config: ClusterConfig | None = None) -> Monitor:
         Consumers(),
         coordinator=lambda tasks: None,
         memory_cause=lambda: "",
+        interrupted=lambda task: None,
     )
 
 

@@ -17,7 +17,7 @@ from tests._waiting import until
 from tfd_notebook import views
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster.cluster import Cluster
-from tfd_notebook.data.service.journal import Iteration, Job, JournalState
+from tfd_notebook.data.service.journal import Iteration, Job, JournalState, JournalTask
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.events import Notice
 from tfd_notebook.model.snapshot import GpuRow, Snapshot, StreamRow, TaskRow
@@ -373,6 +373,19 @@ def test_next_step_of_an_error_is_a_sentence() -> None:
 def test_names_of_graph_functions_are_not_part_of_an_error() -> None:
     error = "{{function_node __inference_<lambda>_111}} not a number : Tensor had NaN values"
     assert figures.short_error(error) == "not a number : Tensor had NaN values"
+
+
+def test_jobs_have_a_note_of_each_pass_that_does_not_deliver_each_element_once() -> None:
+    jobs = tuple(Job(n, f"job-{n}", "7", mode) for n, mode in enumerate(("dynamic", "off")))
+    tasks = (JournalTask(1, 1), JournalTask(2, 1), JournalTask(3, 2), JournalTask(4, 2))
+    iterations = (Iteration(1, 0, 1, interrupted=("data_worker:1",)), Iteration(2, 1, 1))
+    table = views.jobs_table(JournalState(jobs, iterations, tasks), {}, {})
+    notes = [row["note"] for row in table.records()]
+    assert notes == [
+        "data_worker:1 stopped or restarted: elements may be missing",
+        "each of 2 data workers delivers all elements",
+    ]
+    assert all(note in str(table) for note in notes)
 
 
 def test_jobs_end_with_the_open_passes_and_the_size_of_the_journal() -> None:

@@ -123,11 +123,14 @@ def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
     missing = sorted({*range(count)} - {index, *local})
     if len(missing) <= others:
         return ""
-    reads, waits = (", ".join(map(str, each)) for each in (sorted({index, *local}), missing))
+    reads, waits = (
+        " and ".join(f"consumer_index={each}" for each in indices)
+        for indices in (sorted({index, *local}), missing)
+    )
     return (
         f"start the missing consumers of job {delivery.job_name!r}, because each round waits for "
-        f"all {count}. Consumers that read in this process: {reads}. Consumers that do not: {waits}"
-        + (f" (other processes run {others} of them)" if others else "")
+        f"all {count}. This process reads with {reads}, but not with {waits}"
+        + (f". Other processes read with {others} of these" if others else "")
     )
 
 

@@ -16,14 +16,14 @@ from typing import Any
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
-from tfd_notebook.data.consume.observe import check_dataset, watch
+from tfd_notebook.data.consume.observe import check_dataset, plain, watch
 from tfd_notebook.data.service import captured_state, elements, validation
 from tfd_notebook.data.service.changes import check_semantics
 from tfd_notebook.data.service.division import Division, divide
 from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.data.service.saving import Saving
-from tfd_notebook.errors import UsageError
+from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.model.spec import check_seconds
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
@@ -170,7 +170,7 @@ def _distributor(
         return watch(read, cluster.consumers, f"dataset (here from {names})", before)
 
     def apply_eagerly(dataset: Any, transfer: elements.Transfer, permanent: bool) -> Any:
-        from tensorflow.data.experimental import assert_cardinality
+        from tensorflow.data.experimental import INFINITE_CARDINALITY, assert_cardinality
 
         pipeline = validation.prepare(
             cluster, dataset, reading.mode, semantics, permanent=permanent
@@ -189,20 +189,20 @@ def _distributor(
             and cluster.policy.on_loss == "raise"
         ):
             read = read.apply(assert_cardinality(cardinality))
-        validation.print_delivery(cluster, reading.mode, pipeline.semantics)
+        infinite = cardinality == INFINITE_CARDINALITY
+        validation.print_delivery(cluster, reading.mode, pipeline.semantics, infinite)
         before = validation.BeforeReading(
             cluster, job_name, captured if semantics != "tensorflow" else ()
         )
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
-        infinite = reading.needs_infinite is not None
         splits = splits_of(dataset, by_file=reading.mode in STATIC)
         delivery = Delivery(
             weakref.ref(cluster),
             expected,
             reading.mode,
             job_name,
-            infinite,
+            reading.needs_infinite is not None,
             splits,
             reading.consumer,
         )
@@ -350,7 +350,8 @@ def from_dataset_id(
     )
     by_reference = arguments["data_transfer_protocol"] == "local"
     elements.transfer_of("auto", read.element_spec, cluster.service_on_this_host, by_reference)
-    validation.print_delivery(cluster, reading.mode, known.semantics)
+    coordinated = reading.consumer is not None  # which needs an infinite dataset
+    validation.print_delivery(cluster, reading.mode, known.semantics, infinite=coordinated)
     checked = known.captured if known.semantics is not None else ()
     before = validation.BeforeReading(cluster, full_name, checked)
     read._tfd_service = ServiceReadOptions(
@@ -432,11 +433,19 @@ def save(
     elements.check_datasets(dataset.element_spec)
     validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
     address = cluster.service_target.partition("://")[2]
-    validation.translated(
-        lambda: tf.data.experimental.distributed_save(
-            dataset, path, address, compression=compression
-        )
-    )
+
+    def request() -> None:
+        try:
+            tf.data.experimental.distributed_save(dataset, path, address, compression=compression)
+        except tf.errors.OpError as error:
+            if "Failed to snapshot" in error.message:
+                raise DataError(
+                    f"saving to {path} failed: {plain(error.message)}",
+                    fix="choose a path that the dispatcher and the data workers can write",
+                ) from error
+            raise
+
+    validation.translated(request)
     splits = splits_of(dataset)
     saving = Saving(cluster, path, None if splits is None else splits.count)
     return saving.wait(timeout) if wait else saving

@@ -75,6 +75,8 @@ class Iteration:
         Time in seconds since the epoch at which the dispatcher discards it, because its last
         consumer has left it. The journal does not record that. None while it is read, and if it
         is finished.
+    interrupted : tuple of str
+        The data workers that stopped or restarted during it, see `Journal.interrupt`.
     """
 
     id: int
@@ -85,6 +87,7 @@ class Iteration:
     clients: int = 0
     splits: int = 0
     expires: float | None = None
+    interrupted: tuple[str, ...] = ()
 
     @property
     def discarded(self) -> bool:
@@ -209,6 +212,19 @@ class Journal:
                 self._state = self._tables.summary(size, self._keep_seconds)
             return self._state
 
+    def interrupt(self, task: str) -> None:
+        """Record in all open iterations that `task` has stopped. The journal does not.
+
+        Raises
+        ------
+        DataError
+            The journal is damaged.
+        """
+        state = self.read()
+        with self._lock:
+            self._tables.interrupt(state, task)
+            self._state = self._tables.summary(state.size_bytes, self._keep_seconds)
+
     def _read_file(self, path: str) -> None:
         """Apply the complete records after the last position, and advance the position."""
         rest, read_to = b"", self._offset
@@ -248,7 +264,15 @@ class _Tables:
         self._ended: deque[int] = deque()
         self._omitted = 0
         self._splits: Counter[int] = Counter()
+        self._interrupted: dict[int, tuple[str, ...]] = {}
         self._split_records: Counter[bytes] = Counter()
+
+    def interrupt(self, state: JournalState, task: str) -> None:
+        """Record that `task` has stopped during the open iterations of `state`."""
+        for iteration in state.iterations:
+            before = self._interrupted.get(iteration.id, ())
+            if not (iteration.finished or iteration.discarded or task in before):
+                self._interrupted[iteration.id] = (*before, task)
 
     def apply(self, record: bytes) -> None:
         """Apply one serialized ``Update``. Raises DecodeError if it is invalid."""
@@ -307,7 +331,7 @@ class _Tables:
         if iteration_id in self._iterations:
             self._left[iteration_id] = update.time_micros / 1e6
 
-    def _change_iteration(self, iteration_id: int, **changes: bool) -> None:
+    def _change_iteration(self, iteration_id: int, **changes: Any) -> None:
         if iteration := self._iterations.get(iteration_id):
             self._iterations[iteration_id] = dataclasses.replace(iteration, **changes)
 
@@ -324,6 +348,7 @@ class _Tables:
             self._open_tasks.pop(oldest, None)
             self._left.pop(oldest, None)
             self._splits.pop(oldest, None)
+            self._interrupted.pop(oldest, None)
             for task in self._tasks_of.pop(oldest, ()):
                 self._tasks.pop(task, None)
 
@@ -346,7 +371,11 @@ class _Tables:
             jobs=tuple(self._jobs.values()),
             iterations=tuple(
                 dataclasses.replace(
-                    i, clients=clients[i.id], splits=self._splits[i.id], expires=expires(i)
+                    i,
+                    clients=clients[i.id],
+                    splits=self._splits[i.id],
+                    expires=expires(i),
+                    interrupted=self._interrupted.get(i.id, ()),
                 )
                 for i in self._iterations.values()
             ),

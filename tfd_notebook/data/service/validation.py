@@ -11,6 +11,7 @@ from typing import Any
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
+from tfd_notebook.data.consume.observe import plain
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.captured_state import RENEW, CapturedState, changed
 from tfd_notebook.data.service.changes import refuse, summary
@@ -318,7 +319,7 @@ class BeforeReading:
         for captured in changed(self._captured):
             handle = captured.resource.handle
             self._captured = [each for each in self._captured if each.resource.handle is not handle]
-            warn(f"{captured}. Next: {RENEW}")
+            warn(f"{captured}. Next: {RENEW}. Later changes are only listed by tfd.doctor(dataset)")
         journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
@@ -346,7 +347,10 @@ def listed_as(job_name: str | None) -> str | None:
 
 
 def print_delivery(
-    cluster: DataServiceProtocol, mode: str, pipeline: Semantics | None = None
+    cluster: DataServiceProtocol,
+    mode: str,
+    pipeline: Semantics | None = None,
+    infinite: bool = False,
 ) -> None:
     """Print, once for each cluster and mode, how the data workers share the data.
 
@@ -360,7 +364,9 @@ def print_delivery(
     count = require_workers(cluster)
     divides = mode not in ("OFF", "HINT")
     keeps = divides and pipeline is not None and pipeline.keeps_elements(mode)
-    if mode == "OFF" and count == 1:
+    if mode == "OFF" and infinite:
+        text = f"each of the {count} data workers reads the whole infinite dataset"
+    elif mode == "OFF" and count == 1:
         text = "the data worker reads the whole dataset, so an epoch contains every element once"
     elif mode == "OFF":
         times = "twice" if count == 2 else f"{count} times"
@@ -391,15 +397,15 @@ def translated(call: Callable[[], Any]) -> Any:
         raise
     except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
         raise DispatcherLost(
-            f"the dispatcher does not answer: {error.message}", task="dispatcher:0"
+            f"the dispatcher does not answer: {plain(error.message)}", task="dispatcher:0"
         ) from error
     except tf.errors.NotFoundError as error:
-        raise UnknownName(error.message, fix="register the dataset first") from error
+        raise UnknownName(plain(error.message), fix="register the dataset first") from error
     except tf.errors.AlreadyExistsError as error:
-        raise UsageError(error.message, fix="choose another path") from error
+        raise UsageError(plain(error.message), fix="choose another path") from error
     except tf.errors.FailedPreconditionError as error:
         raise NotSerializable(
-            f"the dataset cannot be sent to the data workers: {error.message}",
+            f"the dataset cannot be sent to the data workers: {plain(error.message)}",
             fix="remove stateful stages, or set options().experimental_external_state_policy",
         ) from error
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:

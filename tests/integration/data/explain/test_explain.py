@@ -533,14 +533,18 @@ class TestThroughACluster:
                 return numbers.apply(cluster.distribute("off", **options))
 
             first, second = (cluster.stream(read(index)) for index in range(2))
-            text = "read in this process: 0. Consumers that do not: 1"
+            text = "reads with consumer_index=0, but not with consumer_index=1"
             with first.start():
                 until(lambda: text in first.limit.advice)
                 assert "job 'pair'" in first.limit.advice
+                until(lambda: any(text in str(each) for each in cluster.snapshot().notices))
+                (finding,) = [f for f in tfd.doctor() if f.code == "TFD819"]
+                assert text in finding.fix
                 with second.start():
                     first.wait(elements=1, timeout=60)
                     until(lambda: first.limit.figures["elements_per_s"] > 0)
                     assert "consumers" not in first.limit.advice
+                    assert not [f for f in tfd.doctor() if f.code == "TFD819"]
                     second.pause()
                     until(lambda: text in first.limit.advice)
             limit = tfd.explain(read(0, "alone"), seconds=2)

@@ -530,9 +530,9 @@ class TestAdvice:
     @pytest.mark.parametrize(
         ("local", "others", "text"),
         [
-            ([0], 0, "read in this process: 0. Consumers that do not: 1, 2"),
-            ([0], 1, "that do not: 1, 2 (other processes run 1 of them)"),
-            ([0, 2], 0, "read in this process: 0, 2. Consumers that do not: 1"),
+            ([0], 0, "but not with consumer_index=1 and consumer_index=2"),
+            ([0], 1, "consumer_index=2. Other processes read with 1 of these"),
+            ([0, 2], 0, "consumer_index=0 and consumer_index=2, but not with consumer_index=1"),
             ([0, 2], 1, ""),
             ([0, 1, 2], 0, ""),
         ],

@@ -80,7 +80,7 @@ class TestAdviceOfNow:
         limit = Run(monkeypatch, delivery=delivery).read(0, 0, 0)
         assert limit.kind == "workers"
         assert limit.advice.startswith("start the missing consumers of job 'rounds'")
-        assert limit.advice.endswith("read in this process: 0. Consumers that do not: 1")
+        assert limit.advice.endswith("with consumer_index=0, but not with consumer_index=1")
 
     def test_slow_elements_are_not_a_stall(self, run: Run) -> None:
         advice = set()
