@@ -131,7 +131,7 @@ test-front: $(VENV)/.front ## eslint, prettier, tsc, vitest and the size of the 
 lab: $(VENV)/.lab $(VENV)/.front ## JupyterLab on the tutorials
 	$(BIN)/jupyter lab notebooks
 
-bench bench-old: $(VENV)/.demo $(VENV)/.spark $(VENV)/.front
+bench bench-old: $(VENV)/.test $(VENV)/.spark $(VENV)/.front
 bench: ## every benchmark; the figures go to benchmarks/results.md
 	$(BIN)/python benchmarks/run.py
 bench-old: ## list the figures whose code has changed since, and measure them again
