@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 _STARVED = 0.1
 #: The least share of the time in which a consumer works, so that demand stays finite.
 _LEAST_WORK = 0.02
+#: Maximum factor of one increase, over the data workers that serve. Their measurement may be wrong.
+_MOST_GROWTH = 4
 #: Reserve over the measured need, so that a consumer does not wait again after a reduction.
 _RESERVE = 1.1
 #: Length of the cool-down, in start times of a data worker.
@@ -202,7 +204,7 @@ def decide(bounds: Bounds, history: History, now: Measurement) -> tuple[History,
         (rate for rate in rates if rate.starved), key=lambda rate: rate.waiting, default=None
     )
     if starved is not None:
-        count = min(need, _useful(bounds.maximum, now.loads))
+        count = min(need, _MOST_GROWTH * now.serving, _useful(bounds.maximum, now.loads))
         if count > now.workers and now.time >= history.blocked and not _keeps(now.loads, "all"):
             return _change(history, now, count, _waits(starved))
         return history, None
@@ -319,11 +321,11 @@ def _lower(bounds: Bounds, history: History, now: Measurement) -> tuple[History,
     count = max(bounds.minimum, 0 if unused else max(need for _, need in history.needs))
     if count >= now.workers:
         return history, None
-    seconds = f"{period:.0f} s"
-    reason = f"no consumer has read for {seconds}"
+    reason = f"no consumer has read for {period:.0f} s"
     if not unused:
-        reason = f"{count} {'was' if count == 1 else 'were'} enough for {seconds}"
-    return _change(history, now, count, reason)
+        reason = f"{count} {'was' if count == 1 else 'were'} enough for {period:.0f} s"
+    saved = f"{100 * (1 - count / now.workers):.0f} % of worker time saved"
+    return _change(history, now, count, f"{reason}: {saved}, no more waiting")
 
 
 def _change(
