@@ -88,8 +88,13 @@ class RemoteHost(ABC):
         except OSError as error:
             raise LaunchError(
                 f"connecting to {self.label} failed: {error}",
-                fix="check that the host is up, and its address",
+                fix=self.unreached_fix,
             ) from None
+
+    @property
+    def unreached_fix(self) -> str:
+        """The next step if the host cannot be reached."""
+        return "check that the host is up, and its address"
 
     def close_session(self) -> None:
         """Close the session, if any, and the resources that outlast a channel."""

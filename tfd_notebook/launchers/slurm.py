@@ -449,6 +449,7 @@ class _Jobs:
         deadline = time.monotonic() + config.policy.start_timeout
         ended_at: dict[str, float] = {}
         shown: dict[str, str] = {}
+        fixes: dict[str, str] = {}
         while missing := [
             job for job in self.jobs if not all(h.arrived.is_set() for h in job.hosts)
         ]:
@@ -460,9 +461,9 @@ class _Jobs:
                     since = ended_at.setdefault(job.role, time.monotonic())
                     if time.monotonic() - since > _END_SECONDS:
                         raise _start_failed(job, ended)
-                reason = status.pending(job.id) if status is not None else ""
+                reason, fix = status.pending(job.id) if status is not None else ("", "")
                 if reason and reason != shown.get(job.role):
-                    shown[job.role] = reason
+                    shown[job.role], fixes[job.role] = reason, fix
                     for role, index in config.tasks():
                         if job.role in ("", role):
                             task = f"{role}:{index}"
@@ -472,7 +473,8 @@ class _Jobs:
                 reason = shown.get(job.role) or f"Slurm job {job.id} did not start its agents"
                 raise StartTimeout(
                     f"Slurm started no agents within {config.policy.start_timeout:g} s: {reason}",
-                    fix="allow more time with tfd.Policy(start_timeout=...), or request less",
+                    fix=fixes.get(job.role)
+                    or "allow more time with tfd.Policy(start_timeout=...), or request less",
                 )
             self.check_open(config.name)
             missing[0].hosts[-1].arrived.wait(_POLL_SECONDS)
@@ -555,13 +557,13 @@ class _Status:
         running = self.state == "RUNNING" and slurm_queue.is_count(self.allocated)
         return int(self.allocated) if running else 0
 
-    def pending(self, job: str) -> str:
-        """Return why the job waits, as a sentence, or an empty string."""
+    def pending(self, job: str) -> tuple[str, str]:
+        """Return why the job waits, as a sentence, and the change that helps. Empty if it runs."""
         if self.state != "PENDING":
-            return ""
-        reason, _ = slurm_queue.why_pending(job)
+            return "", ""
+        reason, fix = slurm_queue.why_pending(job)
         start = "" if self.start in ("", "N/A") else f"; expected start {self.start}"
-        return f"Slurm job {job} is pending: {reason or self.reason}{start}"
+        return f"Slurm job {job} is pending: {reason or self.reason}{start}", _as_arguments(fix)
 
     def ended(self, job: str) -> str:
         """Return a sentence if the job has ended, or an empty string."""
@@ -575,6 +577,15 @@ class _Status:
     def seconds_left(self) -> float | None:
         """Seconds before the time limit; None without a limit."""
         return slurm_queue.seconds(self.left)
+
+
+def _as_arguments(fix: str) -> str:
+    """Return a text with options of ``sbatch`` as arguments of the launcher."""
+
+    def argument(option: re.Match[str]) -> str:
+        return f"{option[1]}={option[2] if option[2].isdecimal() else repr(option[2])}"
+
+    return re.sub(r"(?:#SBATCH )?--(\w+)=([^\s,]+)", argument, fix)
 
 
 #: The final state, such as CANCELLED, follows. A job stays in this one if a node is unreachable.
@@ -621,7 +632,8 @@ def _start_failed(job: _Job, ended: str) -> LaunchError:
     return LaunchError(
         f"{ended}: {missing} of its {len(job.hosts)} nodes cannot be reached or started no agent"
         + (f"; its output ends with {output!r}" if output else ""),
-        fix="check python=, container=, prologue= and output=, and that the nodes reach this host",
+        fix="check python=, container=, prologue= and output=, and that the nodes reach "
+        f"{job.hosts[0].kernel_address} (TCP); address= selects another address of this host",
     )
 
 

@@ -44,6 +44,8 @@ class Rendezvous:
         self.on_close: Callable[[], None] = lambda: None
         self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
         self.port = int(self._server.address.rpartition(":")[2])
+        #: The address (``"host:port"``) that the processes on other hosts must reach.
+        self.address = f"{address}:{self.port}"
 
     def expect(self, hosts: Mapping[tuple[str, int], RendezvousHost]) -> None:
         """Accept connections for these hosts, by the key of the process; end all others."""
@@ -159,7 +161,10 @@ class RendezvousHost(RemoteHost):
                 raise self.loss(self._loss_reason)
             channel, self._idle = self._idle, None
         if channel is None:
-            raise OSError(f"its process did not connect within {_CONNECT_SECONDS:g} s")
+            raise OSError(
+                f"its process did not connect to {self.kernel_address} "
+                f"within {_CONNECT_SECONDS:g} s"
+            )
         try:
             self.peer_address, self.own_address = channel.ends
             channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
@@ -176,6 +181,18 @@ class RendezvousHost(RemoteHost):
             channel.close()
             raise
         return LineChannel(channel)
+
+    @property
+    def unreached_fix(self) -> str:
+        return (
+            f"check that the host is up, and that it reaches {self.kernel_address} (TCP); address= "
+            "selects another address of this host"
+        )
+
+    @property
+    def kernel_address(self) -> str:
+        """The address (``"host:port"``) of this process that the host must reach."""
+        return self._rendezvous.address
 
     def loss(self, reason: str) -> AgentLost:
         """Return the error after the process has reported why it ends."""

@@ -13,6 +13,7 @@ import pytest
 
 from tfd_notebook.agent.bridges import rendezvous as bridge
 from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.errors import LaunchError
 from tfd_notebook.launchers.client import engine_workers
 from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
 from tfd_notebook.net import secure_channel
@@ -88,3 +89,17 @@ def test_key_of_a_bridge_cannot_be_guessed() -> None:
 def reply(handshake: dict[str, Any], process: int) -> dict[str, Any]:
     line = stdio.HANDSHAKE + json.dumps(handshake)
     return {"host": "one", "process": process, "line": line}
+
+
+def test_host_that_cannot_reach_this_one_gets_the_address(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfd_notebook.launchers.client.rendezvous._CONNECT_SECONDS", 0.0)
+    host = RendezvousHost("one", rendezvous)
+    rendezvous.expect({("0", 1): host})
+    with pytest.raises(LaunchError) as caught:
+        host.open_session(None, 1.0)
+    address = f"127.0.0.1:{rendezvous.port}"
+    assert f"one failed: its process did not connect to {address}" in caught.value.what
+    assert f"reaches {address} (TCP)" in str(caught.value.fix)
+    host.close()
