@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import itertools
@@ -21,7 +22,10 @@ import pytest
 
 import tfd_notebook
 from tfd_notebook import errors
+from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.launchers import RemoteLauncher, base
+from tfd_notebook.model import command_table
+from tfd_notebook.model.spec import Policy, Service
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,7 +121,14 @@ def test_docs_name_every_error() -> None:
 
 def test_signatures_show_every_argument() -> None:
     cluster = inspect.signature(tfd_notebook.Cluster).parameters
-    assert {"data_workers", "workers", "ps", "launcher", "gpus", "policy"} <= set(cluster)
+    defaults = {field.name: field.default for field in dataclasses.fields(ClusterOptions)}
+    defaults |= {"if_exists": "reuse", "start": True}
+    assert {name: parameter.default for name, parameter in cluster.items()} == defaults
+    others = {"host", "allow", "port", "output", "detach"}  # of launchers, servers and the command
+    others |= {field.name for kind in (Policy, Service) for field in dataclasses.fields(kind)}
+    for surface in ("%tfd_cluster", "tfd"):
+        arguments = command_table.commands(surface)["start"].arguments(surface)
+        assert {argument.name for argument in arguments} <= {*defaults, *others}
     assert all(p.kind is p.KEYWORD_ONLY for p in cluster.values())
     stream = inspect.signature(tfd_notebook.Cluster.stream).parameters
     assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard"}

@@ -12,7 +12,7 @@ from typing import Any
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.cluster import Cluster, running
-from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.cluster.view import ClusterView
 from tfd_notebook.launchers import base, external
@@ -242,8 +242,8 @@ def _from_running_tasks(
     return cluster
 
 
-def start(hours: float | None, **options: Any) -> Cluster:
-    """Return ``Cluster(**options)``, detached for `hours` unless that is None.
+def start(options: ClusterOptions, hours: float | None) -> Cluster:
+    """Return a cluster with these options, detached for `hours` unless that is None.
 
     If a detached cluster of the same name and specification runs, attach to it and renew its lease.
 
@@ -253,12 +253,12 @@ def start(hours: float | None, **options: Any) -> Cluster:
         A detached cluster of that name has another specification.
     """
     if hours is None:
-        return Cluster(**options)
+        return Cluster(**vars(options))
     check_hours(hours)
-    config, _ = build_config(options.get("name"), {k: v for k, v in options.items() if k != "name"})
+    config, _ = options.configure()
     before = registry.clusters()
     if config.name in before or not is_detached(config.name):
-        cluster = Cluster(**options)
+        cluster = Cluster(**vars(options))
         try:
             cluster.detach(hours)
         except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tfd_notebook import views
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.cluster import registry
-from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.cluster.handles import ClusterDispatcher, TaskHandle
@@ -60,7 +60,21 @@ def _documented_by(source: Any) -> Callable[[_Method], _Method]:
     return copy
 
 
-class Cluster(Handle):
+class _ClusterType(type):
+    """The type of `Cluster`. A call returns the running cluster of that name, if there is one.
+
+    A new cluster is initialized under the lock of the registry, because other threads may use a
+    registered one.
+    """
+
+    def __call__(cls, *, if_exists: str = "reuse", start: bool = True, **arguments: Any) -> Any:
+        config, launcher = ClusterOptions.read(arguments).configure()
+        create = partial(Cluster._create, config, launcher)
+        cluster = cast(Cluster, registry.get_or_create(config, if_exists, create))
+        return cluster.start() if start and cluster.state == "new" else cluster
+
+
+class Cluster(Handle, metaclass=_ClusterType):
     """A cluster of TensorFlow servers, started by a launcher and supervised from this process.
 
     The tasks form a tf.data service, a parameter server training, or both.
@@ -122,24 +136,6 @@ class Cluster(Handle):
 
     _instead = "pass its name, and call tfd.attach(name) there after cluster.detach()"
 
-    # Python calls `__init__` with the result of `__new__`, which may be a running cluster. Other
-    # threads also use a cluster as soon as it is registered. So `__new__` checks the arguments and
-    # initializes, under the lock of the registry. `__init__` declares the arguments and starts.
-    # `build_config` rejects unknown ones, and names the class that has an option of that name.
-    def __new__(
-        cls, *, name: str | None = None, if_exists: str = "reuse", **options: Any
-    ) -> Cluster:
-        config, launcher = build_config(name, options)
-        create = partial(cls._create, config, launcher)
-        return cast(Cluster, registry.get_or_create(config, if_exists, create))
-
-    @classmethod
-    def _create(cls, config: ClusterConfig, launcher: base.Launcher) -> Cluster:
-        """Return a new cluster that is neither registered nor started."""
-        cluster = super().__new__(cls)
-        cluster._initialize(config, launcher)
-        return cluster
-
     def __init__(
         self,
         *,
@@ -156,15 +152,22 @@ class Cluster(Handle):
         policy: Policy | None = None,
         service: Service | None = None,
         start: bool = True,
-    ) -> None:
-        if start and self.state == "new":
-            self.start()
+    ) -> (
+        None
+    ): ...  # declares the arguments for type checkers and editors: `_ClusterType` initializes
 
-    #: Without this, `inspect.signature` shows the parameters of `__new__`, which names only two.
+    #: Without this, `inspect.signature` shows the parameters of `_ClusterType.__call__`.
     __signature__ = inspect.signature(__init__).replace(
         parameters=list(inspect.signature(__init__).parameters.values())[1:],
         return_annotation=inspect.Signature.empty,
     )
+
+    @classmethod
+    def _create(cls, config: ClusterConfig, launcher: base.Launcher) -> Cluster:
+        """Return a new cluster that is neither registered nor started."""
+        cluster = cls.__new__(cls)
+        cluster._initialize(config, launcher)
+        return cluster
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         consumers = Consumers(task_of=lambda address: self._monitor.task_at(address))

@@ -254,6 +254,7 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
     """
     # Import time: only the start of a cluster needs these modules.
     from tfd_notebook.cluster import attach
+    from tfd_notebook.cluster.config import ClusterOptions
     from tfd_notebook.launchers import base
 
     arguments: dict[str, Any] = {}
@@ -261,8 +262,7 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
         arguments["host"] = options.host
     if options.allow:
         arguments["allow"] = options.allow
-    return attach.start(
-        options.detach,
+    cluster = ClusterOptions(
         data_workers=options.data_workers,
         workers=options.workers,
         ps=options.ps,
@@ -280,6 +280,7 @@ def make_cluster(options: argparse.Namespace) -> Cluster:
             snapshot_max_chunk_size_bytes=options.snapshot_max_chunk_size_bytes,
         ),
     )
+    return attach.start(cluster, options.detach)
 
 
 def adaptation_range(options: argparse.Namespace) -> tuple[int | None, int | None]:

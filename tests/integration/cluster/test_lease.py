@@ -22,6 +22,7 @@ from tests.integration._kernel import Kernel
 from tfd_notebook import errors
 from tfd_notebook.agent.sessions import SOCKET
 from tfd_notebook.cluster import attach
+from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.launchers.client import detached, orphans
 from tfd_notebook.net import runtime_dir
 
@@ -183,7 +184,7 @@ def test_notebook_attaches_to_a_cluster_started_in_a_terminal() -> None:
         assert len(again.tasks) == 3
         assert again.snapshot().planned == {"dispatcher": 1, "data_worker": 2, **_none(again)}
         with pytest.raises(errors.NameTaken, match="another specification"):
-            attach.start(1.0, name="outside", data_workers=7)
+            attach.start(ClusterOptions(name="outside", data_workers=7), 1.0)
     finally:
         cli("stop", "outside")
     until(lambda: again.ended)
@@ -299,7 +300,7 @@ def test_suspended_process_receives_the_missed_events(shared: tfd.Cluster) -> No
         until(lambda: shared.state == "ready")
         process.send_signal(signal.SIGCONT)
         time.sleep(0.2)
-        output, _ = process.communicate("\n", timeout=30)
+        output, _ = process.communicate("\n", timeout=60)
     finally:
         process.kill()
         process.communicate()

@@ -15,7 +15,7 @@ import pytest
 import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.cluster import attach
-from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached, orphans
 from tfd_notebook.launchers.client.jupyter_server import TOKEN, JupyterServer
@@ -161,7 +161,7 @@ def test_token_is_read_from_the_profile_of_its_server(
 def config() -> spec.ClusterConfig:
     launcher = tfd.launchers.Jupyter([f"{ONE}/lab?token=s3cret", TWO], token={TWO: "s3cret"})
     options = {"launcher": launcher, "data_workers": 1, "env": {"HF_TOKEN": "s3cret"}}
-    return build_config("secret", options)[0]
+    return ClusterOptions(name="secret", **options).configure()[0]
 
 
 def test_tokens_are_not_part_of_a_specification(config: spec.ClusterConfig) -> None:
