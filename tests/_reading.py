@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.stream import Stream
 
-SECONDS = 40.0
+SECONDS = 60.0
 
 
 class Reader:

@@ -113,11 +113,11 @@ class Lab:
     def workspace_contains(self, text: str) -> bool:
         """Return True if the saved layout of the workspace contains a text."""
         address = f"{self.address}/lab/api/workspaces/{self._workspace}"
-        with urllib.request.urlopen(address, timeout=30) as reply:
+        with urllib.request.urlopen(address, timeout=60) as reply:
             return text in reply.read().decode()
 
     def kernels(self) -> list[Any]:
-        with urllib.request.urlopen(f"{self.address}/api/kernels", timeout=30) as reply:
+        with urllib.request.urlopen(f"{self.address}/api/kernels", timeout=60) as reply:
             return list(json.load(reply))
 
     def shut_down_kernels(self) -> None:

@@ -322,7 +322,7 @@ def test_service_stops_during_reading(own: DataService) -> None:
     if isinstance(own, Tasks):
         dataset = endless().apply(own.distribute("off"))
         with own.cluster.stream(dataset).start() as stream:
-            stream.wait(elements=10, timeout=40)
+            stream.wait(elements=10, timeout=60)
             own.cluster.stop()
             with pytest.raises(tfd.errors.Interrupted):
                 stream.wait(timeout=60)

@@ -158,7 +158,7 @@ import os, sys
 from tfd_notebook.net import secure_channel
 with secure_channel.connect({server.address!r}, bytes.fromhex(os.environ["SECRET"])) as channel:
     channel.send({{"n": 1}})
-    assert channel.receive(30)[0]["n"] == 1
+    assert channel.receive(60)[0]["n"] == 1
 assert "cryptography" not in sys.modules
 """,
             SECRET=secret.hex(),

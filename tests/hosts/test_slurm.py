@@ -228,7 +228,7 @@ def servers(slurm: Slurm) -> Iterator[str]:
         job = until(lambda: running(slurm))
         yield job
         slurm.run("scancel", job, check=True)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
 

@@ -139,7 +139,7 @@ def test_cluster_survives_a_silent_network_fault(hosts: Hosts, ready: Any) -> No
         host = next(item for item in (hosts.east, hosts.north) if item.address in there.address)
         hosts.partition(hosts.home, host)
         try:
-            until(lambda: time.monotonic() - there.last_message_at > 30, 45.0)
+            until(lambda: time.monotonic() - there.last_message_at > 30, 90.0)
         finally:
             hosts.heal()
         cut = there.last_message_at

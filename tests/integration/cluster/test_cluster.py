@@ -218,7 +218,7 @@ def test_stream_gets_a_name_distinct_from_an_observed_dataset() -> None:
         assert first.state == "stopped"
         assert list(cluster.streams) == [second.name]
         # A stop while TensorFlow opens an iterator would leave its thread behind.
-        assert second.wait(elements=1, timeout=30)
+        assert second.wait(elements=1, timeout=60)
         with pytest.raises(UnknownName):
             cluster.logs("train")
 

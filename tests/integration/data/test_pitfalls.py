@@ -378,7 +378,7 @@ class TestPythonFunctions:
             [sys.executable, "-W", "ignore", "-c", OTHER_PROCESS, pair.dispatcher.target],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=60,
         )
         assert "Could not find callback with key=" in completed.stdout, (
             completed.stdout + completed.stderr

@@ -35,7 +35,7 @@ def test_external_service_is_monitored_and_read(service: Any) -> None:
         numbers = tf.data.Dataset.range(10).apply(cluster.distribute("dynamic"))
         assert sorted(int(x) for x in numbers) == list(range(10))
         stream = cluster.stream(tf.data.Dataset.range(20).apply(cluster.distribute("off"))).start()
-        assert stream.wait(elements=20, timeout=30)
+        assert stream.wait(elements=20, timeout=60)
         assert tfd.attach(service.target, "external") is cluster
         for change in (
             lambda: cluster.scale(data_workers=2),

@@ -142,7 +142,7 @@ def test_kill_is_refused_and_restart_works(cluster: tfd.Cluster) -> None:
 def test_worker_restarts_during_a_read(cluster: tfd.Cluster) -> None:
     dataset = batches(ENDLESS).apply(cluster.distribute("off"))
     with cluster.stream(dataset).start() as stream:
-        stream.wait(elements=5, timeout=30)
+        stream.wait(elements=5, timeout=60)
         cluster.restart("data_worker:0")
         stream.wait(elements=stream.elements + 20, timeout=60)
     assert cluster.snapshot().task("data_worker:0").state == "ready"

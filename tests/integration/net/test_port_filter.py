@@ -342,7 +342,7 @@ def test_ports_of_a_data_service_refuse_other_hosts(other_host: OtherHost, kind:
         assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         if kind == "local":  # even after a restart
             before = cluster.kill("data_worker:0")
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while (row := cluster.snapshot().task("data_worker:0")).pid in (None, before) or (
                 row.state != "ready"
             ):

@@ -186,7 +186,7 @@ def test_start_in_the_foreground_stops_at_a_signal(
     holder.send_signal(number)
     read_until(holder, "cluster 'held' stopped")
     assert holder.wait(60) == 0
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=60)
     assert not alive
 
 

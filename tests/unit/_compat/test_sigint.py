@@ -1,10 +1,8 @@
 """The watch for Ctrl-C: cancelled and ignored functions, and cleanup."""
 
-import os
 import signal
 import socket
 import threading
-import time
 
 import pytest
 
@@ -46,8 +44,7 @@ def clock(monkeypatch):
 
 
 def press():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.05)  # the handler runs at the latest here
+    signal.raise_signal(signal.SIGINT)
 
 
 def block(meter, function=False):

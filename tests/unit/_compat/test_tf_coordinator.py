@@ -293,6 +293,7 @@ def test_datasets_have_their_inputs_and_functions() -> None:
     assert graph.serialized(mapped), VERSION
 
 
+@pytest.mark.slow
 def test_native_tf_data_server_stops_without_the_gil() -> None:
     config = tf.data.experimental.service.DispatcherConfig(port=0)
     server = tf.data.experimental.service.DispatchServer(config)

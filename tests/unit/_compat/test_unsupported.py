@@ -79,6 +79,7 @@ def test_references_of_a_list_are_found() -> None:
     assert iterator_cleanup._references(only) == iterator_cleanup._SINGLE_REFERENCE
 
 
+@pytest.mark.slow
 def test_server_with_an_unknown_layout_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not servers.is_readable(object())
     assert servers.unlocked_stop(object()) is None

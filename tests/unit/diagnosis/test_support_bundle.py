@@ -155,7 +155,7 @@ def test_doctor_and_support_query_other_processes(capsys: Any, tmp_path: Path) -
         assert "hung" in texts[f"process-{process.pid}/sibling/state.txt"]
         assert SECRETS[1] not in "".join(texts.values())
     finally:
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=60)
 
 
 def test_archive_has_no_secrets(

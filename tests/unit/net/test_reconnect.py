@@ -116,6 +116,6 @@ def test_heartbeats_continue_after_an_error_until_the_end(closed: threading.Even
 
     send_heartbeats(send, closed, 0.01)
     for _ in range(3):
-        assert sent.get(timeout=30)
+        assert sent.get(timeout=60)
     closed.set()
     until(lambda: not any(t.name == "tfd-heartbeat" for t in threading.enumerate()))

@@ -95,7 +95,7 @@ class TestContract:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps({"worker": ["w0:1"]}))
         workers = []
-        for spec in ClusterFileResolver(path).watch(seconds=20, every=0.01):
+        for spec in ClusterFileResolver(path).watch(seconds=60, every=0.01):
             workers.append(spec.as_dict()["worker"])
             if len(workers) == 3:
                 break

@@ -406,7 +406,7 @@ def test_checkpoint_of_a_distributed_dataset_is_refused(service, tmp_path, consu
         stream.wait(elements=5, timeout=60)
         with pytest.raises(errors.Unsupported, match="skip"):
             stream.checkpoint(str(tmp_path / "position"))
-        stream.wait(elements=stream.elements + 100, timeout=30)
+        stream.wait(elements=stream.elements + 100, timeout=60)
 
 
 def test_frame_has_one_row_per_second(consumers):

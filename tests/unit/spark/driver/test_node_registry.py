@@ -91,20 +91,20 @@ def test_each_update_has_the_whole_state(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(update(state="starting", path="", open_to=""))
         until(lambda: driver.node.state == "starting")
-        assert channel.receive(10)[0] == acknowledged(0)
+        assert channel.receive(60)[0] == acknowledged(0)
         channel.send(update(1, "a\nb", numbers={"rows": 3}))
         until(lambda: driver.node.state == "running")
         assert driver.node.open_to == "this host"
         assert driver.node.last_lines(2) == ("a", "b")
         assert node_registry.node_row(driver.node).rows == 3
-        assert channel.receive(10)[0] == acknowledged(1)
+        assert channel.receive(60)[0] == acknowledged(1)
 
 
 def test_repeated_update_counts_once(driver: Driver) -> None:
     for _ in range(2):  # the answer may be lost in transit
         with driver.connect() as channel:
             channel.send(update(log="once\n"))
-            assert channel.receive(10)[0] == acknowledged(0)
+            assert channel.receive(60)[0] == acknowledged(0)
     assert driver.node.last_lines(5) == ("once",)
     until(lambda: driver.changes)
     assert driver.changes == ["update"]
@@ -131,12 +131,12 @@ def test_command_waits_for_a_disconnected_node(driver: Driver) -> None:
     for _ in range(2):  # the message may be lost in transit
         with driver.connect() as channel:
             channel.send(update())
-            assert channel.receive(10)[0] == {"order": "finish"}
+            assert channel.receive(60)[0] == {"order": "finish"}
     driver.server.order("stop", reason="the cluster has failed")
     driver.server.order("finish")
     with driver.connect() as channel:
         channel.send(update())
-        assert channel.receive(10)[0] == {"order": "stop", "reason": "the cluster has failed"}
+        assert channel.receive(60)[0] == {"order": "stop", "reason": "the cluster has failed"}
 
 
 @pytest.mark.slow
@@ -159,13 +159,13 @@ def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
     with driver.connect() as old, driver.connect() as new:
         old.send(update())
         until(lambda: driver.node.channel)
-        assert old.receive(10)[0] == acknowledged(0)
+        assert old.receive(60)[0] == acknowledged(0)
         new.send(update(1, state="finished"))
         with pytest.raises((EOFError, OSError)):
-            old.receive(10)
-        assert new.receive(10)[0] == acknowledged(1)
+            old.receive(60)
+        assert new.receive(60)[0] == acknowledged(1)
         driver.server.order("finish")
-        assert new.receive(10)[0] == {"order": "finish"}
+        assert new.receive(60)[0] == {"order": "finish"}
 
 
 # Messages of a node are validated before anything is stored.
@@ -190,10 +190,10 @@ def test_reconnected_node_uses_its_new_channel(driver: Driver) -> None:
 def test_node_is_lost_after_an_invalid_message(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send(update())
-        assert channel.receive(10)[0] == acknowledged(0)
+        assert channel.receive(60)[0] == acknowledged(0)
         channel.send({**update(1), **wrong})
         with pytest.raises((EOFError, OSError)):
-            channel.receive(10)
+            channel.receive(60)
     until(lambda: driver.changes == ["update", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
@@ -206,7 +206,7 @@ def test_node_is_lost_after_an_invalid_first_update(driver: Driver, wrong: Any) 
     with driver.connect() as channel:
         channel.send({**update(), **wrong})
         with pytest.raises((EOFError, OSError)):
-            channel.receive(10)
+            channel.receive(60)
     until(lambda: driver.changes == ["ended"])
     assert (driver.node.state, driver.node.pid) == ("lost", None)
     assert "invalid message" in driver.node.reason
@@ -225,7 +225,7 @@ def test_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
     with driver.connect() as channel:
         channel.send({**RESERVED, **wrong})
         with pytest.raises((EOFError, OSError)):
-            channel.receive(10)
+            channel.receive(60)
     until(lambda: driver.changes == ["ended"])
     assert (driver.node.state, driver.node.address) == ("lost", "")
 
@@ -233,12 +233,12 @@ def test_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
 def test_reservation_is_stored(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(RESERVED)
-        assert channel.receive(10)[0] == {"addresses": {"0": "10.0.0.5:4000"}}
+        assert channel.receive(60)[0] == {"addresses": {"0": "10.0.0.5:4000"}}
     until(lambda: driver.changes)
     assert (driver.node.state, driver.node.address) == ("reserved", "10.0.0.5:4000")
     with driver.connect() as channel:
         channel.send({**RESERVED, "attempt": 1})
-        assert channel.receive(10)[0] == {}
+        assert channel.receive(60)[0] == {}
     until(lambda: driver.changes == ["reserved", "reserved_again"])
 
 
@@ -250,7 +250,7 @@ def test_tasks_get_the_addresses_after_the_last_reservation() -> None:
             until(lambda: driver.changes == ["reserved"])
             second.send({**RESERVED, "node": 1, "address": "10.0.0.6:4000"})
             addresses = {"0": "10.0.0.5:4000", "1": "10.0.0.6:4000"}
-            assert first.receive(10)[0] == second.receive(10)[0] == {"addresses": addresses}
+            assert first.receive(60)[0] == second.receive(60)[0] == {"addresses": addresses}
     finally:
         driver.server.close()
 
@@ -367,7 +367,7 @@ def test_stopped_cluster_ends_the_wait_for_addresses() -> None:
             channel.send(RESERVED)
             until(lambda: driver.changes == ["reserved"])
             driver.server.order("stop")
-            assert channel.receive(10)[0] == {"order": "stop"}
+            assert channel.receive(60)[0] == {"order": "stop"}
     finally:
         driver.server.close()
 
@@ -387,7 +387,7 @@ def test_invalid_message_without_a_node_closes_its_channel(driver: Driver, messa
     with driver.connect() as channel:
         channel.send(message)
         with pytest.raises((EOFError, OSError)):
-            channel.receive(10)
+            channel.receive(60)
     assert driver.changes == driver.requests == []
     assert driver.node.state == ""
 
@@ -396,5 +396,5 @@ def test_feeding_task_gets_an_answer(driver: Driver) -> None:
     message = {"type": "feed_repeated", "partition": 2, "attempt": 1}
     with driver.connect() as channel:
         channel.send(message)
-        assert channel.receive(10)[0] == {"answer": 1}
+        assert channel.receive(60)[0] == {"answer": 1}
     assert driver.requests == [message]
