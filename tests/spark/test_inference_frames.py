@@ -76,9 +76,12 @@ def test_a_schema_mismatch_is_not_retried(spark: Any, cluster: Any, tmp_path: Pa
         cluster.inference(frame, schema="twice array<string>").collect()
     assert [path.name for path in tmp_path.iterdir()] == ["attempt 0"]
     halves = frame.selectExpr("id / 4 + 1e300 as x", "id / 4 as y")
-    with pytest.raises(Exception, match=r"do not fit the schema.*0\.5 does not fit int64"):
+    half = r"do not fit the schema.*row \d+, column twice: 0\.5 \(float\) does not fit int64"
+    with pytest.raises(Exception, match=half):
         cluster.inference(halves.select("y"), schema="twice long").collect()
-    with pytest.raises(Exception, match=r"do not fit the schema.*2e\+300 does not fit float"):
+    with pytest.raises(
+        Exception, match=r"do not fit the schema.*2e\+300 \(float\) does not fit float"
+    ):
         cluster.inference(halves.select("x"), schema="twice float").collect()
     assert cluster.phase in ("running", "feeding")
     assert cluster.inference(frame, schema="twice long").count() == 100

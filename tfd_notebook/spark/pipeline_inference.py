@@ -147,7 +147,7 @@ def run(
             # Check rows before the model is loaded. Spark runs a failing task four times, and the
             # import of TensorFlow takes seconds.
             arrays_by_tensor = {
-                tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor)
+                tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor, start)
                 for (column, tensor), values in zip(
                     signature.inputs.items(), part.columns, strict=True
                 )
@@ -252,8 +252,10 @@ def _array(values: Any, column: str) -> Any:
     return flat.reshape(-1, *shape) if shape else flat
 
 
-def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
-    """Return rows with the shape and dtype of an input."""
+def _fit_input(array: Any, spec: Input, column: str, tensor: str, first: int) -> Any:
+    """Return rows with the shape and dtype of an input. `first` is their number in the batch."""
+    import numpy as np
+
     from tfd_notebook.spark.casts import cast
 
     own = array.shape[1:]
@@ -277,9 +279,10 @@ def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
         raise DataError(f"column {column!r} does not hold numbers, which {tensor!r} requires")
     converted, lost = cast(array, dtype)
     if lost is not None:
+        row = first + int(np.argwhere(lost)[0][0])
         raise DataError(
-            f"column {column!r} has {array[lost][0]!s}, which {dtype} of input {tensor!r} cannot "
-            "represent",
+            f"row {row} of column {column!r} has {array[lost][0]!s} ({array.dtype}), which {dtype} "
+            f"of input {tensor!r} cannot represent",
             fix="cast the column",
         )
     return converted

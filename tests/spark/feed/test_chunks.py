@@ -154,6 +154,10 @@ LEAVES = st.one_of(
     ),
     numpy_st.from_dtype(np.dtype("f4")),
     numpy_st.from_dtype(np.dtype("u8")),
+    st.timedeltas(),
+    st.binary(max_size=3).map(bytearray),
+    st.datetimes(timezones=st.just(UTC)),
+    st.sampled_from([b"x" * 50_000, b"y" * 50_000]),
 )
 VALUES = st.recursive(
     LEAVES,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import strategies as st
 
 from tests.spark._feeding import SECRET
 from tfd_notebook.errors import UsageError
@@ -145,6 +149,44 @@ def test_batches_have_the_names_of_tensors_as_keys(tmp_path: Path) -> None:
     assert batch["y"].tolist() == [2, 4]
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_dicts_are_read_by_the_names_of_the_input_mapping(tmp_path: Path, names: str) -> None:
+    def rows() -> Any:
+        first = {name: {"a": 1, "b": 2}[name] for name in names}
+        return fed_inbox(tmp_path, [first], [{"b": 4, "a": 3, "c": 5}])
+
+    mapping = {"b": "y", "a": "x"}
+    with rows() as inbox:
+        assert DataFeed(inbox, input_mapping=mapping).next_batch(2) == {"x": [1, 3], "y": [2, 4]}
+    with rows() as inbox:
+        batch = DataFeed(inbox, input_mapping=mapping).next_numpy(2)
+        assert {name: array.tolist() for name, array in batch.items()} == {"x": [1, 3], "y": [2, 4]}
+    with rows() as inbox:
+        (batch,) = DataFeed(inbox, input_mapping=mapping).as_dataset(2).as_numpy_iterator()
+        assert {name: array.tolist() for name, array in batch.items()} == {"x": [1, 3], "y": [2, 4]}
+
+
+def test_columns_keep_their_order_for_a_signature_without_names(tmp_path: Path) -> None:
+    spec = (tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.int32))
+    with fed_inbox(tmp_path, [{"a": 1, "b": 2}], [{"b": 4, "a": 3}]) as inbox:
+        (batch,) = DataFeed(inbox).as_dataset(2, spec).as_numpy_iterator()
+    assert [part.tolist() for part in batch] == [[1, 3], [2, 4]]
+    with fed_inbox(tmp_path, [{"a": 1, "b": 2}], [{"b": 4, "c": 3}]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(2, spec)
+        with pytest.raises(tf.errors.OpError, match="the rows from 1 are dicts of b, c"):
+            list(dataset)
+
+
+@pytest.mark.parametrize("method", ["next_batch", "next_numpy"])
+def test_other_columns_are_not_taken_for_those_of_the_mapping(tmp_path: Path, method: str) -> None:
+    with fed_inbox(tmp_path, [{"a": 1, "b": 2}], [{"b": 4, "c": 3}]) as inbox:
+        feed = DataFeed(inbox, input_mapping={"p": "x", "q": "y"})
+        read = getattr(feed, method)
+        assert {name: list(part) for name, part in read(1).items()} == {"x": [1], "y": [2]}
+        with pytest.raises(UsageError, match="the columns b, c, and the first ones a, b"):
+            read(1)
+
+
 def test_rows_that_cannot_be_tensors_are_refused(tmp_path: Path) -> None:
     for number, (row, second, message) in enumerate(
         [
@@ -190,6 +232,8 @@ CHANGED: dict[str, tuple[list[Any], list[Any], str]] = {
     "list": ([[1, 2]], [[3, 4], [5, 6.5]], "row 2, column 1: 6.5 (float)"),
     "array": ([np.zeros((2, 2), "i4")], [np.eye(2) / 2], "row 1, column 0.0: 0.5 (float64)"),
     "date": ([1], [np.datetime64(1, "D")], "row 1: datetime.date(1970, 1, 2) (datetime64[D])"),
+    "more columns": ([{"x": 1}], [{"x": 1, "y": 2}], "the rows from 1 are dicts of x, y"),
+    "fewer columns": ([{"x": 1, "y": 2}], [{"x": 1}], "the rows from 1 are dicts of x"),
 }
 
 
@@ -200,6 +244,30 @@ def test_a_value_that_the_type_of_the_first_rows_cannot_hold(tmp_path: Path, kin
         dataset = DataFeed(inbox).as_dataset(2)
         with pytest.raises(tf.errors.OpError, match=re.escape(message)):
             list(dataset)
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**65), 2**65),
+    st.integers(-3, 3),
+    st.sampled_from([2**24 + 1, 2**53 + 1, 0.1, 2.5, 1e300, float("inf"), True]),
+    st.floats(allow_nan=False),
+    st.sampled_from([np.int8(-1), np.uint64(2**63), np.float32(0.5), np.float64(2**24 + 1), None]),
+)
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
+@hypothesis.given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_numbers_in_random_chunks_arrive_unchanged_or_raise(chunks: list[list[Any]]) -> None:
+    with tempfile.TemporaryDirectory() as directory, fed_inbox(Path(directory), *chunks) as inbox:
+        try:
+            dataset = DataFeed(inbox).as_dataset(3)
+            arrived = [number for batch in dataset.as_numpy_iterator() for number in batch]
+        except (tf.errors.OpError, UsageError):
+            return
+    for number, sent in zip(arrived, itertools.chain.from_iterable(chunks), strict=True):
+        # Fractions of Python are rounded to float32, as documented.
+        rounded = type(sent) is float and number.dtype == np.float32 and abs(sent) < 2**24
+        assert number.item() == (np.float32(sent) if rounded else sent)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import decimal
+import fractions
 import math
 import threading
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,8 @@ from tfd_notebook.spark.feed.sender import FeedResult, InboxAddresses, feed_chun
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
 _BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+#: Errors of Arrow, and of rows with another structure.
+_MISFITS = (*(AttributeError, KeyError, NotImplementedError, OverflowError, TypeError, ValueError),)
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 #: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
@@ -69,7 +73,7 @@ def infer_batches(
         list in their order, a dict or a Row.
     """
     for chunk in infer_chunks(_chunks(batches), inboxes, qname, feed_timeout):
-        yield _record_batch(chunk, schema)
+        yield record_batch(chunk, schema)
 
 
 def schemas(schema: Any) -> tuple[Any, pa.Schema]:
@@ -261,17 +265,15 @@ def _storable(value: Any, kind: pa.DataType) -> Any:
     Raises
     ------
     ValueError
-        An integer column cannot hold a fraction, or a float column a number beyond its range.
+        The type cannot hold the value. Arrow would change it without an error.
     """
     if value is None:
         return None
-    if _can_lose_floats(kind):
-        if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
-            value = value.item()
-        if isinstance(value, float):
-            whole = pa.types.is_integer(kind)
-            if not value.is_integer() if whole else _MAX_FLOAT < abs(value) < math.inf:
-                raise ValueError(f"{value} does not fit {kind}")
+    is_number = pa.types.is_integer(kind) or pa.types.is_float32(kind)
+    if is_number and isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        value = value.item()
+    if _is_lost(value, kind):
+        raise ValueError(f"{value!r:.80} ({type(value).__name__}) does not fit {kind}")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return value.astimezone(datetime.timezone.utc)
     if pa.types.is_list(kind):
@@ -287,29 +289,57 @@ def _storable(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_nested(kind) or pa.types.is_timestamp(kind) or _can_lose_floats(kind):
-        values = [_storable(value, kind) for value in values]
-    return pa.array(values, kind)
+def _array(values: list[Any], field: pa.Field) -> pa.Array:
+    kind, storable = field.type, []
+    if not (
+        pa.types.is_nested(kind)
+        or pa.types.is_temporal(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_float32(kind)
+    ):
+        return pa.array(values, kind)
+    for row, value in enumerate(values):
+        try:
+            storable.append(_storable(value, kind))
+        except ValueError as error:
+            raise ValueError(f"row {row}, column {field.name}: {error}") from None
+    return pa.array(storable, kind)
 
 
-def _can_lose_floats(kind: pa.DataType) -> bool:
-    """Return True if Arrow would change floats of this type without an error."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_float32(kind))
+def _is_lost(value: Any, kind: pa.DataType) -> bool:
+    """Return True if Arrow would change the value without an error."""
+    if pa.types.is_integer(kind):
+        if isinstance(value, float):
+            return not value.is_integer()
+        return isinstance(value, (decimal.Decimal, fractions.Fraction)) and value != int(value)
+    if pa.types.is_float32(kind):
+        return isinstance(value, float) and _MAX_FLOAT < abs(value) < math.inf
+    if not isinstance(value, datetime.datetime):
+        return False
+    if pa.types.is_date(kind):
+        return value.time() != datetime.time()
+    return bool(pa.types.is_timestamp(kind) and kind.tz is None and value.tzinfo is not None)
 
 
-def _record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    """Return results as columns with the types of a schema.
+
+    Raises
+    ------
+    UsageError
+        A type cannot hold a value. The rows of a chunk are numbered from 0.
+    """
     rows = chunk.rows(0, chunk.count)
     try:
         if len(schema) == 1 and not isinstance(rows[0], (dict, tuple)):
-            return pa.RecordBatch.from_arrays([_array(rows, schema.field(0).type)], schema=schema)
+            return pa.RecordBatch.from_arrays([_array(rows, schema.field(0))], schema=schema)
         if isinstance(rows[0], dict):
             parts = [[row[name] for row in rows] for name in schema.names]
         else:
             parts = list(map(list, zip(*rows, strict=True)))
-        arrays = [_array(part, f.type) for part, f in zip(parts, schema, strict=True)]
+        arrays = [_array(part, field) for part, field in zip(parts, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except _MISFITS as error:
         raise UsageError(
             f"the results do not fit the schema ({', '.join(map(str, schema))}): {error}",
             fix="pass batch_results() values of the schema's types, in its order",

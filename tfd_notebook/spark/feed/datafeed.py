@@ -59,6 +59,9 @@ class DataFeed:
             if input_mapping is None
             else [tensor for _, tensor in sorted(input_mapping.items())]
         )
+        self._mapped = sorted(input_mapping or ())
+        #: The columns of the first chunk, if its rows are dicts.
+        self.names: tuple[str, ...] = ()
         self._source: Source | None = None
         self._chunk: Chunk | None = None
         self._position = 0
@@ -88,6 +91,9 @@ class DataFeed:
             rows += chunk.rows(start, stop)
         if self.input_tensors is None:
             return rows
+        rows = [
+            tuple(self.in_order(row).values()) if isinstance(row, dict) else row for row in rows
+        ]
         columns = zip(*rows, strict=False) if rows else [()] * len(self.input_tensors)
         return dict(zip(self.input_tensors, map(list, columns), strict=False))
 
@@ -114,7 +120,7 @@ class DataFeed:
             empty = np.empty(0, object)
             return empty if self.input_tensors is None else dict.fromkeys(self.input_tensors, empty)
         arrays = dataset.join_chunks(
-            [chunk.arrays(start, stop) for chunk, start, stop in spans],
+            [self.in_order(chunk.arrays(start, stop)) for chunk, start, stop in spans],
             lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
         )
         return dataset.name_columns(self.input_tensors, arrays)
@@ -201,7 +207,31 @@ class DataFeed:
         Yield fewer rows if none arrive for `wait` seconds. Default: wait without a timeout.
         """
         for chunk, start, stop in self._spans(count, wait):
-            yield self._read - (stop - start), chunk.arrays(start, stop)
+            yield self._read - (stop - start), self.in_order(chunk.arrays(start, stop))
+
+    def in_order(self, arrays: Any) -> Any:
+        """Return the columns of dicts in the order of the `input_mapping`, or of the first chunk.
+
+        Raises
+        ------
+        UsageError
+            Other columns would be taken for those of the `input_mapping`.
+        """
+        if not isinstance(arrays, dict):
+            return arrays
+        if self._mapped and set(self._mapped) <= set(arrays):
+            return {name: arrays[name] for name in self._mapped}
+        self.names = self.names or tuple(arrays)
+        if set(arrays) == set(self.names):
+            return {name: arrays[name] for name in self.names}
+        if self.input_tensors is not None:
+            raise UsageError(
+                f"the rows before {self._read} have the columns {', '.join(arrays)}, and the first "
+                f"ones {', '.join(self.names)}",
+                task=self.mgr.node,
+                fix="give all rows the same columns",
+            )
+        return arrays
 
     def should_stop(self) -> bool:
         """Return True after the end of the feed."""

@@ -32,11 +32,14 @@ class _Rows:
         Number of the first one among the rows of the node, from 0.
     inferred : bool
         Whether the signature was inferred from the first rows.
+    names : tuple of str
+        The columns of the first chunk, if its rows are dicts.
     """
 
     node: str
     first: int
     inferred: bool
+    names: tuple[str, ...] = ()
 
     def error(self, row: int, path: str, value: Any, kind: str, spec: Any) -> UsageError:
         """Return the error for a value that the signature cannot hold."""
@@ -62,7 +65,7 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
                 task=feed.mgr.node,
                 fix="pass output_signature= to as_dataset()",
             )
-        own = signature(chunk.column.layout, chunk.arrays(0, chunk.count))
+        own = feed.in_order(signature(chunk.column.layout, chunk.arrays(0, chunk.count)))
         output_signature = name_columns(feed.input_tensors, own)
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
@@ -98,7 +101,7 @@ def take_rows(
         fit(
             name_columns(feed.input_tensors, arrays),
             signature,
-            _Rows(feed.mgr.node, first, inferred),
+            _Rows(feed.mgr.node, first, inferred, feed.names),
         )
         for first, arrays in feed.parts(count, wait)
     ]
@@ -178,10 +181,11 @@ def fit(arrays: Any, signature: Any, rows: _Rows, path: str = "") -> Any:
         The arrays do not match, or a type cannot hold a value.
     """
     if isinstance(signature, dict):
-        if isinstance(arrays, dict) and set(signature) <= set(arrays):
+        known = isinstance(arrays, dict) and set(signature) <= set(arrays)
+        if known and (not rows.inferred or len(signature) == len(arrays)):
             return {n: fit(arrays[n], s, rows, _within(path, n)) for n, s in signature.items()}
     elif isinstance(signature, (tuple, list)):
-        if isinstance(arrays, dict):
+        if isinstance(arrays, dict) and (path or set(arrays) == set(rows.names)):
             arrays = tuple(arrays.values())
         elif isinstance(arrays, np.ndarray) and arrays.ndim > 1:
             arrays = tuple(arrays[:, at] for at in range(arrays.shape[1]))
@@ -195,7 +199,7 @@ def fit(arrays: Any, signature: Any, rows: _Rows, path: str = "") -> Any:
         fitted = [fit(a, part, rows, _within(path, n)) for n, a in enumerate(arrays)]
         return np.stack(fitted, axis=1)
     raise UsageError(
-        f"the rows are {_describe(arrays)}, but the signature is {signature}",
+        f"the rows from {rows.first} are {_describe(arrays)}, but the signature is {signature}",
         task=rows.node,
         fix="pass the output_signature of one row to as_dataset()",
     )
@@ -270,6 +274,8 @@ def concatenate(parts: list[Any]) -> Any:
     if isinstance(first_part, tuple):
         return tuple(concatenate(list(column)) for column in zip(*parts, strict=True))
     if isinstance(first_part, dict):
+        if len({frozenset(part) for part in parts}) > 1:
+            raise KeyError
         return {name: concatenate([part[name] for part in parts]) for name in first_part}
     if len({part.dtype.kind for part in parts}) > 1:
         raise TypeError
