@@ -234,14 +234,14 @@ SYSTEMS = {
         near(
             b"debug|debug*|up|1:00:00|2|0/8/0/8\nlong|long|up|infinite|9|1/2/3/6\n",
             b"Resources|debug\n",
-            b"RUNNING 4 n[1-2]\n",
+            b"RUNNING 4 0 n[1-2]\n",
             b"RUNNING|None|N/A|1-02:03:04|2\n",
         ),
         direct(receive_from_slurm),
         found=(
             b"a|a*|up|" + b"9" * 400 + b":00|2|0/8/0/8\n",
             b"a|a*|up|1:00|" + b"9" * 5000 + b"|0/8/0/8\n",
-            b"RUNNING " + b"9" * 5000 + b" n1\n",
+            b"RUNNING " + b"9" * 5000 + b" N/A n1\n",
             b"9" * 5000 + b":00",
             b"\xff\xfe",
         ),

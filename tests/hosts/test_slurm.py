@@ -374,6 +374,21 @@ class TestJobs:
         with pytest.raises(errors.ResolveError, match=f"job {held} (has ended|does not run)"):
             SlurmResolver(job=held).cluster_spec()
 
+    def test_components_of_a_heterogeneous_job_are_resolved(self, slurm: Slurm) -> None:
+        submit = ("sbatch", "--parsable", "-N1", "-n2", "--wrap", "sleep 60", ":", "-N2", "-n2")
+        job = slurm.run(*submit, check=True).stdout.strip()
+
+        def workers() -> dict[int, str] | None:
+            try:
+                return SlurmResolver(job=job).tasks()["worker"]
+            except errors.NoTasks:
+                return None
+
+        hosts = {0: "n1:8888", 1: "n1:8889", 2: "n2:8888", 3: "n10:8888"}
+        assert until(workers, 120.0) == hosts
+        slurm.run("scancel", job, check=True)
+        until(lambda: not slurm.run("squeue", "-h").stdout.strip())
+
     def test_excessive_time_limit_is_explained(self, slurm: Slurm) -> None:
         submit = ("sbatch", "--parsable", "--time=120", "--wrap", "sleep 60")
         job = slurm.run(*submit, check=True).stdout.strip()

@@ -177,25 +177,46 @@ class SlurmResolver(Resolver):
         return tasks_by_host
 
     def _queued_job(self) -> tuple[list[str], list[int]]:
-        """Return hosts and tasks of a job as ``squeue`` reports them."""
-        columns = "State:20,NumTasks:12,NodeList:60000"
+        """Return hosts and tasks of a job as ``squeue`` reports them.
+
+        It prints a line for each component of a heterogeneous job, and for each task of an array.
+        """
+        columns = "State:20,NumTasks:12,HetJobOffset:12,NodeList:60000"
         command = ["squeue", "--noheader", "--job", str(self._job), "--Format", columns]
-        fields = _slurm_output(command, self.place).split()
-        if not fields:
+        lines = [line.split() for line in _slurm_output(command, self.place).splitlines()]
+        lines = [fields for fields in lines if fields]
+        if not lines:
             raise NotThere(f"{self.place} has ended or never existed", fix="see squeue and sacct")
+        if len(lines) > 1:
+            if not all(len(fields) > 2 and slurm_queue.is_count(fields[2]) for fields in lines):
+                raise NoTasks(
+                    f"{self.place} is an array of {len(lines)} jobs",
+                    fix=f'pass one of them, such as job="{self._job}_1"',
+                )
+            lines.sort(key=lambda fields: int(fields[2]))
+        hosts: list[str] = []
+        counts: list[int] = []
+        for fields in lines:
+            more_hosts, tasks = self._component(fields)
+            hosts += more_hosts
+            counts += [tasks] * len(more_hosts)
+        return hosts, counts
+
+    def _component(self, fields: list[str]) -> tuple[list[str], int]:
+        """Return the hosts and the tasks of each host in a line of ``squeue``."""
         if fields[0] != "RUNNING":
             reason, fix = why_pending(str(self._job)) if fields[0] == "PENDING" else ("", "")
             message = f"{self.place} does not run: it is {fields[0]}"
             raise NoTasks(
                 f"{message} ({reason})" if reason else message, fix=fix or "wait until it runs"
             )
-        if len(fields) < 3 or not slurm_queue.is_count(fields[1]):
+        if len(fields) < 4 or not slurm_queue.is_count(fields[1]):
             raise Malformed(
                 f"{self.place}: invalid output of squeue {' '.join(fields)[:200]!r}: expected "
-                "state, number of tasks and hosts",
+                "state, number of tasks, component and hosts",
                 fix="check that squeue is Slurm's command",
             )
-        hosts = expand(fields[2], self.place)
+        hosts = expand(fields[3], self.place)
         tasks = int(fields[1])
         if self._tasks_per_node is None and tasks % len(hosts):
             raise Malformed(
@@ -203,7 +224,7 @@ class SlurmResolver(Resolver):
                 "the number per host",
                 fix="pass tasks_per_node={host: tasks}",
             )
-        return hosts, [tasks // len(hosts)] * len(hosts)
+        return hosts, tasks // len(hosts)
 
 
 def expand(hosts: str, place: str) -> list[str]:

@@ -236,10 +236,12 @@ class TestSlurm:
     @pytest.mark.parametrize(
         ("does", "kind", "message"),
         [
-            ("echo RUNNING 3 'n[1-3]'", None, ""),
+            ("echo RUNNING 3 N/A 'n[1-3]'", None, ""),
+            ("echo RUNNING 2 1 'n[2-3]'; echo RUNNING 1 0 n1", None, ""),
+            ("echo RUNNING 1 N/A n1; echo RUNNING 1 N/A n2", errors.NoTasks, "array of 2 jobs"),
             ("echo RUNNING", errors.Malformed, "output of squeue 'RUNNING'"),
-            ("echo RUNNING N/A 'n[1-3]'", errors.Malformed, "output of squeue 'RUNNING N/A"),
-            ("echo RUNNING 3 'n[1-'", errors.Malformed, "invalid list of hosts"),
+            ("echo RUNNING N/A N/A 'n[1-3]'", errors.Malformed, "output of squeue 'RUNNING N/A"),
+            ("echo RUNNING 3 N/A 'n[1-'", errors.Malformed, "invalid list of hosts"),
             ("echo wrong >&2; exit 1", errors.NoAnswer, "squeue failed: wrong"),
             ("exec sleep 60", errors.NoAnswer, "squeue did not answer within 0.5 s"),
         ],
@@ -259,7 +261,8 @@ class TestSlurm:
         monkeypatch.setattr("tfd_notebook.resolvers.slurm.REQUEST_SECONDS", 0.5)
         resolver = SlurmResolver(job=7)
         if kind is None:
-            assert resolver.cluster_spec().num_tasks("worker") == 3
+            workers = {"worker": [f"n{n}:8888" for n in (1, 2, 3)]}
+            assert resolver.cluster_spec().as_dict() == workers
             return
         with pytest.raises(kind, match=message):
             resolver.cluster_spec()
