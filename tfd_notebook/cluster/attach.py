@@ -22,6 +22,7 @@ from tfd_notebook.model import spec
 from tfd_notebook.model.spec import Policy, Role, TaskState, check_hours
 from tfd_notebook.net import control_calls
 from tfd_notebook.resolvers import validation
+from tfd_notebook.resolvers.diagnostics import own_task_in
 
 
 class Clusters(Mapping[str, ClusterView]):
@@ -189,6 +190,8 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
         )
     jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
     launcher = external.External(target=jobs)
+    if isinstance(target, Mapping):
+        known["own"] = own_task_in(validation.checked(target, "the named tasks"))
     counts: dict[Role, int] = {}
     for task in external.addresses_of(jobs):
         role = Role(task.partition(":")[0])

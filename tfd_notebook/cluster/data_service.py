@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfd_notebook import errors
+from tfd_notebook import errors, views
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster import server_config
 from tfd_notebook.cluster.context import ClusterContext
@@ -199,6 +199,13 @@ class ClusterDataService:
         with contextlib.suppress(errors.TfdError):  # The host may be lost.
             if self.journal is not None:
                 self.journal.interrupt(task)
+
+    def kept(self) -> str:
+        """Return the open passes and the size of the journal as text. Empty without a journal."""
+        with contextlib.suppress(errors.TfdError):
+            if self.service_on_this_host and self.journal is not None:
+                return views.kept_text(self.journal.read())
+        return ""
 
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""

@@ -17,7 +17,7 @@ from tfd_notebook.model.spec import SERVER_ROLES, Role, TaskState
 from tfd_notebook.net import probe
 from tfd_notebook.net.task_probe import is_same_job, is_same_task
 from tfd_notebook.resolvers import validation
-from tfd_notebook.resolvers.diagnostics import ClusterDescription, from_environment
+from tfd_notebook.resolvers.diagnostics import ClusterDescription, from_environment, own_task_in
 from tfd_notebook.views.diagnostics import Findings
 
 __all__ = ["doctor", "load"]
@@ -81,7 +81,7 @@ def doctor(target: Any = None) -> Findings:
         return _check_address(target)
     if isinstance(target, (str, Cluster)):
         cluster = _cluster_by_name(target) if isinstance(target, str) else target
-        return Findings(check_cluster(cluster), [f"cluster {cluster.name!r}"])
+        return Findings(check_cluster(cluster), [_place(cluster)])
     if type(target).__module__.startswith("pyspark."):
         # Import time: no other target needs Spark.
         from tfd_notebook.spark.preflight import check
@@ -102,9 +102,9 @@ def check_all() -> Findings:
         findings += diagnostics.run_checks("tasks", description)
         checked.append("TF_CONFIG")
     clusters = running()
-    for name, cluster in clusters.items():
+    for cluster in clusters.values():
         findings += check_cluster(cluster)
-        checked.append(f"cluster {name!r}")
+        checked.append(_place(cluster))
     snapshots = {name: cluster.snapshot() for name, cluster in clusters.items()}
     return Findings([*findings, *cluster_checks.oversubscribed_gpus(snapshots)], checked)
 
@@ -138,6 +138,11 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
     for known in data_service.of(cluster).registered.values():
         if known.read is not None and (read := known.read()) is not None:
             yield from diagnostics.run_checks("dataset", inspect_dataset(read))
+
+
+def _place(cluster: Cluster) -> str:
+    kept = data_service.of(cluster).kept()
+    return f"cluster {cluster.name!r}" + (f" ({kept})" if kept else "")
 
 
 def _ready(cluster: Cluster) -> set[str]:
@@ -181,6 +186,6 @@ def _check_tasks(target: Any) -> Findings:
     tasks = validation.checked(spec, place)
     # A resolver of several clusters renumbers their tasks, and then has `may_be`.
     may_be = getattr(target, "may_be", is_same_task)
-    own = validation.own_task(target) if hasattr(target, "cluster_spec") else None
+    own = validation.own_task(target) if hasattr(target, "cluster_spec") else own_task_in(tasks)
     description = ClusterDescription.probe(tasks, place, may_be, own)
     return Findings(diagnostics.run_checks("tasks", description), [place])

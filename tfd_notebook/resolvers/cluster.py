@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from tfd_notebook._compat.tf_coordinator import connection
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
 
-class OwnResolver(Resolver):
+class OwnResolver(Resolver, Handle):
     """The running workers and parameter servers of a `Cluster`: ``cluster.resolver``.
 
     Once this process is connected to them, it is their ``chief``.
@@ -26,6 +27,8 @@ class OwnResolver(Resolver):
     name : str
         Name of the cluster.
     """
+
+    _instead = "send cluster_spec().as_dict()"
 
     def __init__(
         self,

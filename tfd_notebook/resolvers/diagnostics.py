@@ -144,6 +144,18 @@ def _read() -> tuple[Tasks, tuple[str, int] | None]:
     return checked(config.get("cluster") or {}, _WHERE), task_of(config.get("task"), _WHERE)
 
 
+def own_task_in(tasks: Tasks) -> tuple[str, int] | None:
+    """Return the task of this process by TF_CONFIG, if `tasks` has the same address for it."""
+    try:
+        described, own = _read()
+    except ResolveError:
+        return None
+    if own is None:
+        return None
+    addresses = [each.get(own[0], {}).get(own[1]) for each in (described, tasks)]
+    return own if addresses[0] is not None and addresses[0] == addresses[1] else None
+
+
 def from_environment() -> ClusterDescription | None:
     """Return the cluster of TF_CONFIG; None if it is not set or invalid."""
     try:

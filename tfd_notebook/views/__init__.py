@@ -11,6 +11,7 @@ from tfd_notebook.views.cluster_lists import brief as brief
 from tfd_notebook.views.cluster_lists import clusters_table as clusters_table
 from tfd_notebook.views.cluster_lists import forecast_table as forecast_table
 from tfd_notebook.views.cluster_lists import jobs_table as jobs_table
+from tfd_notebook.views.cluster_lists import kept_text as kept_text
 from tfd_notebook.views.cluster_lists import stacks_table as stacks_table
 from tfd_notebook.views.cluster_lists import streams_table as streams_table
 from tfd_notebook.views.coordinator import coordinator_bundle as coordinator_bundle

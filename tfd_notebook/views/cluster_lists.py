@@ -151,7 +151,6 @@ def jobs_table(
                 "note": _not_once(job, iteration, len(iteration_tasks)),
             }
         )
-    passes = state.open_iterations
     omitted = f", {state.omitted:,} older finished passes" if state.omitted else ""
     return Table(
         _JOB_COLUMNS,
@@ -159,8 +158,16 @@ def jobs_table(
         label="jobs",
         empty="no data job yet",
         records=records,
-        foot=f"{figures.count(passes)} open pass{'' if passes == 1 else 'es'}, "
-        f"journal {figures.size(state.size_bytes)}{omitted}",
+        foot=f"{kept_text(state)}{omitted}",
+    )
+
+
+def kept_text(state: Any) -> str:
+    """Return what a service keeps: the number of open passes, and the size of the journal."""
+    passes = state.open_iterations
+    return (
+        f"{figures.count(passes)} open pass{'' if passes == 1 else 'es'}, "
+        f"journal {figures.size(state.size_bytes)}"
     )
 
 

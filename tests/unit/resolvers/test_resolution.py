@@ -179,6 +179,13 @@ class TestTable:
             assert not tfd.doctor(cluster)
         finally:
             cluster.stop()
+        assert not tfd.doctor(spec)  # a mapping with the addresses of TF_CONFIG
+        cluster = tfd.attach(spec, name="same", connect=False)
+        try:
+            assert cluster.state == "ready"
+        finally:
+            cluster.stop()
+        assert tfd.doctor({**spec, "chief": ["localhost:1"]}).codes == ("TFD809",)
 
     def test_reasons_remain_after_attach(self, worker: Server) -> None:
         spec = {"worker": [worker.address, worker.address, "no-such-host.invalid:1"]}

@@ -538,7 +538,9 @@ class TestThroughACluster:
                 until(lambda: text in first.limit.advice)
                 assert "job 'pair'" in first.limit.advice
                 until(lambda: any(text in str(each) for each in cluster.snapshot().notices))
-                (finding,) = [f for f in tfd.doctor() if f.code == "TFD819"]
+                findings = tfd.doctor(cluster)
+                (finding,) = [f for f in findings if f.code == "TFD819"]
+                assert "1 open pass, journal" in findings.checked[0]
                 assert text in finding.fix
                 with second.start():
                     first.wait(elements=1, timeout=60)
