@@ -124,7 +124,7 @@ def test_signatures_show_every_argument() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(ClusterOptions)}
     defaults |= {"if_exists": "reuse", "start": True}
     assert {name: parameter.default for name, parameter in cluster.items()} == defaults
-    others = {"host", "allow", "port", "output", "detach"}  # of launchers, servers and the command
+    others = {"host", "allow", "port", "output", "detach", "foreground"}  # not of the class
     others |= {field.name for kind in (Policy, Service) for field in dataclasses.fields(kind)}
     for surface in ("%tfd_cluster", "tfd"):
         arguments = command_table.commands(surface)["start"].arguments(surface)

@@ -42,6 +42,12 @@ _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
 
+def _is_suspended(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in _SUSPENDED
+    return False
+
+
 def busy_share(working: float | None, seconds: float, stopped: bool) -> float | None:
     """Return the share of an inspection in which a task was busy, or None if it is unknown.
 
@@ -245,6 +251,8 @@ class TaskSupervisor:
         """Return the stale modules and loaded ops of the running process, or None without reply."""
         if self.process is None or self.state is not TaskState.READY:
             return None
+        if _is_suspended(self.process.pid):
+            return None
         try:
             reply: dict[str, list[str]] = await self.process.request("inspect", _INSPECT_SECONDS)
         except TfdError:
@@ -266,9 +274,8 @@ class TaskSupervisor:
 
     def _why_silent(self, pid: int) -> str:
         silent = f"no reply within {_STACKS_SECONDS:g} s"
-        with contextlib.suppress(psutil.Error):
-            if psutil.Process(pid).status() in _SUSPENDED:
-                return f"{silent}: its process is suspended"
+        if _is_suspended(pid):
+            return f"{silent}: its process is suspended"
         if self.state is TaskState.STARTING:
             return f"{silent}: it is starting"
         return f"{silent}: a thread holds the GIL, or another request runs"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tfd_notebook import views
 from tfd_notebook._compat.tf_data import graph
@@ -38,13 +39,13 @@ from tfd_notebook.model.spec import ClusterConfig, Policy, Service
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tfd_notebook.coordinator.coordinator import Coordinator
     from tfd_notebook.data.consume.stream import Stream
     from tfd_notebook.data.service.saving import Saving
     from tfd_notebook.resolvers.cluster import OwnResolver
-    from tfd_notebook.views import Table
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _documented_by(source: Any) -> Callable[[_Method], _Method]:
@@ -58,6 +59,21 @@ def _documented_by(source: Any) -> Callable[[_Method], _Method]:
         return method
 
     return copy
+
+
+def _part(
+    part: str, method: Callable[Concatenate[Any, _P], _R]
+) -> Callable[Concatenate[Cluster, _P], _R]:
+    """Return a method with the signature and docstring of `method` that calls it on a part."""
+
+    @functools.wraps(method)
+    def call(self: Cluster, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        result: _R = getattr(getattr(self, part), method.__name__)(*args, **kwargs)
+        return result
+
+    call.__module__, call.__qualname__ = __name__, f"Cluster.{method.__name__}"
+    graph.keep_unconverted(call)  # a tf.function may call it
+    return cast("Callable[Concatenate[Cluster, _P], _R]", call)
 
 
 class _ClusterType(type):
@@ -201,39 +217,13 @@ class Cluster(Handle, metaclass=_ClusterType):
         self._lifecycle.start()
         return self
 
-    @_documented_by(Lifecycle.stop)
-    def stop(self) -> None:
-        self._lifecycle.stop()
-
-    @_documented_by(Lifecycle.join)
-    def join(self, timeout: float | None = None) -> bool:
-        return self._lifecycle.join(timeout)
-
-    @_documented_by(Lifecycle.scale)
-    def scale(
-        self,
-        *,
-        data_workers: int | None = None,
-        workers: int | None = None,
-        ps: int | None = None,
-    ) -> None:
-        self._lifecycle.scale(data_workers, workers, ps)
-
-    @_documented_by(Lifecycle.adapt)
-    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
-        self._lifecycle.adapt(minimum, maximum)
-
-    @_documented_by(Lifecycle.restart)
-    def restart(self, task: str) -> None:
-        self._lifecycle.restart(task)
-
-    @_documented_by(Lifecycle.kill)
-    def kill(self, task: str) -> int | None:
-        return self._lifecycle.kill(task)
-
-    @_documented_by(Lifecycle.interrupt)
-    def interrupt(self) -> None:
-        self._lifecycle.interrupt()
+    stop = _part("_lifecycle", Lifecycle.stop)
+    join = _part("_lifecycle", Lifecycle.join)
+    scale = _part("_lifecycle", Lifecycle.scale)
+    adapt = _part("_lifecycle", Lifecycle.adapt)
+    restart = _part("_lifecycle", Lifecycle.restart)
+    kill = _part("_lifecycle", Lifecycle.kill)
+    interrupt = _part("_lifecycle", Lifecycle.interrupt)
 
     def job_script(self) -> str:
         """Return what the launcher submits to its scheduler, or would submit, without secrets.
@@ -250,9 +240,7 @@ class Cluster(Handle, metaclass=_ClusterType):
         """
         return self._task_manager.job_script()
 
-    @_documented_by(Lifecycle.leave)
-    def leave(self) -> None:
-        self._lifecycle.leave()
+    leave = _part("_lifecycle", Lifecycle.leave)
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -267,13 +255,8 @@ class Cluster(Handle, metaclass=_ClusterType):
 
     # Lease
 
-    @_documented_by(Lease.detach)
-    def detach(self, hours: float = 8.0) -> float:
-        return self._lease.detach(hours)
-
-    @_documented_by(Lease.renew)
-    def renew(self, hours: float = 8.0) -> float:
-        return self._lease.renew(hours)
+    detach = _part("_lease", Lease.detach)
+    renew = _part("_lease", Lease.renew)
 
     # Data service
 
@@ -369,17 +352,7 @@ class Cluster(Handle, metaclass=_ClusterType):
         self._context.require_running()
         return observe.watch(dataset, self._context.consumers, name)
 
-    @_documented_by(ClusterDataService.stream)
-    def stream(
-        self,
-        dataset: Any,
-        name: str | None = None,
-        *,
-        buffer: int | None = None,
-        sinks: Sequence[Callable[[Any], object]] = (),
-        discard: bool = True,
-    ) -> Stream:
-        return self._data_service.stream(dataset, name, buffer=buffer, sinks=sinks, discard=discard)
+    stream = _part("_data_service", ClusterDataService.stream)
 
     @property
     def streams(self) -> Mapping[str, Stream]:
@@ -405,38 +378,17 @@ class Cluster(Handle, metaclass=_ClusterType):
         """
         return self._training.resolver
 
-    @_documented_by(ParameterServerTraining.strategy)
-    def strategy(self, variable_partitioner: Any = None) -> Any:
-        return self._training.strategy(variable_partitioner)
-
-    @_documented_by(ParameterServerTraining.coordinator)
-    def coordinator(self, strategy: Any = None) -> Coordinator:
-        return self._training.coordinator(strategy)
-
-    @_documented_by(Runs.run)
-    def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        timeout: float | None = None,
-        output: Callable[[int, str], object] | None = None,
-    ) -> list[Any]:
-        return self._runs.run(function, *args, timeout=timeout, output=output)
-
-    @_documented_by(ParameterServerTraining.recover)
-    def recover(
-        self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
-    ) -> Coordinator:
-        return self._training.recover(checkpoint, build)
+    strategy = _part("_training", ParameterServerTraining.strategy)
+    coordinator = _part("_training", ParameterServerTraining.coordinator)
+    run = _part("_runs", Runs.run)
+    recover = _part("_training", ParameterServerTraining.recover)
 
     @property
     def has_coordinator(self) -> bool:
         """True if the cluster has a coordinator that is not stopped."""
         return self._training.has_coordinator
 
-    @_documented_by(ParameterServerTraining.current_coordinator)
-    def current_coordinator(self) -> Coordinator:
-        return self._training.current_coordinator()
+    current_coordinator = _part("_training", ParameterServerTraining.current_coordinator)
 
     # Reports
 
@@ -450,31 +402,12 @@ class Cluster(Handle, metaclass=_ClusterType):
         """Return the tasks as a DataFrame with the columns `model.snapshot.TASK_COLUMNS`."""
         return self.snapshot().to_frame()
 
-    @_documented_by(ClusterReports.logs)
-    def logs(
-        self, task: str | None = None, lines: int = 100, follow: bool = False
-    ) -> str | Iterator[str]:
-        return self._reports.logs(task, lines, follow)
-
-    @_documented_by(ClusterReports.stacks)
-    def stacks(self, task: str | None = None) -> Table:
-        return self._reports.stacks(task)
-
-    @_documented_by(ClusterReports.limits)
-    def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
-        return self._reports.limits(name)
-
-    @_documented_by(ClusterReports.gpus)
-    def gpus(self) -> Table:
-        return self._reports.gpus()
-
-    @_documented_by(ClusterReports.jobs)
-    def jobs(self) -> Table:
-        return self._reports.jobs()
-
-    @_documented_by(ClusterReports.what_if)
-    def what_if(self, *data_workers: int) -> Table:
-        return self._reports.what_if(*data_workers)
+    logs = _part("_reports", ClusterReports.logs)
+    stacks = _part("_reports", ClusterReports.stacks)
+    limits = _part("_reports", ClusterReports.limits)
+    gpus = _part("_reports", ClusterReports.gpus)
+    jobs = _part("_reports", ClusterReports.jobs)
+    what_if = _part("_reports", ClusterReports.what_if)
 
     # State
 
@@ -537,7 +470,7 @@ class Cluster(Handle, metaclass=_ClusterType):
         return views.mimebundle(self.snapshot())
 
     def __repr__(self) -> str:
-        snapshot = self.snapshot()
+        snapshot = self._monitor.snapshot()  # without sampling the consumers
         ready = ", ".join(f"{count} {role}" for role, count in snapshot.observed.items())
         state = f"{self.state} on {snapshot.launcher}: {ready or 'no task'} ready"
         return f"<Cluster {self.name!r} {state}>"

@@ -9,14 +9,18 @@ from tfd_notebook import errors
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.lifecycle import Lifecycle
 from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
+from tfd_notebook.data.op_errors import as_op_errors
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import Role, TaskState, check_timeout
 from tfd_notebook.net import probe
 
 
 @dataclass(frozen=True)
-class TaskHandle:
+class TaskHandle(Handle):
     """A task of a cluster. The fields have the state at the time ``Cluster.tasks`` was read."""
+
+    _instead = "send its name, address or pid"
 
     name: str
     role: Role
@@ -36,8 +40,10 @@ class TaskHandle:
         return self._task_manager.log(self.name, lines)
 
 
-class ClusterDispatcher:
+class ClusterDispatcher(Handle):
     """The dispatcher of a cluster, with the contract of ``DispatchServer``."""
+
+    _instead = "send its target"
 
     def __init__(self, context: ClusterContext, lifecycle: Lifecycle) -> None:
         self._context, self._lifecycle = context, lifecycle
@@ -60,10 +66,12 @@ class ClusterDispatcher:
         return f"grpc://{row.address}"
 
     @property
+    @as_op_errors()
     def workers(self) -> tuple[str, ...]:
         """Addresses of all data workers ever registered. Empty once the dispatcher has ended."""
         return () if not self._runs else probe.dispatcher_workers(self.target)
 
+    @as_op_errors()
     def start(self) -> None:
         """Start the cluster, or restart the dispatcher on its port if it has ended."""
         if self._context.monitor.state == "new":
@@ -73,11 +81,13 @@ class ClusterDispatcher:
         if row is None or row.state.ended:
             self._lifecycle.restart(DISPATCHER)
 
+    @as_op_errors()
     def stop(self) -> None:
         """Stop the cluster, because it cannot work without its dispatcher."""
         if self._context.monitor.state != "new":
             self._lifecycle.stop()
 
+    @as_op_errors()
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the dispatcher has ended. Ctrl-C interrupts the wait.
 

@@ -171,7 +171,13 @@ class Lifecycle:
             self._training.current_coordinator().join(left)
         return True
 
-    def scale(self, data_workers: int | None, workers: int | None, ps: int | None) -> None:
+    def scale(
+        self,
+        *,
+        data_workers: int | None = None,
+        workers: int | None = None,
+        ps: int | None = None,
+    ) -> None:
         """Change the number of tasks. Returns when new tasks are ready.
 
         Tasks with the highest index are removed first.

@@ -182,12 +182,12 @@ class TaskManager:
             self.enable_static_sharding()
 
     def _require_dispatcher(self) -> None:
-        """Raise StateError for a ready dispatcher that does not answer new data workers."""
+        """Raise StateError for a suspended dispatcher, which would not answer new data workers."""
         for row in self.rows_of(Role.DISPATCHER):
             if row.state is not TaskState.READY or self.in_process:
                 continue
             result = probe.probe(row.address, _PROBE_SECONDS)
-            if not result.alive:
+            if result.state == "hung":  # a dispatcher that has ended is restarted
                 raise errors.StateError(
                     f"adding data workers failed: {row.task} does not answer ({result.reason})",
                     task=row.task,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import views
 from tfd_notebook.errors import UnknownName, UsageError, ValueGone
 from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, Store
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _FIRST_ROWS = 10_000
 VALUE_STATES = ("queued", "paused", *STATES[1:])
 
 
-class Values:
+class Values(Handle):
     """The closures of a coordinator, their states and results.
 
     Parameters

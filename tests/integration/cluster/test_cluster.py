@@ -131,6 +131,8 @@ def test_dispatcher_follows_the_contract_of_tensorflow() -> None:
     for call in (dispatcher.join, lambda: dispatcher.target):
         with pytest.raises(StateError, match="was not started"):
             call()
+    with pytest.raises(tf.errors.FailedPreconditionError):
+        dispatcher.join()
     assert dispatcher.workers == ()
     assert repr(dispatcher) == "<dispatcher of cluster 'contract', new>"
     dispatcher.stop()  # no-op, as in TensorFlow
@@ -140,8 +142,9 @@ def test_dispatcher_follows_the_contract_of_tensorflow() -> None:
     pid = cluster.tasks[0].pid
     dispatcher.start()  # no-op, because the dispatcher runs
     assert cluster.tasks[0].pid == pid
-    with pytest.raises(TimeLimit):
-        dispatcher.join(timeout=0.1)
+    for kind in (TimeLimit, tf.errors.DeadlineExceededError):
+        with pytest.raises(kind):
+            dispatcher.join(timeout=0.1)
     waiter = threading.Thread(target=dispatcher.join, args=(30,))
     waiter.start()
     dispatcher.stop()

@@ -66,12 +66,12 @@ def test_options_of_the_command_line_keep_those_of_a_profile(
         tmp_path / "home/tfd_notebook/box.toml",
         'launcher = "slurm"\nnodes = 2\npartition = "debug"\nallow = ["10.0.0.0/8"]',
     )
-    started: list[dict[str, Any]] = []
-    monkeypatch.setattr(attach, "start", lambda detach, **arguments: started.append(arguments))
+    started: list[Any] = []
+    monkeypatch.setattr(attach, "start", lambda options, hours: started.append(options))
     for surface in ("tfd", "%tfd_cluster"):
         parser = CommandLine(surface).parser("start")
         make_cluster(parser.read(["--launcher", "box", "--host", "h1", "--allow", "10.1.0.0/16"]))
-        launcher = started.pop()["launcher"]
+        launcher = started.pop().launcher
         assert launcher.options["nodes"] == 2
         assert launcher.options["partition"] == "debug"
         assert launcher.options["host"] == "h1"

@@ -16,7 +16,10 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tfd_notebook.coordinator.values import Values
+from tfd_notebook.data.service.saving import Saving
 from tfd_notebook.errors import UsageError
+from tfd_notebook.launchers import Fake
 from tfd_notebook.model.handle import Handle
 
 HANDLES = {
@@ -68,6 +71,29 @@ def test_a_copy_of_a_cluster_is_the_cluster() -> None:
             cloudpickle.dumps(lambda: cluster)
         assert tfd.clusters() == before
         assert cluster.state == "new"
+
+
+def test_parts_of_a_cluster_are_handles() -> None:
+    with tfd.Cluster(data_workers=1, workers=1, ps=1, launcher="fake", name="handle") as cluster:
+        for part in (cluster.tasks[0], cluster.dispatcher, cluster.resolver):
+            assert copy.deepcopy([part])[0] is part
+            assert part in {part}
+            with pytest.raises(UsageError, match=f"this {type(part).__name__} cannot be sent"):
+                pickle.dumps(part)
+    for kind in (Saving, Values):
+        assert issubclass(kind, Handle)
+
+
+def test_a_cluster_is_shown_while_it_starts() -> None:
+    shown = []
+
+    class Shown(Fake):
+        def connect(self, *args: Any, **options: Any) -> Any:
+            shown.append(repr(tfd.clusters()["handle"]))
+            return super().connect(*args, **options)
+
+    with tfd.Cluster(data_workers=1, launcher=Shown(), name="handle"):
+        assert shown == ["<Cluster 'handle' starting on fake: no task ready>"]
 
 
 def test_a_cluster_is_collected_after_its_end() -> None:

@@ -14,6 +14,7 @@ from tfd_notebook.data.consume import observe
 from tfd_notebook.data.service import validation
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.errors import DataError, StateError, TimeLimit
+from tfd_notebook.model.handle import Handle
 
 _POLL_SECONDS = 0.1
 #: Seconds between two lines about the progress.
@@ -62,7 +63,7 @@ class SaveProgress:
         )
 
 
-class Saving:
+class Saving(Handle):
     """A dataset that the data workers write. `Cluster.save` returns it.
 
     Parameters
@@ -81,6 +82,8 @@ class Saving:
     --------
     tf.data.experimental.distributed_save
     """
+
+    _instead = "send its path"
 
     def __init__(
         self, cluster: DataServiceProtocol, path: str, splits_total: int | None = None
