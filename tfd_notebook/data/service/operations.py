@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 
 _SOUND = "sound"
 #: The effect of the endless source of ``enumerate``.
@@ -52,3 +55,23 @@ NUMBERED = (
     "TensorSlice",
     "Zip",
 )
+#: Ops with these names use datasets, and their output is none.
+_NO_DATASETS = (
+    "DatasetCardinality",
+    "DatasetFingerprint",
+    "DatasetTo",
+    "ExperimentalDataset",
+    "InitializeTableFromDataset",
+    "ReduceDataset",
+    "RegisterDataset",
+)
+
+
+def node_kind(node: Any) -> str:
+    """Return the kind of a dataset's node, as in `OPERATIONS`."""
+    return kind_of(node.op.removeprefix("Experimental"))
+
+
+def is_dataset(node: Any) -> bool:
+    """Return True if a node's output is a dataset."""
+    return "Dataset" in node.op and not node.op.startswith(_NO_DATASETS)

@@ -8,30 +8,25 @@ draw or remember elements then do so on each data worker. TensorFlow does not re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
-from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.changes import Change
-from tfd_notebook.data.service.operations import COUNTER, NUMBERED, OPERATIONS
-from tfd_notebook.data.service.py_functions import copied_state
+from tfd_notebook.data.service.function_facts import Facts, Functions
+from tfd_notebook.data.service.operations import (
+    COUNTER,
+    NUMBERED,
+    OPERATIONS,
+    is_dataset,
+    node_kind,
+)
 
 #: Operations that select elements with a function.
 _SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
-#: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
-_DRAWING = (
-    "Multinomial",
-    "ParameterizedTruncatedNormal",
-    "Random",
-    "SampleDistorted",
-    "TruncatedNormal",
-)
-#: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
-_GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
 _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
@@ -41,24 +36,6 @@ _READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
 _DATA_BYTES = 10_000
-
-
-class _Facts(NamedTuple):
-    """Properties of the functions of an operation."""
-
-    draws: bool = False  # other numbers in each call
-    seeded: bool = False  # the same numbers in each iterator
-    generates: bool = False  # numbers of a tf.random.Generator
-    derives: bool = False  # numbers from an explicit state
-    assigns: bool = False  # changes a variable
-    shuffles: bool = False  # a shuffle without a seed
-    gets: bool = False  # elements of a dataset by their number
-    states: tuple[str, ...] = ()  # objects of Python functions
-    unknown: tuple[str, ...] = ()
-
-    def plus(self, other: _Facts) -> _Facts:
-        pairs: Iterable[tuple[Any, Any]] = zip(self, other, strict=True)
-        return _Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -118,21 +95,15 @@ class Semantics:
         The last stage of the dataset, for the user's names and lines.
     deterministic : bool
         Whether parallel operations keep the order of the elements. Default true.
-
-    Attributes
-    ----------
-    visited : int
-        Number of nodes that were examined.
     """
 
     def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
         small = _without_data(definition)
         self._nodes = {node.name: node for node in small.node}
-        self._functions = {each.signature.name: each for each in small.library.function}
-        self._facts: dict[str, _Facts] = {}
+        self._functions = Functions(small.library.function)
         self._stages = {} if last is None else nodes_of(definition, last)
         self._deterministic = deterministic
-        self.visited = 0
+        self._visited = 0
 
     def changes(self, mode: str, workers: int, in_process: bool = False) -> list[Change]:
         """Return the changes of an epoch that is read in `mode`.
@@ -172,20 +143,20 @@ class Semantics:
             mode = "OFF"  # each data worker then delivers the whole dataset
         flows: dict[str, Flow] = {}
         for node in self._ordered:
-            self.visited += 1
+            self._visited += 1
             inputs = self._before(node)
             before = [flows[each.name] for each in inputs]
-            facts = self._facts_of(node)
+            facts = self._functions.facts_of(node)
             flow = self._flow(node, facts, before)
             operation = Operation(
                 node,
                 self._name(node),
-                _kind(node),
+                node_kind(node),
                 self._effect(node),
                 tuple(each.name for each in inputs),
                 self._stages.get(node.name),
                 flow,
-                OPERATIONS.get(_kind(node)) == "ordering"
+                OPERATIONS.get(node_kind(node)) == "ordering"
                 and not self._seeds(node)
                 and _reshuffles(node),
                 [
@@ -206,14 +177,19 @@ class Semantics:
     def has_hint(self) -> bool:
         """True if the pipeline has a ``shard(SHARD_HINT, SHARD_HINT)``."""
         return any(
-            _kind(node) == "Shard" and self._constant(node, 1) == -1
+            node_kind(node) == "Shard" and self._constant(node, 1) == -1
             for node in self._nodes.values()
         )
 
     @cached_property
     def _reads_files(self) -> bool:
-        bodies = [self._nodes.values(), *(each.node_def for each in self._functions.values())]
-        return any(kind_of(node.op) in _READERS for body in bodies for node in body)
+        nodes = (*self._nodes.values(), *self._functions.nodes)
+        return any(kind_of(node.op) in _READERS for node in nodes)
+
+    @property
+    def visited(self) -> int:
+        """The number of nodes that were examined."""
+        return self._visited + self._functions.visited
 
     @property
     def ops(self) -> list[str]:
@@ -232,7 +208,7 @@ class Semantics:
     def _ordered(self) -> list[Any]:
         """Return the dataset operations of the pipeline, each after those that it reads."""
         ordered: dict[str, Any] = {}
-        datasets = [node for node in self._nodes.values() if _is_dataset(node)]
+        datasets = [node for node in self._nodes.values() if is_dataset(node)]
         used = {each.name for node in datasets for each in map(self._input, node.input) if each}
         todo = [(node, False) for node in datasets if node.name not in used]
         while todo:
@@ -258,23 +234,23 @@ class Semantics:
         names = list(data_inputs(node))
         del names[captured_inputs(node)]
         inputs = map(self._input, names)
-        return [each for each in inputs if each is not None and _is_dataset(each)]
+        return [each for each in inputs if each is not None and is_dataset(each)]
 
     def _captured_datasets(self, node: Any) -> list[Any]:
         captured = map(self._input, list(data_inputs(node))[captured_inputs(node)])
-        return [each for each in captured if each is not None and _is_dataset(each)]
+        return [each for each in captured if each is not None and is_dataset(each)]
 
-    def _is_examined(self, node: Any, facts: _Facts) -> bool:
+    def _is_examined(self, node: Any, facts: Facts) -> bool:
         """Return True if a function takes elements, by their numbers, of datasets that allow it."""
         todo = self._captured_datasets(node)
         for each in todo:  # grows
-            if not facts.gets or _kind(each) not in NUMBERED:
+            if not facts.gets or node_kind(each) not in NUMBERED:
                 return False
             todo += self._before(each)
         return True
 
-    def _flow(self, node: Any, facts: _Facts, before: list[Flow]) -> Flow:
-        kind = _kind(node)
+    def _flow(self, node: Any, facts: Facts, before: list[Flow]) -> Flow:
+        kind = node_kind(node)
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single" and not self._is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
@@ -307,13 +283,13 @@ class Semantics:
     def _changes(
         self,
         node: Any,
-        facts: _Facts,
+        facts: Facts,
         flow: Flow,
         before: list[Flow],
         mode: str,
         workers: int,
     ) -> Iterator[Change]:
-        kind = _kind(node)
+        kind = node_kind(node)
         effect = OPERATIONS.get(kind)
         name = self._name(node)
 
@@ -419,7 +395,7 @@ class Semantics:
         effect: str | None,
         node: Any,
         change: Callable[..., Change],
-        facts: _Facts,
+        facts: Facts,
         before: list[Flow],
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
@@ -455,7 +431,7 @@ class Semantics:
             )
 
     def _repeated(
-        self, kind: str, node: Any, change: Callable[..., Change], facts: _Facts, mode: str
+        self, kind: str, node: Any, change: Callable[..., Change], facts: Facts, mode: str
     ) -> Iterator[Change]:
         """Yield the changes of random numbers and of captured state, in all modes."""
         unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
@@ -509,10 +485,10 @@ class Semantics:
 
     def _name(self, node: Any) -> str:
         stage = self._stages.get(node.name)
-        name = user_name(_kind(node)) if stage is None else stage.name
-        if _kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
+        name = user_name(node_kind(node)) if stage is None else stage.name
+        if node_kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
             name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
-        if _kind(node) == "Zip" and self._numbers(node):
+        if node_kind(node) == "Zip" and self._numbers(node):
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
 
@@ -531,7 +507,7 @@ class Semantics:
         return any(self._constant(node, index) not in (0, None) for index in (2, 3))
 
     def _is_seeded_source(self, node: Any) -> bool:
-        first = 2 if _kind(node) == "Sampling" else 0
+        first = 2 if node_kind(node) == "Sampling" else 0
         return any(self._constant(node, index) not in (0, None) for index in (first, first + 1))
 
     def _drops(self, node: Any) -> bool:
@@ -542,7 +518,7 @@ class Semantics:
         """Return True if one input of a zip counts without end, as in enumerate()."""
         before = self._before(node)
         return len(before) == 2 and any(
-            self._is_counter(each) or (_kind(each) == "Scan" and self._counts(each))
+            self._is_counter(each) or (node_kind(each) == "Scan" and self._counts(each))
             for each in before
         )
 
@@ -550,7 +526,7 @@ class Semantics:
         import tensorflow as tf
 
         return (
-            _kind(node) == "Range"
+            node_kind(node) == "Range"
             and (self._constant(node, 1) or 0) > _NO_END
             and self._constant(node, 2) == 1
             and list(node.attr["output_types"].list.type) == [tf.int64.as_datatype_enum]
@@ -559,20 +535,20 @@ class Semantics:
     def _effect(self, node: Any) -> str | None:
         if self._is_counter(node):
             return COUNTER
-        if _kind(node) == "DirectedInterleave" and self._selects_at_random(node):
+        if node_kind(node) == "DirectedInterleave" and self._selects_at_random(node):
             return "pairing" if _stops_early(node) else "random"
-        return OPERATIONS.get(_kind(node))
+        return OPERATIONS.get(node_kind(node))
 
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""
         repeats = self._before(scan)
         source = self._before(repeats[0]) if repeats else []
-        return bool(source) and _kind(source[0]) == "Tensor"
+        return bool(source) and node_kind(source[0]) == "Tensor"
 
     def _selects_at_random(self, node: Any) -> bool:
         """Return True if a random source selects the dataset of each element."""
         selector = self._input(node.input[0])
-        while selector is not None and _kind(selector) != "Random":
+        while selector is not None and node_kind(selector) != "Random":
             selector = next(iter(self._before(selector)), None)
         return selector is not None
 
@@ -591,44 +567,6 @@ class Semantics:
         """Return whether the functions of `node` use variables, and tables that can change."""
         ops = [each.op for each in map(self._input, node.input) if each is not None]
         return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
-
-    def _facts_of(self, node: Any) -> _Facts:
-        facts = _Facts()
-        for name in _called(node):
-            facts = facts.plus(self._function(name))
-        return facts
-
-    def _function(self, name: str) -> _Facts:
-        """Return the facts of a function and of those that it calls."""
-        if name in self._facts or name not in self._functions:
-            return self._facts.get(name, _Facts())
-        self._facts[name] = facts = _Facts()  # for a function that calls itself
-        body = self._functions[name].node_def
-        constants = {each.name: each for each in body if each.op == "Const"}
-        for node in body:
-            self.visited += 1
-            seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
-            draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
-            kind = _kind(node)
-            facts = facts.plus(
-                _Facts(
-                    draws=draws and not seeded,
-                    seeded=draws and seeded,
-                    derives=node.op.startswith("StatelessRandom"),
-                    generates=node.op.startswith(_GENERATING)
-                    and node.op != "StatefulPartitionedCall",
-                    assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
-                    shuffles=OPERATIONS.get(kind) == "ordering"
-                    and all(
-                        _is_zero(constants.get(each.partition(":")[0])) for each in node.input[2:4]
-                    ),
-                    gets=node.op == "GetElementAtIndex",
-                    states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
-                    unknown=(node.op,) if _is_dataset(node) and kind not in OPERATIONS else (),
-                )
-            ).plus(self._facts_of(node))
-        self._facts[name] = facts
-        return facts
 
 
 def _without_data(definition: Any) -> Any:
@@ -649,10 +587,6 @@ def _without_constants(nodes: Any) -> Iterator[Any]:
     return (node for node in nodes if node.op != "Const" or node.ByteSize() < _DATA_BYTES)
 
 
-def _kind(node: Any) -> str:
-    return kind_of(node.op.removeprefix("Experimental"))
-
-
 def _reshuffles(shuffle: Any) -> bool:
     """Return True if a shuffle gives each epoch another order."""
     name = "reshuffle_each_iteration"
@@ -663,34 +597,3 @@ def _stops_early(interleave: Any) -> bool:
     """Return True if a selection of datasets ends with the first of them."""
     name = "stop_on_empty_dataset"
     return name in interleave.attr and bool(interleave.attr[name].b)
-
-
-def _is_dataset(node: Any) -> bool:
-    """Return True if a node's output is a dataset."""
-    return "Dataset" in node.op and not node.op.startswith(_NO_DATASETS)
-
-
-#: Ops with these names use datasets, and their output is none.
-_NO_DATASETS = (
-    "DatasetCardinality",
-    "DatasetFingerprint",
-    "DatasetTo",
-    "ExperimentalDataset",
-    "InitializeTableFromDataset",
-    "ReduceDataset",
-    "RegisterDataset",
-)
-
-
-def _called(node: Any) -> Iterator[str]:
-    for attr in node.attr.values():
-        for function in (attr.func, *attr.list.func):
-            if function.name:
-                yield function.name
-    yield node.op
-
-
-def _is_zero(constant: Any) -> bool:
-    import tensorflow as tf
-
-    return constant is not None and not tf.make_ndarray(constant.attr["value"].tensor).any()

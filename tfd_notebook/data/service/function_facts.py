@@ -1,0 +1,116 @@
+"""Properties of the functions of a pipeline that matter to a tf.data service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from tfd_notebook._compat.tf_data.py_functions import OPS
+from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
+from tfd_notebook.data.service.py_functions import copied_state
+
+#: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
+_DRAWING = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "SampleDistorted",
+    "TruncatedNormal",
+)
+#: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
+_GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
+
+
+class Facts(NamedTuple):
+    """Properties of the functions of an operation."""
+
+    draws: bool = False  # other numbers in each call
+    seeded: bool = False  # the same numbers in each iterator
+    generates: bool = False  # numbers of a tf.random.Generator
+    derives: bool = False  # numbers from an explicit state
+    assigns: bool = False  # changes a variable
+    shuffles: bool = False  # a shuffle without a seed
+    gets: bool = False  # elements of a dataset by their number
+    states: tuple[str, ...] = ()  # objects of Python functions
+    unknown: tuple[str, ...] = ()
+
+    def plus(self, other: Facts) -> Facts:
+        """Return the properties of two functions together."""
+        pairs: Iterable[tuple[Any, Any]] = zip(self, other, strict=True)
+        return Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
+
+
+class Functions:
+    """The functions of a graph.
+
+    Parameters
+    ----------
+    library : iterable of FunctionDef
+
+    Attributes
+    ----------
+    visited : int
+        Number of nodes that were examined. Each function is examined once.
+    """
+
+    def __init__(self, library: Iterable[Any]) -> None:
+        self._bodies = {each.signature.name: each.node_def for each in library}
+        self._facts: dict[str, Facts] = {}
+        self.visited = 0
+
+    @property
+    def nodes(self) -> Iterator[Any]:
+        """The nodes of all functions."""
+        return (node for body in self._bodies.values() for node in body)
+
+    def facts_of(self, node: Any) -> Facts:
+        """Return the facts of the functions that a node calls, and of those that they call."""
+        facts = Facts()
+        for name in _called(node):
+            facts = facts.plus(self._function(name))
+        return facts
+
+    def _function(self, name: str) -> Facts:
+        if name in self._facts or name not in self._bodies:
+            return self._facts.get(name, Facts())
+        self._facts[name] = facts = Facts()  # for a function that calls itself
+        body = self._bodies[name]
+        constants = {each.name: each for each in body if each.op == "Const"}
+        for node in body:
+            self.visited += 1
+            facts = facts.plus(_facts_of(node, constants)).plus(self.facts_of(node))
+        self._facts[name] = facts
+        return facts
+
+
+def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
+    """Return the facts of a node of a function, without those of functions that it calls."""
+    seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
+    draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
+    kind = node_kind(node)
+    return Facts(
+        draws=draws and not seeded,
+        seeded=draws and seeded,
+        derives=node.op.startswith("StatelessRandom"),
+        generates=node.op.startswith(_GENERATING) and node.op != "StatefulPartitionedCall",
+        assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
+        shuffles=OPERATIONS.get(kind) == "ordering"
+        and all(_is_zero(constants.get(each.partition(":")[0])) for each in node.input[2:4]),
+        gets=node.op == "GetElementAtIndex",
+        states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
+        unknown=(node.op,) if is_dataset(node) and kind not in OPERATIONS else (),
+    )
+
+
+def _called(node: Any) -> Iterator[str]:
+    for attr in node.attr.values():
+        for function in (attr.func, *attr.list.func):
+            if function.name:
+                yield function.name
+    yield node.op
+
+
+def _is_zero(constant: Any) -> bool:
+    import tensorflow as tf
+
+    return constant is not None and not tf.make_ndarray(constant.attr["value"].tensor).any()
