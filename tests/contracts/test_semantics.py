@@ -34,7 +34,7 @@ GATE = 100
 TOGETHER = 10
 FILES = 4
 #: Kinds of changes after which an epoch may have other elements.
-CHANGING = {"pairing", "order", "counting", "grouping", "external", "unknown"}
+CHANGING = {"pairing", "order", "counting", "neighbors", "grouping", "external", "unknown"}
 
 #: Operations whose result depends on the order of their elements, on their values, or on both.
 BY_ORDER = {"take", "skip", "take_while", "shard", "scan", "enumerate", "zip", "choose", "sample"}

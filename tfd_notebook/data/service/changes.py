@@ -18,8 +18,8 @@ class Change:
     Parameters
     ----------
     kind : str
-        ``"pairing" "order" "counting" "grouping" "random" "captured" "python" "external"`` or
-        ``"unknown"``.
+        ``"pairing" "order" "counting" "neighbors" "grouping" "random" "captured" "python"
+        "external"`` or ``"unknown"``.
     operation : str
         The operation in the user's notation, with its line if known.
     what : str

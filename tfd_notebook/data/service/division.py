@@ -15,7 +15,7 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service import graph_inspection
-from tfd_notebook.data.service.operations import COUNTER, NUMBERED
+from tfd_notebook.data.service.operations import COUNTER, EXPANDING, NUMBERED
 from tfd_notebook.data.service.semantics import Flow, Operation, Semantics
 from tfd_notebook.errors import DataChanged
 
@@ -24,8 +24,6 @@ _MANY = 1 << 61
 #: Operations whose result depends on the order of the elements before them. The sizes of batches
 #: do not.
 _ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWindow")
-#: Operations that give several elements for one.
-_EXPANDING = ("FlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
 #: Modes in which the data workers together deliver each element once.
 _DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
 
@@ -210,7 +208,7 @@ def _in_random_order(operation: Operation, division: Division) -> bool:
         count = int(operation.stage.inputs[0].dataset.cardinality())
         return 0 <= count <= (operation.stage.number or 0)
     inputs = [n for n in operation.inputs if division.operations[n].effect != COUNTER]
-    kept = operation.kind not in _EXPANDING and bool(inputs)
+    kept = operation.kind not in EXPANDING and bool(inputs)
     return kept and division.shuffled.issuperset(inputs)
 
 

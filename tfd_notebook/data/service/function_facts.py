@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from tfd_notebook._compat.tf_data.graph import data_inputs
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
 from tfd_notebook.data.service.py_functions import copied_state
@@ -33,6 +34,8 @@ class Facts(NamedTuple):
     gets: bool = False  # elements of a dataset by their number
     states: tuple[str, ...] = ()  # objects of Python functions
     unknown: tuple[str, ...] = ()
+    drops: bool = False  # an incomplete last batch
+    condenses: bool = False  # a dataset to a result, or to some of its elements
 
     def plus(self, other: Facts) -> Facts:
         """Return the properties of two functions together."""
@@ -88,17 +91,20 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
     seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
     draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
     kind = node_kind(node)
+    effect = OPERATIONS.get(kind)
+    inputs = list(data_inputs(node))
     return Facts(
         draws=draws and not seeded,
         seeded=draws and seeded,
         derives=node.op.startswith("StatelessRandom"),
         generates=node.op.startswith(_GENERATING) and node.op != "StatefulPartitionedCall",
         assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
-        shuffles=OPERATIONS.get(kind) == "ordering"
-        and all(_is_zero(constants.get(each.partition(":")[0])) for each in node.input[2:4]),
+        shuffles=effect == "ordering" and all(_value(each, constants) == 0 for each in inputs[2:4]),
         gets=node.op == "GetElementAtIndex",
         states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
         unknown=(node.op,) if is_dataset(node) and kind not in OPERATIONS else (),
+        drops=effect == "grouping" and _value(inputs[-1], constants) is True,
+        condenses=node.op == "ReduceDataset" or effect in ("counting", "neighbors", "reducing"),
     )
 
 
@@ -110,7 +116,12 @@ def _called(node: Any) -> Iterator[str]:
     yield node.op
 
 
-def _is_zero(constant: Any) -> bool:
+def _value(source: str, constants: dict[str, Any]) -> Any:
+    """Return the value of an input that is a constant, else None."""
     import tensorflow as tf
 
-    return constant is not None and not tf.make_ndarray(constant.attr["value"].tensor).any()
+    constant = constants.get(source.partition(":")[0])
+    if constant is None:
+        return None
+    value = tf.make_ndarray(constant.attr["value"].tensor)
+    return value.item() if value.size == 1 else None

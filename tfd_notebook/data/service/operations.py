@@ -26,8 +26,11 @@ OPERATIONS: Mapping[str, str] = {
         "MaxIntraOpParallelism PrivateThreadPool ThreadPool BytesProducedStats LatencyStats "
         "SetStatsAggregator AssertNext AssertPrev NonSerializable Sleep ChooseFastest "
         "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant",
-        "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch Window SlidingWindow "
-        "GroupByWindow GroupByReducer Rebatch",
+        "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch GroupByWindow Rebatch",
+        # Each group is for elements that follow each other.
+        "neighbors": "Window SlidingWindow",
+        # One result for all elements of a key.
+        "reducing": "GroupByReducer",
         "counting": "Take Skip TakeWhile Scan Shard Unique AssertCardinality",
         "pairing": "Zip DirectedInterleave",
         "ordering": "Shuffle ShuffleAndRepeat",
@@ -36,6 +39,8 @@ OPERATIONS: Mapping[str, str] = {
     }.items()
     for kind in kinds.split()
 }
+#: Operations that give several elements for one.
+EXPANDING = ("FlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
 #: Operations for which TensorFlow computes an element from its number. It can also do so for a
 #: map, but its memory errors then end the process (2.21).
 NUMBERED = (

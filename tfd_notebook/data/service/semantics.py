@@ -19,6 +19,7 @@ from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.function_facts import Facts, Functions
 from tfd_notebook.data.service.operations import (
     COUNTER,
+    EXPANDING,
     NUMBERED,
     OPERATIONS,
     is_dataset,
@@ -48,6 +49,7 @@ class Flow:
     only_drawn: bool = False  # all sources before it are random
     endless: bool = False
     noisy: bool = False  # a function before it draws numbers
+    shuffled: bool = False  # elements that follow each other do not belong together
 
 
 @dataclass
@@ -170,7 +172,7 @@ class Semantics:
 
     def keeps_elements(self, mode: str) -> bool:
         """Return True if the data workers together deliver the elements of the pipeline."""
-        changing = ("pairing", "order", "counting", "unknown")
+        changing = ("pairing", "order", "counting", "neighbors", "unknown")
         return not any(change.kind in changing for change in self.changes(mode, 2))
 
     @cached_property
@@ -269,6 +271,8 @@ class Semantics:
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
             facts.draws or facts.generates or any(each.noisy for each in before),
+            OPERATIONS.get(kind) == "ordering"
+            or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
         )
 
     def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
@@ -316,7 +320,7 @@ class Semantics:
                 "compare the elements with and without the service",
             )
         if by_source:
-            yield from self._by_source(kind, effect, node, change, before, workers)
+            yield from self._by_source(kind, effect, node, change, facts, before, workers)
         if by_result:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
@@ -340,11 +344,13 @@ class Semantics:
         effect: str | None,
         node: Any,
         change: Callable[..., Change],
+        facts: Facts,
         before: list[Flow],
         workers: int,
     ) -> Iterator[Change]:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
+        endless = any(each.endless for each in before)
         if effect == "pairing" and not self._numbers(node):
             if kind == "DirectedInterleave" and self._selects_at_random(node):
                 if _stops_early(node):
@@ -378,11 +384,42 @@ class Semantics:
             elif count is not None:
                 what = f"each data worker skips {count}, so {workers * count} may be missing"
             yield change("counting", what, after)
-        elif effect == "grouping" and not any(each.endless for each in before):
-            if self._drops(node):
+        elif effect == "reducing":
+            yield change(
+                "counting",
+                "each data worker reduces its own elements, so a key may occur up to "
+                f"{workers} times, with a part of the result each time",
+                after,
+            )
+        elif effect == "neighbors" and not all(each.shuffled for each in before):
+            if self._constant(node, 1) == self._constant(node, 2) == 1:
+                return  # each element is a window
+            yield change(
+                "neighbors",
+                "each data worker makes windows of its own elements, so up to all windows join "
+                "elements that are not neighbors",
+                "use batch() if they need not be neighbors. Otherwise make the windows in the "
+                'function of flat_map(), or use processing_mode="data"',
+            )
+        elif effect == "neighbors" and not self._partitions(node) and not endless:
+            yield change(
+                "counting",
+                "each data worker makes windows of its own elements, so their number may differ",
+                after,
+            )
+        elif kind == "GroupByWindow" and facts.condenses:
+            yield change(
+                "counting",
+                "each data worker makes groups of its own elements, so the result of a group is "
+                "that of other elements",
+                after,
+            )
+        elif effect in ("grouping", "neighbors") and not endless:
+            keys = "each key and " if kind == "GroupByWindow" else ""
+            if facts.drops if keys else self._drops(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "
-                    "most a batch for each data worker"
+                    f"most a batch for {keys}each data worker"
                 )
                 yield change("counting", what, after)
             else:
@@ -513,6 +550,11 @@ class Semantics:
     def _drops(self, node: Any) -> bool:
         """Return True if an incomplete last group is dropped, which the last input decides."""
         return self._constant(node, len(node.input) - 1) is True
+
+    def _partitions(self, window: Any) -> bool:
+        """Return True if each element is in one window."""
+        size, shift, stride = (self._constant(window, index) for index in (1, 2, 3))
+        return size is not None and size == shift and stride == 1
 
     def _numbers(self, node: Any) -> bool:
         """Return True if one input of a zip counts without end, as in enumerate()."""

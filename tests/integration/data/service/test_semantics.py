@@ -69,6 +69,53 @@ def test_other_changes_are_one_warning(cluster: tfd.Cluster) -> None:
     assert 3 <= len(list(read)) <= 6
 
 
+@pytest.fixture
+def lines(tmp_path: Path) -> tf.data.Dataset:
+    """Return the numbers from 0 to 7, from two files."""
+    files = [os.fspath(tmp_path / name) for name in ("a", "b")]
+    for number, file in enumerate(files):
+        Path(file).write_text("".join(f"{4 * number + line}\n" for line in range(4)))
+    return tf.data.TextLineDataset(files).map(lambda line: tf.strings.to_number(line, tf.int64))
+
+
+def test_windows_of_other_elements_are_a_warning(
+    cluster: tfd.Cluster, lines: tf.data.Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = lines.window(3).flat_map(lambda window: window.batch(3))
+    with pytest.warns(UserWarning, match=r"window\(3\).*not neighbors.*use batch\(\)"):
+        read = windows.apply(cluster.distribute("file"))
+    assert "every element once" not in capsys.readouterr().err
+    assert sorted(x.tolist() for x in read.as_numpy_iterator()) == [[0, 1, 2], [3], [4, 5, 6], [7]]
+    read = windows.apply(cluster.distribute("data"))
+    assert sorted(map(str, read)) == sorted(map(str, windows))
+
+
+def test_partial_results_of_a_key_are_a_warning(
+    cluster: tfd.Cluster, lines: tf.data.Dataset
+) -> None:
+    zero = tf.constant(0, tf.int64)
+    reducer = tf.data.experimental.Reducer(lambda _: zero, tf.add, lambda total: total)
+    sums = lines.apply(tf.data.experimental.group_by_reducer(lambda x: x % 2, reducer))
+    with pytest.warns(UserWarning, match=r"group_by_reducer.*up to 2 times"):
+        read = sums.apply(cluster.distribute("file"))
+    assert numbers(sums) == [12, 16]
+    assert numbers(read) == [2, 4, 10, 12]
+    assert numbers(sums.apply(cluster.distribute("file", semantics="same"))) == [12, 16]
+
+
+def test_incomplete_batch_of_each_key_is_a_warning(
+    cluster: tfd.Cluster, lines: tf.data.Dataset
+) -> None:
+    def batches(_: tf.Tensor, group: tf.data.Dataset) -> tf.data.Dataset:
+        return group.batch(3, drop_remainder=True)
+
+    grouped = lines.group_by_window(lambda x: x % 2, batches, 3)
+    with pytest.warns(UserWarning, match="a batch for each key and each data worker"):
+        read = grouped.apply(cluster.distribute("file"))
+    assert len(list(grouped)) == 2
+    assert len(list(read)) == 0
+
+
 def test_single_worker_keeps_pairs_until_another_joins() -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         with pytest.warns(UserWarning, match="second data worker"):

@@ -148,6 +148,7 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         (filtered().batch(2).skip(1), r"skip\(1\)"),
         (filtered().enumerate(), "enumerate"),
         (filtered().window(3).flat_map(lambda window: window.batch(3)), r"window\(3\)"),
+        (filtered().repeat().window(3), r"window\(3\)"),
         (filtered().shuffle(9, reshuffle_each_iteration=False).take(4), r"take\(4\)"),
         (D.zip((filtered(), filtered())), "zip"),
         (D.range(9).batch(2, num_parallel_calls=2).take(2), r"take\(2\)"),
@@ -179,6 +180,15 @@ def test_stages_with_several_operations_are_separated(dataset: Any, first: str) 
     divided = division(dataset)
     assert divided.local_names().startswith(first)
     assert sorted(map(str, divided.build(lambda part: part))) == sorted(map(str, dataset))
+
+
+def test_keys_are_reduced_here() -> None:
+    zero = tf.constant(0, tf.int64)
+    reducer = tf.data.experimental.Reducer(lambda _: zero, tf.add, lambda total: total)
+    sums = filtered().apply(tf.data.experimental.group_by_reducer(lambda x: x % 2, reducer))
+    divided = division(sums)
+    assert kinds(divided, divided.local) == ["GroupByReducer"]
+    assert sorted(divided.build(lambda part: part).as_numpy_iterator()) == [13, 20]
 
 
 def test_order_that_differs_in_each_epoch_is_not_needed() -> None:

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.data.ops import dataset_ops
 
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
@@ -41,11 +42,39 @@ def draw(seed: int | None = None) -> Any:
     return tf.random.uniform((), seed=seed) > 0.5
 
 
+def shuffled() -> Any:
+    """Return numbers in one random order."""
+    return numbers().shuffle(3, seed=1, reshuffle_each_iteration=False)
+
+
 def generated() -> Any:
     def generate() -> Any:
         yield from range(9)
 
     return D.from_generator(generate, output_signature=tf.TensorSpec((), tf.int64))
+
+
+def summed() -> tf.data.experimental.Reducer:
+    zero = tf.constant(0, tf.int64)
+    return tf.data.experimental.Reducer(lambda _: zero, lambda total, x: total + x, lambda x: x)
+
+
+def sliding(dataset: Any) -> Any:
+    """Return windows that no function of the public API creates."""
+    variant = tf.raw_ops.ExperimentalSlidingWindowDataset(
+        input_dataset=dataset._variant_tensor,
+        window_size=2,
+        window_shift=1,
+        window_stride=1,
+        output_types=[tf.int64],
+        output_shapes=[[None]],
+    )
+    return dataset_ops._VariantDataset(variant, tf.TensorSpec([None], tf.int64))
+
+
+def grouped(reduce: Callable[[Any], Any], dataset: Any = None) -> Any:
+    elements = numbers() if dataset is None else dataset
+    return elements.group_by_window(lambda x: x % 2, lambda _, group: reduce(group), 2)
 
 
 def from_state(dataset: Any) -> Any:
@@ -80,6 +109,8 @@ SOUND: dict[str, Callable[[], Any]] = {
     "random numbers": lambda: numbers().map(lambda x: (x, draw())),
     "stateless": lambda: numbers().map(lambda x: tf.random.stateless_uniform((), seed=(1, x))),
     "constant table": lambda: from_table(numbers(), mutable=False),
+    "one-element windows": lambda: numbers().window(1).flat_map(lambda w: w),
+    "endless shuffled windows": lambda: shuffled().repeat().window(3, shift=1),
     "all of it": lambda: numbers().take(-1).skip(0),
     "endless batches": lambda: numbers().repeat().batch(2, drop_remainder=True),
     "generator": lambda: generated().take(3).batch(2),
@@ -150,7 +181,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     ),
     "full windows": (
         lambda: numbers().window(2, drop_remainder=True).flat_map(lambda w: w),
-        {"counting"},
+        {"neighbors"},
         set(),
         set(),
     ),
@@ -158,13 +189,64 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     "rebatch": (lambda: numbers().batch(2).rebatch(3), {"grouping"}, set(), set()),
     "window": (
         lambda: numbers().window(3).flat_map(lambda w: w.batch(3)),
-        {"grouping"},
+        {"neighbors"},
         set(),
         set(),
     ),
-    "groups": (
-        lambda: numbers().group_by_window(lambda x: x % 2, lambda _, w: w.batch(2), 2),
-        {"grouping"},
+    "endless window": (lambda: numbers().repeat().window(3, shift=1), {"neighbors"}, set(), set()),
+    "every second": (lambda: numbers().window(1, shift=2), {"neighbors"}, set(), set()),
+    "sliding window": (lambda: sliding(numbers()), {"neighbors"}, set(), set()),
+    "shuffled window": (lambda: shuffled().window(3), {"grouping"}, set(), set()),
+    "shuffled full window": (
+        lambda: shuffled().window(3, drop_remainder=True),
+        {"counting"},
+        set(),
+        set(),
+    ),
+    "shuffled overlapping window": (
+        lambda: shuffled().batch(2).window(3, shift=1),
+        {"grouping", "counting"},
+        set(),
+        set(),
+    ),
+    "window of shuffled files": (
+        lambda: shuffled().flat_map(D.range).window(3),
+        {"neighbors"},
+        set(),
+        set(),
+    ),
+    "groups": (lambda: grouped(lambda group: group.batch(2)), {"grouping"}, set(), set()),
+    "full groups": (
+        lambda: grouped(lambda group: group.batch(2, drop_remainder=True)),
+        {"counting"},
+        set(),
+        set(),
+    ),
+    "first of groups": (lambda: grouped(lambda group: group.take(1)), {"counting"}, set(), set()),
+    "reduced groups": (
+        lambda: grouped(
+            lambda group: D.from_tensors(group.reduce(tf.constant(0, tf.int64), tf.add)),
+            numbers().repeat(),
+        ),
+        {"counting"},
+        set(),
+        set(),
+    ),
+    "reducer": (
+        lambda: numbers().apply(
+            tf.data.experimental.group_by_reducer(lambda x: x % 2, summed()),
+        ),
+        {"counting"},
+        set(),
+        set(),
+    ),
+    "endless reducer": (
+        lambda: (
+            numbers()
+            .repeat()
+            .apply(tf.data.experimental.group_by_reducer(lambda x: x % 2, summed()))
+        ),
+        {"counting"},
         set(),
         set(),
     ),
@@ -310,6 +392,20 @@ def test_each_operation_of_tensorflow_is_in_the_table() -> None:
     assert known - internal - set(semantics.OPERATIONS) == set()
     # `Parallel` and versions are a part of the name of some operations only.
     assert set(semantics.OPERATIONS) - known <= {"Interleave", "Batch"}
+
+
+def test_change_of_windows_names_the_choices() -> None:
+    (change,) = changes(numbers().window(3), "DYNAMIC")
+    assert "not neighbors" in change.what
+    assert "use batch()" in change.fix
+    assert 'processing_mode="data"' in change.fix
+    assert "not neighbors" in reports.summary([change])
+
+
+def test_key_occurs_once_for_each_data_worker() -> None:
+    reducer = tf.data.experimental.group_by_reducer(lambda x: x % 2, summed())
+    (change,) = changes(numbers().apply(reducer), "FILE", workers=3)
+    assert "up to 3 times" in change.what
 
 
 def test_unknown_operation_is_reported_as_not_examined() -> None:
