@@ -396,7 +396,7 @@ class Semantics:
                 return  # each element is a window
             yield change(
                 "neighbors",
-                "each data worker makes windows of its own elements, so up to all windows join "
+                "each data worker makes windows of its elements, so up to all windows join "
                 "elements that are not neighbors",
                 "use batch() if they need not be neighbors. Otherwise make the windows in the "
                 'function of flat_map(), or use processing_mode="data"',
@@ -404,13 +404,13 @@ class Semantics:
         elif effect == "neighbors" and not self._partitions(node) and not endless:
             yield change(
                 "counting",
-                "each data worker makes windows of its own elements, so their number may differ",
+                "each data worker makes windows of its elements, so their number may differ",
                 after,
             )
         elif kind == "GroupByWindow" and facts.condenses:
             yield change(
                 "counting",
-                "each data worker makes groups of its own elements, so the result of a group is "
+                "each data worker makes groups of its elements, so the result of a group is "
                 "that of other elements",
                 after,
             )
