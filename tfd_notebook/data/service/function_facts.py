@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tfd_notebook._compat.tf_data.graph import data_inputs
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
-from tfd_notebook.data.service.py_functions import copied_state
+from tfd_notebook.data.service.py_functions import copied_state, names_random
 
 #: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
 _DRAWING = (
@@ -34,6 +34,7 @@ class Facts(NamedTuple):
     gets: bool = False  # elements of a dataset by their number
     states: tuple[str, ...] = ()  # objects of Python functions
     unknown: tuple[str, ...] = ()
+    names: bool = False  # a Python function that may draw numbers
     drops: bool = False  # an incomplete last batch
     condenses: bool = False  # a dataset to a result, or to some of its elements
 
@@ -93,6 +94,7 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
     kind = node_kind(node)
     effect = OPERATIONS.get(kind)
     inputs = list(data_inputs(node))
+    token = node.attr["token"].s.decode() if node.op in OPS else ""
     return Facts(
         draws=draws and not seeded,
         seeded=draws and seeded,
@@ -101,8 +103,9 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
         shuffles=effect == "ordering" and all(_value(each, constants) == 0 for each in inputs[2:4]),
         gets=node.op == "GetElementAtIndex",
-        states=copied_state(node.attr["token"].s.decode()) if node.op in OPS else (),
+        states=copied_state(token) if token else (),
         unknown=(node.op,) if is_dataset(node) and kind not in OPERATIONS else (),
+        names=bool(token) and names_random(token),
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
         condenses=node.op == "ReduceDataset" or effect in ("counting", "neighbors", "reducing"),
     )

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import inspect
 import operator
+import re
 import sys
 import types
 import weakref
@@ -31,6 +32,11 @@ LARGEST = 200_000_000
 _LARGE = 1_000_000
 
 _DEPTH = 6
+#: As `_DEPTH`, for the search for names, which are less certain in code that is further away.
+_NEAR = 3
+
+#: Names that suggest random numbers, or a random order.
+_RANDOM = re.compile("random|shuffle|permutation|permuted|rng", re.IGNORECASE)
 
 #: Classes of objects whose state changes while they are used, by module and name.
 _STATEFUL = (
@@ -132,23 +138,48 @@ def copied_state(token: str) -> tuple[str, ...]:
 
     Each data worker has a copy of them, as they are when the function is sent.
     """
-    registered = py_functions.lookup(token)
-    if registered is None:
-        return ()
     classes = tuple(_stateful_classes())
     found: dict[str, None] = {}
-    visited: set[int] = set()
-    todo = [("", py_functions.user_function(registered), _DEPTH)]
-    for path, value, depth in todo:  # grows meanwhile: the nearest objects first
-        if id(value) in visited or inspect.ismodule(value):
-            continue
-        visited.add(id(value))
+    for path, value in _reachable(token, _DEPTH, classes):
         if isinstance(value, classes):
             found[f"{path} ({type(value).__name__})"] = None
-        elif depth:
+    return tuple(found)
+
+
+def names_random(token: str) -> bool:
+    """Return True if a function, or an object that it refers to, has a name for random numbers."""
+    return any(_names_random(value) for _, value in _reachable(token, _NEAR))
+
+
+def _names_random(value: Any) -> bool:
+    if inspect.ismodule(value):
+        return _RANDOM.search(value.__name__) is not None
+    kind = type(getattr(value, "__self__", value))
+    names = {kind.__name__, kind.__module__}
+    function = getattr(value, "__func__", value)  # of a method
+    if inspect.isfunction(function):
+        names |= _names(function.__code__)
+    return any(map(_RANDOM.search, names))
+
+
+def _reachable(token: str, depth: int, leaves: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function refers to, and the function, with their paths.
+
+    Objects of the types `leaves` are yielded without those that they refer to.
+    """
+    registered = py_functions.lookup(token)
+    if registered is None:
+        return
+    visited: set[int] = set()
+    todo = [("", py_functions.user_function(registered), depth)]
+    for path, value, depth in todo:  # grows meanwhile: the nearest objects first
+        if id(value) in visited:
+            continue
+        visited.add(id(value))
+        yield path, value
+        if depth and not isinstance(value, (*leaves, types.ModuleType)):
             for name, inner in _referenced_objects(value):
                 todo.append((f"{path}.{name}" if path else name, inner, depth - 1))
-    return tuple(found)
 
 
 def _stateful_classes() -> Iterator[type]:
@@ -243,6 +274,7 @@ def _find_unpicklable(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
 def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.ismethod(value):
         yield "self", value.__self__
+        yield from _referenced_objects(value.__func__)
     elif inspect.isfunction(value):
         yield from py_functions.closed_over(value).items()
         for name in _names(value.__code__):

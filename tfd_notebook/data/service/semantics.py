@@ -270,7 +270,7 @@ class Semantics:
             source or any(each.drawn for each in before),
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
-            facts.draws or facts.generates or any(each.noisy for each in before),
+            facts.draws or facts.generates or facts.names or any(each.noisy for each in before),
             OPERATIONS.get(kind) == "ordering"
             or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
         )
@@ -459,12 +459,13 @@ class Semantics:
                 'use processing_mode="dynamic", or select after distribute',
                 refused=True,
             )
-        elif kind in _SELECTING and any(each.noisy for each in before):
+        elif kind in _SELECTING and (facts.names or any(each.noisy for each in before)):
+            source = "a Python function" if facts.names else "an operation before it"
             yield change(
                 "order",
-                "if it selects by random numbers of an operation before it, the selection differs "
-                f"on each data worker, {loses}",
-                'use processing_mode="dynamic", or select after distribute',
+                f"if it selects or orders by random numbers of {source}, the result differs on "
+                f"each data worker, {loses}",
+                'use processing_mode="dynamic", or select and shuffle after distribute',
             )
 
     def _repeated(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -67,6 +68,22 @@ def test_other_changes_are_one_warning(cluster: tfd.Cluster) -> None:
         read = D.range(6).take(4).skip(1).apply(cluster.distribute("dynamic"))
     assert len(caught) == 1
     assert 3 <= len(list(read)) <= 6
+
+
+def shuffled_elements() -> Iterator[int]:
+    order = list(range(40))
+    random.shuffle(order)
+    yield from order
+
+
+def test_random_order_of_a_generator_is_a_warning(cluster: tfd.Cluster) -> None:
+    generated = D.from_generator(shuffled_elements, output_signature=tf.TensorSpec((), tf.int64))
+    with pytest.warns(UserWarning, match=r"shuffled_elements.*random numbers.*missing"):
+        read = generated.apply(cluster.distribute("data"))
+    arrived = numbers(read)
+    assert len(arrived) == 40
+    assert len(set(arrived)) < 40
+    assert numbers(generated.apply(cluster.distribute("dynamic"))) == list(range(40))
 
 
 @pytest.fixture

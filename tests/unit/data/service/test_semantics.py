@@ -22,6 +22,7 @@ from tfd_notebook.data.service import changes as reports
 from tfd_notebook.data.service import graph_inspection, semantics
 
 D = tf.data.Dataset
+GENERATOR = np.random.default_rng(1)
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 SHARE = tf.data.experimental.SHARD_HINT
 
@@ -334,6 +335,95 @@ def test_python_function_without_state_is_sound() -> None:
 
     dataset = numbers().map(lambda x: tf.numpy_function(used, [x], tf.int64))
     assert changes(dataset, "OFF") == []
+
+
+def select_at_random(x: Any) -> Any:
+    return random.random() > x
+
+
+class Loader:
+    def __init__(self, order: np.random.Generator) -> None:
+        self._order = order
+
+    def elements(self) -> Any:
+        yield from self._order.permutation(9)
+
+
+def shuffled_elements() -> Any:
+    order = list(range(9))
+    random.shuffle(order)
+    yield from order
+
+
+def python_filter(function: Callable[[Any], Any], dataset: Any = None) -> Any:
+    elements = numbers() if dataset is None else dataset
+    return elements.filter(lambda x: tf.numpy_function(function, [x], tf.bool))
+
+
+def from_python(generator: Callable[[], Any]) -> Any:
+    return D.from_generator(generator, output_signature=tf.TensorSpec((), tf.int64))
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: python_filter(lambda x: np.random.rand() > x),
+        lambda: python_filter(lambda x: select_at_random(x)),
+        lambda: python_filter(select_at_random, numbers().batch(2)),
+        lambda: numbers().filter(lambda x: tf.py_function(select_at_random, [x], tf.bool)),
+        lambda: python_filter(lambda x, draw=random.random: draw() > x),
+        lambda: numbers().take_while(
+            lambda x: tf.numpy_function(select_at_random, [x], tf.bool),
+        ),
+        lambda: from_python(shuffled_elements),
+        lambda: from_python(lambda: shuffled_elements()),
+        lambda: from_python(Loader(np.random.default_rng(1)).elements),
+        lambda: numbers().flat_map(lambda _: from_python(shuffled_elements)),
+        lambda: (
+            numbers()
+            .map(lambda x: tf.numpy_function(lambda v: v + random.randrange(3), [x], tf.int64))
+            .filter(lambda x: x > 3)
+        ),
+    ],
+)
+def test_python_function_that_names_random_numbers_may_select_or_order(
+    create: Callable[[], Any],
+) -> None:
+    pipeline = graph_inspection.examine(create()).semantics
+    (change,) = (each for each in pipeline.changes("DATA", 2) if each.kind == "order")
+    assert "random numbers" in change.what
+    assert "elements are missing" in change.what
+    assert not change.refused
+    assert "order" not in {each.kind for each in pipeline.changes("DYNAMIC", 2)}
+    assert "order" not in {each.kind for each in pipeline.changes("OFF", 2)}
+
+
+def test_random_order_of_a_method_is_found_with_its_state() -> None:
+    pipeline = graph_inspection.examine(from_python(Loader(np.random.default_rng(1)).elements))
+    found = pipeline.semantics.changes("DATA", 2)
+    assert {change.kind for change in found} == {"order", "python"}
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: python_filter(lambda x: x > 3),
+        lambda: from_python(lambda: iter(range(9))),
+        lambda: from_python(lambda: (len(re.findall("a", "aa")) for _ in range(9))),
+        lambda: numbers().map(lambda x: tf.numpy_function(select_at_random, [x], tf.bool)),
+    ],
+)
+def test_python_function_that_selects_in_one_order_is_sound(create: Callable[[], Any]) -> None:
+    assert changes(create(), "DATA") == []
+
+
+def test_method_with_a_global_generator_has_a_copy() -> None:
+    class Selector:
+        def above(self, x: Any) -> Any:
+            return GENERATOR.random() > x
+
+    (change,) = changes(python_filter(Selector().above), "OFF")
+    assert "GENERATOR (Generator)" in change.what
 
 
 def test_seed_of_the_program_counts() -> None:
