@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -327,12 +327,14 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     workers = 2 if cluster is None else len(cluster.data_workers())
     in_process = cluster is not None and cluster.service_in_process
     for change in inspected.examined.semantics.changes(mode, workers, in_process):
-        if inspected.use is not None or change.refused:
-            kind = WRONG if change.refused else CHANGED
-            names = ""
-            if change.kind == "captured" and inspected.use is not None:
-                names = captured_state.names_in(inspected.use.captured, change.operation)
-            yield kind.finding(f'with "{mode.lower()}", {change}{names}', change.fix)
+        kind = WRONG if change.refused else CHANGED
+        names = ""
+        if change.kind == "captured" and inspected.use is not None:
+            names = captured_state.names_in(inspected.use.captured, change.operation)
+        finding = kind.finding(f'with "{mode.lower()}", {change}{names}', change.fix)
+        # distribute warns of no short batches, and a dataset without a service may never use one.
+        mild = not change.refused and (inspected.use is None or change.kind == "grouping")
+        yield replace(finding, severity="info") if mild else finding
 
 
 @check("dataset")

@@ -33,6 +33,10 @@ def codes(dataset: tf.data.Dataset) -> set[str]:
     return set(tfd.doctor(dataset).codes)
 
 
+def severities(dataset: tf.data.Dataset) -> set[tuple[str, str]]:
+    return {(finding.code, finding.severity) for finding in tfd.doctor(dataset)}
+
+
 @pytest.mark.parametrize(
     ("dataset", "mode"),
     [
@@ -231,9 +235,16 @@ def test_invalid_value_is_refused_at_once(cluster: tfd.Cluster) -> None:
 
 def test_doctor_reports_the_changes(cluster: tfd.Cluster) -> None:
     assert "TFD827" in codes(PAIRS)
-    assert "TFD827" not in codes(D.range(6).batch(2))
+    assert severities(D.range(6)) == set()
+    assert severities(D.range(6).batch(2)) == {("TFD828", "info")}
+    assert severities(D.range(6).take(4)) == {("TFD828", "info")}
+    assert severities(PAIRS.take(4)) == {("TFD827", "error"), ("TFD828", "info")}
+    (finding,) = tfd.doctor(D.range(6).take(4))
+    assert 'with "dynamic", take(4)' in finding.what
+    batches = D.range(6).batch(2).apply(cluster.distribute("dynamic"))
+    assert ("TFD828", "info") in severities(batches)
     unchecked = PAIRS.take(4).apply(cluster.distribute("dynamic", semantics="tensorflow"))
-    assert {"TFD827", "TFD828"} <= codes(unchecked)
+    assert {("TFD827", "error"), ("TFD828", "warning")} <= severities(unchecked)
     assert not {"TFD827", "TFD828"} & codes(D.range(6).apply(cluster.distribute("dynamic")))
 
 
