@@ -306,11 +306,15 @@ def repeated(inspected: InspectedDataset) -> Iterator[Finding]:
         return
     workers = len(cluster.data_workers())
     if workers > 1 and int(inspected.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
+        semantics = None if inspected.examined is None else inspected.examined.semantics
+        same = semantics is not None and semantics.keeps_elements("OFF")
+        once = semantics is not None and semantics.keeps_elements("DYNAMIC")
+        distribute = f'{variable_of(cluster.owner, "cluster")}.distribute("dynamic")'
         yield REPEATED.finding(
-            f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
-            "data worker",
-            f'use {variable_of(cluster.owner, "cluster")}.distribute("dynamic") to get each '
-            "element once",
+            f'with "{mode.lower()}" an epoch contains '
+            + (f"each element {workers} times, once" if same else f"{workers} whole epochs, one")
+            + " from each data worker",
+            f"use {distribute} to " + ("get each element once" if once else "divide the sources"),
         )
 
 

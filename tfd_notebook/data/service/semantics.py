@@ -50,6 +50,8 @@ class Flow:
     endless: bool = False
     noisy: bool = False  # a function before it draws numbers
     shuffled: bool = False  # elements that follow each other do not belong together
+    reordered: bool = False  # the order differs in each iteration
+    reselected: bool = False  # the elements may differ in each iteration
 
 
 @dataclass
@@ -171,9 +173,16 @@ class Semantics:
             flows[node.name] = operation.flow
 
     def keeps_elements(self, mode: str) -> bool:
-        """Return True if the data workers together deliver the elements of the pipeline."""
+        """Return True if the data workers deliver the elements of the pipeline, and no others.
+
+        In mode ``"OFF"``, each of them then delivers all of these elements.
+        """
         changing = ("pairing", "order", "counting", "neighbors", "unknown")
-        return not any(change.kind in changing for change in self.changes(mode, 2))
+        return not any(
+            (mode == "OFF" and operation.flow.reselected)
+            or any(change.kind in changing for change in operation.changes)
+            for operation in self.operations(mode, 2)
+        )
 
     @cached_property
     def has_hint(self) -> bool:
@@ -252,7 +261,7 @@ class Semantics:
         return True
 
     def _flow(self, node: Any, facts: Facts, before: list[Flow]) -> Flow:
-        kind = node_kind(node)
+        kind, effect = node_kind(node), self._effect(node)
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single" and not self._is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
@@ -264,15 +273,41 @@ class Semantics:
         if kind == "Shard":
             hinted = hinted or self._constant(node, 1) == -1
         source = kind == "Random"
+        selects = kind == "DirectedInterleave"  # the first input selects the others
+        drawn = source or any(each.drawn for each in before)
+        draws = facts.draws or facts.generates or facts.names
+        noisy = draws or any(each.noisy for each in before)
+        random_order = (effect == "ordering" and not self._seeds(node)) or facts.shuffles
+        reordered = any(each.reordered for each in before)
         return Flow(
             divided,
             hinted,
-            source or any(each.drawn for each in before),
+            drawn,
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
-            facts.draws or facts.generates or facts.names or any(each.noisy for each in before),
-            OPERATIONS.get(kind) == "ordering"
+            noisy,
+            effect == "ordering"
             or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
+            reordered
+            or random_order
+            or self._is_unordered(node)
+            or (kind in _SELECTING and facts.names)
+            or (selects and drawn),
+            any(each.reselected for each in before if not (selects and each.only_drawn))
+            or (reordered and self._selects_by_position(node, effect))
+            or (kind in (*_SELECTING, "Unique") and (noisy or drawn))
+            or (facts.shuffles and facts.condenses)
+            or (selects and drawn and _stops_early(node))
+            or (source and not self._is_seeded_source(node))
+            or kind == "Sampling",
+        )
+
+    def _selects_by_position(self, node: Any, effect: str | None) -> bool:
+        """Return True if the elements after `node` depend on the order of those before it."""
+        if effect == "grouping":
+            return self._drops(node)
+        return effect in ("pairing", "counting", "neighbors", "reducing") and not (
+            node_kind(node) in ("Unique", "AssertCardinality") or self._keeps_all(node)
         )
 
     def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
@@ -375,9 +410,9 @@ class Semantics:
                 "number the elements after distribute",
             )
         elif effect == "counting" and (kind != "Shard" or self._constant(node, 1) != -1):
-            count = self._constant(node, 1) if kind in ("Take", "Skip") else None
-            if count is not None and (count == 0 if kind == "Skip" else count < 0):
+            if self._keeps_all(node):
                 return
+            count = self._constant(node, 1) if kind in ("Take", "Skip") else None
             what = "each data worker counts its own elements"
             if count is not None and kind == "Take":
                 what = f"each data worker takes {count}, so {workers * count} may arrive"
@@ -551,6 +586,13 @@ class Semantics:
     def _drops(self, node: Any) -> bool:
         """Return True if an incomplete last group is dropped, which the last input decides."""
         return self._constant(node, len(node.input) - 1) is True
+
+    def _keeps_all(self, node: Any) -> bool:
+        """Return True for ``take(-1)`` and ``skip(0)``."""
+        kind, count = node_kind(node), self._constant(node, 1)
+        return count is not None and (
+            (kind == "Take" and count < 0) or (kind == "Skip" and count == 0)
+        )
 
     def _partitions(self, window: Any) -> bool:
         """Return True if each element is in one window."""

@@ -354,26 +354,26 @@ def print_delivery(
 ) -> None:
     """Print, once for each cluster and mode, how the data workers share the data.
 
-    Modes that divide the data print that an epoch contains every element once only if `pipeline`
-    keeps its elements.
+    The note contains how often an epoch has every element only if `pipeline` keeps its elements.
     """
     printed = _printed_modes.setdefault(cluster, set())
     if mode in printed:
         return
     printed.add(mode)
     count = require_workers(cluster)
-    divides = mode not in ("OFF", "HINT")
-    keeps = divides and pipeline is not None and pipeline.keeps_elements(mode)
-    if mode == "OFF" and infinite:
-        text = f"each of the {count} data workers reads the whole infinite dataset"
-    elif mode == "OFF" and count == 1:
-        text = "the data worker reads the whole dataset, so an epoch contains every element once"
-    elif mode == "OFF":
-        times = "twice" if count == 2 else f"{count} times"
-        text = (
-            f"each of the {count} data workers reads the whole dataset, so an epoch contains every "
-            f'element {times}. Use mode "dynamic" to get every element once'
-        )
+    hinted = pipeline is None or pipeline.has_hint
+    whole = mode == "OFF" or (mode == "HINT" and not hinted)
+    keeps = pipeline is not None and pipeline.keeps_elements("OFF" if whole else mode)
+    if whole:
+        reader = "the data worker" if count == 1 else f"each of the {count} data workers"
+        text = f"{reader} reads the whole {'infinite ' if infinite else ''}dataset"
+        if keeps and not infinite:
+            times = {1: "once", 2: "twice"}.get(count, f"{count} times")
+            text += f", so an epoch contains every element {times}"
+        if count > 1 and not infinite:
+            text += '. Use mode "dynamic" to '
+            once = keeps and pipeline is not None and pipeline.keeps_elements("DYNAMIC")
+            text += "get every element once" if once else "divide the sources"
     elif mode == "DYNAMIC" and keeps:
         text = "an epoch contains every element once, in no fixed order"
     elif mode == "DYNAMIC":

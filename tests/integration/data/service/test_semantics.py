@@ -334,3 +334,37 @@ def test_note_promises_only_what_is_true(capsys: pytest.CaptureFixture[str]) -> 
         D.range(6).take(5).apply(noted.distribute("dynamic", semantics="tensorflow"))
         assert "share the sources" in (text := capsys.readouterr().err)
         assert "every element once" not in text
+
+
+Note = Callable[..., str]
+
+
+@pytest.fixture
+def noted(capsys: pytest.CaptureFixture[str]) -> Note:
+    """Return a function that returns the note about the first read of a cluster."""
+
+    def read(dataset: tf.data.Dataset, mode: str = "off", workers: int = 2) -> str:
+        with tfd.Cluster(data_workers=workers, launcher="inprocess", name="noted") as cluster:
+            dataset.apply(cluster.distribute(mode))
+        return capsys.readouterr().err
+
+    return read
+
+
+def test_note_counts_elements_only_if_each_data_worker_delivers_the_same(noted: Note) -> None:
+    assert "an epoch contains every element twice. Use" in noted(D.range(6).shuffle(6))
+    assert "every element once." in noted(D.range(6), workers=1)
+    first = noted(D.range(6).take(3))
+    assert "every element twice" in first
+    assert "every element once" not in first
+    random_part = noted(D.range(6).shuffle(6).take(3))
+    assert "each of the 2 data workers reads the whole dataset" in random_part
+    assert 'mode "dynamic" to divide the sources' in random_part
+    assert "element" not in random_part
+    assert "element" not in noted(D.range(6).filter(lambda x: tf.random.uniform(()) > 0.5))
+
+
+def test_note_about_a_missing_hint_is_that_of_whole_datasets(noted: Note) -> None:
+    with pytest.warns(UserWarning, match="works like"):
+        text = noted(D.range(6), mode="hint")
+    assert "reads the whole dataset, so an epoch contains every element twice" in text

@@ -448,6 +448,58 @@ def test_hint_divides_at_the_shard() -> None:
     assert kinds(numbers().shard(SHARE, SHARE).shuffle(3), "HINT") == set()
 
 
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: numbers().shuffle(3).batch(2),
+        lambda: numbers().shuffle(3).take(-1).skip(0).unique(),
+        lambda: numbers().shuffle(3, seed=1).take(3),
+        lambda: numbers().take(3).shuffle(3),
+        lambda: numbers().batch(2, drop_remainder=True).window(2),
+        lambda: numbers().map(lambda x: (x, draw())),
+        lambda: D.zip((numbers(), numbers())),
+        lambda: D.sample_from_datasets([numbers(), numbers()]),
+        lambda: D.random(seed=1).take(3),
+    ],
+)
+def test_each_data_worker_delivers_the_same_elements(create: Callable[[], Any]) -> None:
+    assert graph_inspection.examine(create()).semantics.keeps_elements("OFF")
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: numbers().shuffle(3).take(3),
+        lambda: numbers().shuffle(3).map(lambda x: x + 1).repeat(2).shard(2, 0).batch(2),
+        lambda: numbers().shuffle(3).batch(2, drop_remainder=True),
+        lambda: numbers().shuffle(3).window(2, shift=1),
+        lambda: numbers().shuffle(3).enumerate(),
+        lambda: D.zip((numbers(), numbers().shuffle(3))),
+        lambda: D.list_files(__file__).take(1),
+        lambda: numbers().flat_map(lambda x: D.range(x).shuffle(3).take(1)),
+        lambda: numbers().flat_map(lambda x: D.range(x).shuffle(3)).take(1),
+        lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False).take(1),
+        lambda: numbers().filter(lambda x: draw()),
+        lambda: numbers().map(lambda x: x + tf.cast(draw(), tf.int64)).filter(lambda x: x > 3),
+        lambda: from_python(shuffled_elements),
+        lambda: python_filter(select_at_random),
+        lambda: D.sample_from_datasets([numbers(), numbers()]).take(3),
+        lambda: D.random().take(3),
+        lambda: D.sample_from_datasets([numbers(), numbers()], stop_on_empty_dataset=True),
+        lambda: numbers().rejection_resample(lambda x: tf.cast(x % 2, tf.int32), [0.5, 0.5]),
+    ],
+)
+def test_each_data_worker_may_deliver_other_elements(create: Callable[[], Any]) -> None:
+    assert not graph_inspection.examine(create()).semantics.keeps_elements("OFF")
+
+
+def test_elements_of_an_unknown_operation_are_not_promised() -> None:
+    definition = tf.compat.v1.GraphDef()
+    definition.node.add(name="source", op="RangeDataset")
+    definition.node.add(name="new", op="TelepathyDatasetV7", input=["source"])
+    assert not any(semantics.Semantics(definition).keeps_elements(mode) for mode in MODES)
+
+
 def test_mode_hint_without_a_hint_divides_nothing() -> None:
     assert changes(numbers().shuffle(3).take(2), "HINT") == []
 
