@@ -10,33 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
-from tfd_notebook._compat.tf_data.pipeline_model import Stage, kind_of, nodes_of, user_name
+from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, user_name
 from tfd_notebook.data.service.changes import Change
-from tfd_notebook.data.service.function_facts import Facts, Functions
-from tfd_notebook.data.service.operations import (
-    COUNTER,
-    EXPANDING,
-    NUMBERED,
-    OPERATIONS,
-    is_dataset,
-    node_kind,
-)
+from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
+from tfd_notebook.data.service.function_facts import Facts
+from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
 
 #: Operations that select elements with a function.
 _SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
-_VARIABLES = ("VarHandleOp", "_VarHandlesOp")
-#: Tables that can change after their creation.
-_TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
-_READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
-_NO_END = (1 << 62) - 1
-#: Bytes of a constant above which it is data. The analysis reads scalars only.
-_DATA_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -102,11 +87,8 @@ class Semantics:
     """
 
     def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
-        small = _without_data(definition)
-        self._nodes = {node.name: node for node in small.node}
-        self._functions = Functions(small.library.function)
+        self._graph = DatasetGraph(definition, deterministic)
         self._stages = {} if last is None else nodes_of(definition, last)
-        self._deterministic = deterministic
         self._visited = 0
 
     def changes(self, mode: str, workers: int, in_process: bool = False) -> list[Change]:
@@ -139,30 +121,30 @@ class Semantics:
         The parameters are those of `changes`. If the caller sets the `flow` of an operation, the
         operations after it see that.
         """
-        if mode == "FILE_OR_DATA" and not self._reads_files:
+        if mode == "FILE_OR_DATA" and not self._graph.reads_files:
             mode = "DATA"
-        elif mode == "FILE_OR_DATA" and self._sources < 2:
+        elif mode == "FILE_OR_DATA" and self._graph.sources < 2:
             mode = "FILE"
         if mode == "HINT" and not self.has_hint:
             mode = "OFF"  # each data worker then delivers the whole dataset
         flows: dict[str, Flow] = {}
-        for node in self._ordered:
+        for node in self._graph.ordered:
             self._visited += 1
-            inputs = self._before(node)
+            inputs = self._graph.before(node)
             before = [flows[each.name] for each in inputs]
-            facts = self._functions.facts_of(node)
+            facts = self._graph.functions.facts_of(node)
             flow = self._flow(node, facts, before)
             operation = Operation(
                 node,
                 self._name(node),
                 node_kind(node),
-                self._effect(node),
+                self._graph.effect(node),
                 tuple(each.name for each in inputs),
                 self._stages.get(node.name),
                 flow,
                 OPERATIONS.get(node_kind(node)) == "ordering"
-                and not self._seeds(node)
-                and _reshuffles(node),
+                and not self._graph.is_seeded(node)
+                and reshuffles(node),
                 [
                     change
                     for change in self._changes(node, facts, flow, before, mode, workers)
@@ -184,100 +166,48 @@ class Semantics:
             for operation in self.operations(mode, 2)
         )
 
-    @cached_property
+    @property
     def has_hint(self) -> bool:
         """True if the pipeline has a ``shard(SHARD_HINT, SHARD_HINT)``."""
-        return any(
-            node_kind(node) == "Shard" and self._constant(node, 1) == -1
-            for node in self._nodes.values()
-        )
-
-    @cached_property
-    def _reads_files(self) -> bool:
-        nodes = (*self._nodes.values(), *self._functions.nodes)
-        return any(kind_of(node.op) in _READERS for node in nodes)
-
-    @property
-    def visited(self) -> int:
-        """The number of nodes that were examined."""
-        return self._visited + self._functions.visited
+        return self._graph.has_hint
 
     @property
     def ops(self) -> list[str]:
         """The ops of the pipeline, without those of datasets that its functions use."""
-        return [node.op for node in self._ordered]
+        return [node.op for node in self._graph.ordered]
 
     @property
-    def _sources(self) -> int:
-        """The number of sources that elements come from."""
-        return sum(
-            not self._before(node) and self._effect(node) not in (COUNTER, "random")
-            for node in self._ordered
-        )
-
-    @cached_property
-    def _ordered(self) -> list[Any]:
-        """Return the dataset operations of the pipeline, each after those that it reads."""
-        ordered: dict[str, Any] = {}
-        datasets = [node for node in self._nodes.values() if is_dataset(node)]
-        used = {each.name for node in datasets for each in map(self._input, node.input) if each}
-        todo = [(node, False) for node in datasets if node.name not in used]
-        while todo:
-            node, ready = todo.pop()
-            if node.name in ordered:
-                continue
-            if ready:
-                ordered[node.name] = node
-            else:
-                todo.append((node, True))
-                todo += [(each, False) for each in self._before(node)]
-        return list(ordered.values())
-
-    def _input(self, name: str) -> Any:
-        """Return the node that an input names, without the nodes that only pass it on."""
-        node = self._nodes.get(name.lstrip("^").partition(":")[0])
-        while node is not None and node.op == "Identity":
-            node = self._nodes.get(node.input[0].lstrip("^").partition(":")[0])
-        return node
-
-    def _before(self, node: Any) -> list[Any]:
-        """Return the operations whose elements `node` reads."""
-        names = list(data_inputs(node))
-        del names[captured_inputs(node)]
-        inputs = map(self._input, names)
-        return [each for each in inputs if each is not None and is_dataset(each)]
-
-    def _captured_datasets(self, node: Any) -> list[Any]:
-        captured = map(self._input, list(data_inputs(node))[captured_inputs(node)])
-        return [each for each in captured if each is not None and is_dataset(each)]
+    def visited(self) -> int:
+        """The number of nodes that were examined."""
+        return self._visited + self._graph.functions.visited
 
     def _is_examined(self, node: Any, facts: Facts) -> bool:
         """Return True if a function takes elements, by their numbers, of datasets that allow it."""
-        todo = self._captured_datasets(node)
+        todo = self._graph.captured_datasets(node)
         for each in todo:  # grows
             if not facts.gets or node_kind(each) not in NUMBERED:
                 return False
-            todo += self._before(each)
+            todo += self._graph.before(each)
         return True
 
     def _flow(self, node: Any, facts: Facts, before: list[Flow]) -> Flow:
-        kind, effect = node_kind(node), self._effect(node)
+        kind, effect = node_kind(node), self._graph.effect(node)
         divided = any(each.divided for each in before)
-        if not before and OPERATIONS.get(kind) != "single" and not self._is_counter(node):
+        if not before and OPERATIONS.get(kind) != "single" and not self._graph.is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
         if kind == "Repeat":
-            divided = divided or self._constant(node, 1) != 1
+            divided = divided or self._graph.constant(node, 1) != 1
         if kind in ("Concatenate", "Zip", "DirectedInterleave"):
             divided = True
         hinted = any(each.hinted for each in before)
         if kind == "Shard":
-            hinted = hinted or self._constant(node, 1) == -1
+            hinted = hinted or self._graph.constant(node, 1) == -1
         source = kind == "Random"
         selects = kind == "DirectedInterleave"  # the first input selects the others
         drawn = source or any(each.drawn for each in before)
         draws = facts.draws or facts.generates or facts.names
         noisy = draws or any(each.noisy for each in before)
-        random_order = (effect == "ordering" and not self._seeds(node)) or facts.shuffles
+        random_order = (effect == "ordering" and not self._graph.is_seeded(node)) or facts.shuffles
         reordered = any(each.reordered for each in before)
         return Flow(
             divided,
@@ -290,29 +220,29 @@ class Semantics:
             or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
             reordered
             or random_order
-            or self._is_unordered(node)
+            or self._graph.is_unordered(node)
             or (kind in _SELECTING and facts.names)
             or (selects and drawn),
             any(each.reselected for each in before if not (selects and each.only_drawn))
             or (reordered and self._selects_by_position(node, effect))
             or (kind in (*_SELECTING, "Unique") and (noisy or drawn))
             or (facts.shuffles and facts.condenses)
-            or (selects and drawn and _stops_early(node))
-            or (source and not self._is_seeded_source(node))
+            or (selects and drawn and stops_early(node))
+            or (source and not self._graph.is_seeded_source(node))
             or kind == "Sampling",
         )
 
     def _selects_by_position(self, node: Any, effect: str | None) -> bool:
         """Return True if the elements after `node` depend on the order of those before it."""
         if effect == "grouping":
-            return self._drops(node)
+            return self._graph.drops_last(node)
         return effect in ("pairing", "counting", "neighbors", "reducing") and not (
-            node_kind(node) in ("Unique", "AssertCardinality") or self._keeps_all(node)
+            node_kind(node) in ("Unique", "AssertCardinality") or self._graph.keeps_all(node)
         )
 
     def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
         if kind == "Repeat":
-            count = self._constant(node, 1)
+            count = self._graph.constant(node, 1)
             return (count is not None and count < 0) or any(each.endless for each in before)
         if kind in ("Take", "TakeWhile"):
             return False
@@ -336,7 +266,7 @@ class Semantics:
             return Change(kind, name, what, fix, refused)
 
         divided = [each for each in before if each.divided]
-        if effect == "pairing" and len(before) > 1 and not self._numbers(node):
+        if effect == "pairing" and len(before) > 1 and not self._graph.is_enumeration(node):
             divided = before  # each source is divided separately, even if it is one unit
         if effect != "counting":  # the selector of sample_from_datasets
             divided = [each for each in divided if not each.only_drawn]
@@ -359,7 +289,7 @@ class Semantics:
         if by_result:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
-        path = self._path(kind, node) if effect == "external" else ""
+        path = self._graph.path(node) if effect == "external" else ""
         if kind == "Cache" and not path and any(each.noisy or each.drawn for each in before):
             yield change(
                 "random",
@@ -386,9 +316,9 @@ class Semantics:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
         endless = any(each.endless for each in before)
-        if effect == "pairing" and not self._numbers(node):
-            if kind == "DirectedInterleave" and self._selects_at_random(node):
-                if _stops_early(node):
+        if effect == "pairing" and not self._graph.is_enumeration(node):
+            if kind == "DirectedInterleave" and self._graph.selects_at_random(node):
+                if stops_early(node):
                     yield change(
                         "counting",
                         "each data worker stops at the end of its first dataset",
@@ -409,10 +339,10 @@ class Semantics:
                 "each data worker counts from 0, so a number occurs several times",
                 "number the elements after distribute",
             )
-        elif effect == "counting" and (kind != "Shard" or self._constant(node, 1) != -1):
-            if self._keeps_all(node):
+        elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
+            if self._graph.keeps_all(node):
                 return
-            count = self._constant(node, 1) if kind in ("Take", "Skip") else None
+            count = self._graph.constant(node, 1) if kind in ("Take", "Skip") else None
             what = "each data worker counts its own elements"
             if count is not None and kind == "Take":
                 what = f"each data worker takes {count}, so {workers * count} may arrive"
@@ -427,7 +357,7 @@ class Semantics:
                 after,
             )
         elif effect == "neighbors" and not all(each.shuffled for each in before):
-            if self._constant(node, 1) == self._constant(node, 2) == 1:
+            if self._graph.constant(node, 1) == self._graph.constant(node, 2) == 1:
                 return  # each element is a window
             yield change(
                 "neighbors",
@@ -436,7 +366,7 @@ class Semantics:
                 "use batch() if they need not be neighbors. Otherwise make the windows in the "
                 'function of flat_map(), or use processing_mode="data"',
             )
-        elif effect == "neighbors" and not self._partitions(node) and not endless:
+        elif effect == "neighbors" and not self._graph.partitions(node) and not endless:
             yield change(
                 "counting",
                 "each data worker makes windows of its elements, so their number may differ",
@@ -451,7 +381,7 @@ class Semantics:
             )
         elif effect in ("grouping", "neighbors") and not endless:
             keys = "each key and " if kind == "GroupByWindow" else ""
-            if facts.drops if keys else self._drops(node):
+            if facts.drops if keys else self._graph.drops_last(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "
                     f"most a batch for {keys}each data worker"
@@ -472,14 +402,14 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
         loses = "so elements are missing and others occur several times"
-        if (effect == "ordering" and not self._seeds(node)) or facts.shuffles:
+        if (effect == "ordering" and not self._graph.is_seeded(node)) or facts.shuffles:
             yield change(
                 "order",
                 f"the order differs on each data worker, {loses}",
                 f'use processing_mode="dynamic", or call {user_name(kind)}() after distribute',
                 refused=True,
             )
-        elif self._is_unordered(node):
+        elif self._graph.is_unordered(node):
             yield change(
                 "order",
                 f"parallel calls deliver in any order, which differs on each data worker, {loses}",
@@ -508,7 +438,7 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes of random numbers and of captured state, in all modes."""
         unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
-        variables, tables = self._captured(node)
+        variables, tables = self._graph.captured_state(node)
         if variables and (facts.generates or (facts.assigns and facts.derives)):
             yield change(
                 "random",
@@ -543,13 +473,13 @@ class Semantics:
                 "tables keep the entries that they have now",
                 "distribute the dataset again after a table has changed",
             )
-        if facts.seeded or (kind in ("Random", "Sampling") and self._is_seeded_source(node)):
+        if facts.seeded or (kind in ("Random", "Sampling") and self._graph.is_seeded_source(node)):
             yield change(
                 "random",
                 "the seed gives the same numbers on each data worker",
                 f"{unseeded}with a seed that is a part of the element",
             )
-        if OPERATIONS.get(kind) == "ordering" and self._seeds(node) and _reshuffles(node):
+        if OPERATIONS.get(kind) == "ordering" and self._graph.is_seeded(node) and reshuffles(node):
             yield change(
                 "random",
                 "the seed gives the same order in each epoch",
@@ -559,126 +489,8 @@ class Semantics:
     def _name(self, node: Any) -> str:
         stage = self._stages.get(node.name)
         name = user_name(node_kind(node)) if stage is None else stage.name
-        if node_kind(node) == "DirectedInterleave" and not self._selects_at_random(node):
+        if node_kind(node) == "DirectedInterleave" and not self._graph.selects_at_random(node):
             name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
-        if node_kind(node) == "Zip" and self._numbers(node):
+        if node_kind(node) == "Zip" and self._graph.is_enumeration(node):
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
-
-    def _constant(self, node: Any, index: int) -> Any:
-        """Return the value of an input that is a constant, else None."""
-        import tensorflow as tf
-
-        source = self._input(node.input[index]) if index < len(node.input) else None
-        if source is None or source.op != "Const":
-            return None
-        value = tf.make_ndarray(source.attr["value"].tensor)
-        return value.item() if value.size == 1 else None
-
-    def _seeds(self, node: Any) -> bool:
-        """Return True if a shuffle has a seed."""
-        return any(self._constant(node, index) not in (0, None) for index in (2, 3))
-
-    def _is_seeded_source(self, node: Any) -> bool:
-        first = 2 if node_kind(node) == "Sampling" else 0
-        return any(self._constant(node, index) not in (0, None) for index in (first, first + 1))
-
-    def _drops(self, node: Any) -> bool:
-        """Return True if an incomplete last group is dropped, which the last input decides."""
-        return self._constant(node, len(node.input) - 1) is True
-
-    def _keeps_all(self, node: Any) -> bool:
-        """Return True for ``take(-1)`` and ``skip(0)``."""
-        kind, count = node_kind(node), self._constant(node, 1)
-        return count is not None and (
-            (kind == "Take" and count < 0) or (kind == "Skip" and count == 0)
-        )
-
-    def _partitions(self, window: Any) -> bool:
-        """Return True if each element is in one window."""
-        size, shift, stride = (self._constant(window, index) for index in (1, 2, 3))
-        return size is not None and size == shift and stride == 1
-
-    def _numbers(self, node: Any) -> bool:
-        """Return True if one input of a zip counts without end, as in enumerate()."""
-        before = self._before(node)
-        return len(before) == 2 and any(
-            self._is_counter(each) or (node_kind(each) == "Scan" and self._counts(each))
-            for each in before
-        )
-
-    def _is_counter(self, node: Any) -> bool:
-        import tensorflow as tf
-
-        return (
-            node_kind(node) == "Range"
-            and (self._constant(node, 1) or 0) > _NO_END
-            and self._constant(node, 2) == 1
-            and list(node.attr["output_types"].list.type) == [tf.int64.as_datatype_enum]
-        )
-
-    def _effect(self, node: Any) -> str | None:
-        if self._is_counter(node):
-            return COUNTER
-        if node_kind(node) == "DirectedInterleave" and self._selects_at_random(node):
-            return "pairing" if _stops_early(node) else "random"
-        return OPERATIONS.get(node_kind(node))
-
-    def _counts(self, scan: Any) -> bool:
-        """Return True for the scan of ``tf.data.Dataset.counter``."""
-        repeats = self._before(scan)
-        source = self._before(repeats[0]) if repeats else []
-        return bool(source) and node_kind(source[0]) == "Tensor"
-
-    def _selects_at_random(self, node: Any) -> bool:
-        """Return True if a random source selects the dataset of each element."""
-        selector = self._input(node.input[0])
-        while selector is not None and node_kind(selector) != "Random":
-            selector = next(iter(self._before(selector)), None)
-        return selector is not None
-
-    def _is_unordered(self, node: Any) -> bool:
-        setting = node.attr["deterministic"].s if "deterministic" in node.attr else b""
-        return setting == b"false" or (setting == b"default" and not self._deterministic)
-
-    def _path(self, kind: str, node: Any) -> str:
-        if kind == "Cache":
-            value = self._constant(node, 1)
-        else:
-            value = next((v for i in (1, 2) if isinstance(v := self._constant(node, i), bytes)), "")
-        return value.decode(errors="replace") if isinstance(value, bytes) else ""
-
-    def _captured(self, node: Any) -> tuple[bool, bool]:
-        """Return whether the functions of `node` use variables, and tables that can change."""
-        ops = [each.op for each in map(self._input, node.input) if each is not None]
-        return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
-
-
-def _without_data(definition: Any) -> Any:
-    """Return a copy of a ``GraphDef`` without large constants.
-
-    A reference to a single node keeps the memory of its whole graph.
-    """
-    small = type(definition)()
-    small.node.extend(_without_constants(definition.node))
-    for function in definition.library.function:
-        copied = small.library.function.add()
-        copied.signature.CopyFrom(function.signature)
-        copied.node_def.extend(_without_constants(function.node_def))
-    return small
-
-
-def _without_constants(nodes: Any) -> Iterator[Any]:
-    return (node for node in nodes if node.op != "Const" or node.ByteSize() < _DATA_BYTES)
-
-
-def _reshuffles(shuffle: Any) -> bool:
-    """Return True if a shuffle gives each epoch another order."""
-    name = "reshuffle_each_iteration"
-    return name not in shuffle.attr or bool(shuffle.attr[name].b)
-
-
-def _stops_early(interleave: Any) -> bool:
-    """Return True if a selection of datasets ends with the first of them."""
-    name = "stop_on_empty_dataset"
-    return name in interleave.attr and bool(interleave.attr[name].b)

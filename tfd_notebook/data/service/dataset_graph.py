@@ -1,0 +1,225 @@
+"""The dataset operations of a graph, in their order and with their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
+from tfd_notebook._compat.tf_data.pipeline_model import kind_of
+from tfd_notebook.data.service.function_facts import Functions
+from tfd_notebook.data.service.operations import COUNTER, OPERATIONS, is_dataset, node_kind
+
+_VARIABLES = ("VarHandleOp", "_VarHandlesOp")
+#: Tables that can change after their creation.
+_TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
+_READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
+_NO_END = (1 << 62) - 1
+#: Bytes of a constant above which it is data. The analysis reads scalars only.
+_DATA_BYTES = 10_000
+
+
+class DatasetGraph:
+    """The dataset operations of a graph.
+
+    Parameters
+    ----------
+    definition : tf.compat.v1.GraphDef
+    deterministic : bool
+        Whether parallel operations keep the order of the elements by default.
+
+    Attributes
+    ----------
+    nodes : dict of str to NodeDef
+        All nodes by name.
+    functions : Functions
+    """
+
+    def __init__(self, definition: Any, deterministic: bool = True) -> None:
+        small = _without_data(definition)
+        self.nodes = {node.name: node for node in small.node}
+        self.functions = Functions(small.library.function)
+        self._deterministic = deterministic
+
+    @cached_property
+    def has_hint(self) -> bool:
+        """True if the pipeline has a ``shard(SHARD_HINT, SHARD_HINT)``."""
+        return any(
+            node_kind(node) == "Shard" and self.constant(node, 1) == -1
+            for node in self.nodes.values()
+        )
+
+    @cached_property
+    def reads_files(self) -> bool:
+        """True if an operation, or a function, reads a file format."""
+        nodes = (*self.nodes.values(), *self.functions.nodes)
+        return any(kind_of(node.op) in _READERS for node in nodes)
+
+    @property
+    def sources(self) -> int:
+        """The number of sources that elements come from."""
+        return sum(
+            not self.before(node) and self.effect(node) not in (COUNTER, "random")
+            for node in self.ordered
+        )
+
+    @cached_property
+    def ordered(self) -> list[Any]:
+        """The dataset operations of the pipeline, each after those that it reads."""
+        ordered: dict[str, Any] = {}
+        datasets = [node for node in self.nodes.values() if is_dataset(node)]
+        used = {each.name for node in datasets for each in map(self.input, node.input) if each}
+        todo = [(node, False) for node in datasets if node.name not in used]
+        while todo:
+            node, ready = todo.pop()
+            if node.name in ordered:
+                continue
+            if ready:
+                ordered[node.name] = node
+            else:
+                todo.append((node, True))
+                todo += [(each, False) for each in self.before(node)]
+        return list(ordered.values())
+
+    def input(self, name: str) -> Any:
+        """Return the node that an input names, without the nodes that only pass it on."""
+        node = self.nodes.get(name.lstrip("^").partition(":")[0])
+        while node is not None and node.op == "Identity":
+            node = self.nodes.get(node.input[0].lstrip("^").partition(":")[0])
+        return node
+
+    def before(self, node: Any) -> list[Any]:
+        """Return the operations whose elements `node` reads."""
+        names = list(data_inputs(node))
+        del names[captured_inputs(node)]
+        inputs = map(self.input, names)
+        return [each for each in inputs if each is not None and is_dataset(each)]
+
+    def captured_datasets(self, node: Any) -> list[Any]:
+        """Return the datasets that the functions of `node` use."""
+        captured = map(self.input, list(data_inputs(node))[captured_inputs(node)])
+        return [each for each in captured if each is not None and is_dataset(each)]
+
+    def constant(self, node: Any, index: int) -> Any:
+        """Return the value of an input that is a constant, else None."""
+        import tensorflow as tf
+
+        source = self.input(node.input[index]) if index < len(node.input) else None
+        if source is None or source.op != "Const":
+            return None
+        value = tf.make_ndarray(source.attr["value"].tensor)
+        return value.item() if value.size == 1 else None
+
+    def is_seeded(self, node: Any) -> bool:
+        """Return True if a shuffle has a seed."""
+        return any(self.constant(node, index) not in (0, None) for index in (2, 3))
+
+    def is_seeded_source(self, node: Any) -> bool:
+        """Return True if a random source has a seed."""
+        first = 2 if node_kind(node) == "Sampling" else 0
+        return any(self.constant(node, index) not in (0, None) for index in (first, first + 1))
+
+    def drops_last(self, node: Any) -> bool:
+        """Return True if an incomplete last group is dropped, which the last input decides."""
+        return self.constant(node, len(node.input) - 1) is True
+
+    def keeps_all(self, node: Any) -> bool:
+        """Return True for ``take(-1)`` and ``skip(0)``."""
+        kind, count = node_kind(node), self.constant(node, 1)
+        return count is not None and (
+            (kind == "Take" and count < 0) or (kind == "Skip" and count == 0)
+        )
+
+    def partitions(self, window: Any) -> bool:
+        """Return True if each element is in one window."""
+        size, shift, stride = (self.constant(window, index) for index in (1, 2, 3))
+        return size is not None and size == shift and stride == 1
+
+    def is_enumeration(self, node: Any) -> bool:
+        """Return True if one input of a zip counts without end, as in enumerate()."""
+        before = self.before(node)
+        return len(before) == 2 and any(
+            self.is_counter(each) or (node_kind(each) == "Scan" and self._counts(each))
+            for each in before
+        )
+
+    def is_counter(self, node: Any) -> bool:
+        """Return True for the endless source of ``enumerate``."""
+        import tensorflow as tf
+
+        return (
+            node_kind(node) == "Range"
+            and (self.constant(node, 1) or 0) > _NO_END
+            and self.constant(node, 2) == 1
+            and list(node.attr["output_types"].list.type) == [tf.int64.as_datatype_enum]
+        )
+
+    def effect(self, node: Any) -> str | None:
+        """Return the effect of an operation, as in `Operation`."""
+        if self.is_counter(node):
+            return COUNTER
+        if node_kind(node) == "DirectedInterleave" and self.selects_at_random(node):
+            return "pairing" if stops_early(node) else "random"
+        return OPERATIONS.get(node_kind(node))
+
+    def _counts(self, scan: Any) -> bool:
+        """Return True for the scan of ``tf.data.Dataset.counter``."""
+        repeats = self.before(scan)
+        source = self.before(repeats[0]) if repeats else []
+        return bool(source) and node_kind(source[0]) == "Tensor"
+
+    def selects_at_random(self, node: Any) -> bool:
+        """Return True if a random source selects the dataset of each element."""
+        selector = self.input(node.input[0])
+        while selector is not None and node_kind(selector) != "Random":
+            selector = next(iter(self.before(selector)), None)
+        return selector is not None
+
+    def is_unordered(self, node: Any) -> bool:
+        """Return True if its parallel calls deliver in any order."""
+        setting = node.attr["deterministic"].s if "deterministic" in node.attr else b""
+        return setting == b"false" or (setting == b"default" and not self._deterministic)
+
+    def path(self, node: Any) -> str:
+        """Return the path that an operation writes to, or an empty text."""
+        if node_kind(node) == "Cache":
+            value = self.constant(node, 1)
+        else:
+            value = next((v for i in (1, 2) if isinstance(v := self.constant(node, i), bytes)), "")
+        return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+    def captured_state(self, node: Any) -> tuple[bool, bool]:
+        """Return whether the functions of `node` use variables, and tables that can change."""
+        ops = [each.op for each in map(self.input, node.input) if each is not None]
+        return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
+
+
+def _without_data(definition: Any) -> Any:
+    """Return a copy of a ``GraphDef`` without large constants.
+
+    A reference to a single node keeps the memory of its whole graph.
+    """
+    small = type(definition)()
+    small.node.extend(_without_constants(definition.node))
+    for function in definition.library.function:
+        copied = small.library.function.add()
+        copied.signature.CopyFrom(function.signature)
+        copied.node_def.extend(_without_constants(function.node_def))
+    return small
+
+
+def _without_constants(nodes: Any) -> Iterator[Any]:
+    return (node for node in nodes if node.op != "Const" or node.ByteSize() < _DATA_BYTES)
+
+
+def reshuffles(shuffle: Any) -> bool:
+    """Return True if a shuffle gives each epoch another order."""
+    name = "reshuffle_each_iteration"
+    return name not in shuffle.attr or bool(shuffle.attr[name].b)
+
+
+def stops_early(interleave: Any) -> bool:
+    """Return True if a selection of datasets ends with the first of them."""
+    name = "stop_on_empty_dataset"
+    return name in interleave.attr and bool(interleave.attr[name].b)
