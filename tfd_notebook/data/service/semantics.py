@@ -22,6 +22,18 @@ from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS
 _SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
+#: The effect of operations that count, by kind, if each data worker gets a share of the sources.
+_COUNTED = {
+    "Take": "each data worker takes {count}, so {total} may arrive{joining}",
+    "Skip": "each data worker skips {count}, so {total} may be missing{joining}",
+    "TakeWhile": "each data worker stops at its first element that is not accepted, so those after "
+    "the first one may arrive, up to all of them",
+    "Scan": "each data worker starts with the initial state, so up to all results may differ",
+    "Shard": "each data worker selects from its elements, so others arrive, up to {others} more or "
+    "fewer{joining}",
+    "Unique": "each data worker compares its own elements, so one may occur {times}",
+    "": "each data worker counts its own elements",
+}
 
 
 @dataclass(frozen=True)
@@ -285,7 +297,7 @@ class Semantics:
                 "compare the elements with and without the service",
             )
         if by_source:
-            yield from self._by_source(kind, effect, node, change, facts, before, workers)
+            yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)
         if by_result:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
@@ -311,10 +323,13 @@ class Semantics:
         change: Callable[..., Change],
         facts: Facts,
         before: list[Flow],
+        mode: str,
         workers: int,
     ) -> Iterator[Change]:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
+        joining = ", and more if data workers join later" if mode == "DYNAMIC" else ""
+        times = f"up to {workers} times{joining}"
         endless = any(each.endless for each in before)
         if effect == "pairing" and not self._graph.is_enumeration(node):
             if kind == "DirectedInterleave" and self._graph.selects_at_random(node):
@@ -327,33 +342,33 @@ class Semantics:
                 return
             yield change(
                 "pairing",
-                "elements that do not belong together are joined, because each data worker gets "
-                "different parts of each source",
+                "elements that do not belong together are joined, up to all of them, because each "
+                "data worker gets different parts of each source",
                 "make the pairs in one source, as from_tensor_slices((features, labels)) does, or "
                 'use processing_mode="data", which divides the results',
                 refused=True,
             )
         elif effect == "pairing":
-            yield change(
-                "counting",
-                "each data worker counts from 0, so a number occurs several times",
-                "number the elements after distribute",
-            )
+            what = "each data worker counts from the start, so a number may occur "
+            yield change("counting", f"{what}{times}", "number the elements after distribute")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node):
                 return
-            count = self._graph.constant(node, 1) if kind in ("Take", "Skip") else None
-            what = "each data worker counts its own elements"
-            if count is not None and kind == "Take":
-                what = f"each data worker takes {count}, so {workers * count} may arrive"
-            elif count is not None:
-                what = f"each data worker skips {count}, so {workers * count} may be missing"
+            count = self._graph.constant(node, 1) if kind in ("Take", "Skip") else 0
+            text = _COUNTED.get("" if count is None else kind, _COUNTED[""])
+            what = text.format(
+                count=count,
+                total=workers * (count or 0),
+                others=workers - 1,
+                times=times,
+                joining=joining,
+            )
             yield change("counting", what, after)
         elif effect == "reducing":
             yield change(
                 "counting",
-                "each data worker reduces its own elements, so a key may occur up to "
-                f"{workers} times, with a part of the result each time",
+                "each data worker reduces its own elements to a part of the result, so a key may "
+                f"occur {times}",
                 after,
             )
         elif effect == "neighbors" and not all(each.shuffled for each in before):
@@ -384,7 +399,7 @@ class Semantics:
             if facts.drops if keys else self._graph.drops_last(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "
-                    f"most a batch for {keys}each data worker"
+                    f"most a batch for {keys}each data worker{joining}"
                 )
                 yield change("counting", what, after)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 import re
@@ -518,6 +519,42 @@ def test_change_names_operation_line_and_amount() -> None:
     assert re.fullmatch(r"take\(4\) \(test_semantics\.py:\d+\)", change.operation)
     assert "takes 4, so 12 may arrive" in str(change)
     assert "after distribute" in change.fix
+
+
+@pytest.mark.parametrize(
+    ("create", "amount"),
+    [
+        (lambda: D.zip((numbers(), numbers())), "up to all of them"),
+        (lambda: numbers().enumerate(start=2), "a number may occur up to 3 times"),
+        (lambda: numbers().unique(), "may occur up to 3 times"),
+        (lambda: numbers().take_while(lambda x: x < 3), "up to all of them"),
+        (CHANGED["scan"][0], "up to all results"),
+        (lambda: numbers().shard(4, 1), "up to 2 more or fewer"),
+        (lambda: numbers().skip(2), "6 may be missing"),
+        (lambda: numbers().take(tf.Variable(2, dtype=tf.int64)), "2, so 6 may arrive"),
+        (lambda: numbers().batch(2, drop_remainder=True), "at most a batch for each data worker"),
+    ],
+)
+def test_change_has_an_amount(create: Callable[[], Any], amount: str) -> None:
+    (change,) = changes(create(), "DYNAMIC", workers=3)
+    assert amount in change.what
+    (fixed,) = changes(create(), "FILE", workers=3)  # the number of data workers is fixed
+    assert amount in fixed.what
+    joining = ", and more if data workers join later"
+    assert change.what.removesuffix(joining) == fixed.what
+    assert change.what.endswith(joining) != ("up to all" in amount)
+
+
+@pytest.mark.parametrize(("count", "index"), [(2, 0), (3, 0), (3, 1), (4, 3)])
+def test_amount_of_a_shard_is_its_largest_difference(count: int, index: int) -> None:
+    def selected(size: int) -> int:
+        return len(range(size)[index::count])
+
+    sizes = itertools.product(range(9), repeat=3)  # of the shares of three data workers
+    differences = {sum(map(selected, each)) - selected(sum(each)) for each in sizes}
+    assert max(map(abs, differences)) == 2
+    (change,) = changes(numbers().shard(count, index), "FILE", workers=3)
+    assert "up to 2 more or fewer" in change.what
 
 
 def test_each_operation_of_tensorflow_is_in_the_table() -> None:
