@@ -9,12 +9,19 @@ from typing import Any
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 from tfd_notebook.data.service.function_facts import Functions
-from tfd_notebook.data.service.operations import COUNTER, OPERATIONS, is_dataset, node_kind
+from tfd_notebook.data.service.operations import (
+    COUNTER,
+    EXPANDING,
+    OPERATIONS,
+    is_dataset,
+    node_kind,
+)
 
 _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
 _READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
+_BATCHES = ("Batch", "PaddedBatch", "MapAndBatch")
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
 _DATA_BYTES = 10_000
@@ -55,6 +62,21 @@ class DatasetGraph:
         """True if an operation, or a function, reads a file format."""
         nodes = (*self.nodes.values(), *self.functions.nodes)
         return any(kind_of(node.op) in _READERS for node in nodes)
+
+    @cached_property
+    def batched_again(self) -> set[str]:
+        """The names of batches that are joined to larger ones, and are therefore examples."""
+        found: set[str] = set()
+        joined: dict[str, set[str]] = {}
+        for node in self.ordered:
+            kind = node_kind(node)
+            inner = set().union(*(joined[each.name] for each in self.before(node)))
+            if kind in (*_BATCHES, "GroupByWindow"):
+                found |= inner
+            if kind in (*EXPANDING, "Rebatch"):
+                inner = set()
+            joined[node.name] = inner | {node.name} if kind in _BATCHES else inner
+        return found
 
     @property
     def sources(self) -> int:

@@ -233,7 +233,7 @@ def _check(operation: Operation, division: Division, mode: str) -> None:
         reason = "in this mode, the data workers can deliver elements several times"
         fix = 'use processing_mode="dynamic"'
     elif operation.node.name not in division.shuffled and (
-        operation.effect == "pairing" or operation.kind in _ORDERED
+        operation.effect == "pairing" or operation.kind in _ORDERED or "neighbors" in known
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"
         fix = (

@@ -387,6 +387,14 @@ class Semantics:
                 "each data worker makes windows of its elements, so their number may differ",
                 after,
             )
+        elif node.name in self._graph.batched_again and not all(each.shuffled for each in before):
+            yield change(
+                "neighbors",
+                "each data worker makes batches of its elements, so up to all examples of a later "
+                "batch join elements that are not neighbors",
+                "use one batch() and tf.reshape if they need not be neighbors. Otherwise make the "
+                'examples in the function of flat_map(), or use processing_mode="data"',
+            )
         elif kind == "GroupByWindow" and facts.condenses:
             yield change(
                 "counting",

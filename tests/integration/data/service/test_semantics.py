@@ -111,6 +111,18 @@ def test_windows_of_other_elements_are_a_warning(
     assert sorted(map(str, read)) == sorted(map(str, windows))
 
 
+def test_sequences_of_other_elements_are_a_warning(
+    cluster: tfd.Cluster, lines: tf.data.Dataset
+) -> None:
+    sequences = lines.batch(3).padded_batch(4)
+    with pytest.warns(UserWarning, match=r"batch\(3\).*examples of a later batch.*not neighbors"):
+        read = sequences.apply(cluster.distribute("file"))
+    arrived = [row.tolist() for batch in read.as_numpy_iterator() for row in batch]
+    assert sorted(arrived) == [[0, 1, 2], [3, 0, 0], [4, 5, 6], [7, 0, 0]]
+    with pytest.raises(errors.DataChanged, match=r"batch\(3\).*no fixed order"):
+        sequences.apply(cluster.distribute("file", semantics="same"))
+
+
 def test_partial_results_of_a_key_are_a_warning(
     cluster: tfd.Cluster, lines: tf.data.Dataset
 ) -> None:

@@ -148,6 +148,7 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         (filtered().batch(2).skip(1), r"skip\(1\)"),
         (filtered().enumerate(), "enumerate"),
         (filtered().window(3).flat_map(lambda window: window.batch(3)), r"window\(3\)"),
+        (filtered().batch(3).batch(2), r"batch\(3\)"),
         (filtered().repeat().window(3), r"window\(3\)"),
         (filtered().shuffle(9, reshuffle_each_iteration=False).take(4), r"take\(4\)"),
         (D.zip((filtered(), filtered())), "zip"),

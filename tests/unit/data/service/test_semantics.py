@@ -217,6 +217,36 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
         set(),
         set(),
     ),
+    "batches of batches": (
+        lambda: numbers().batch(3).map(lambda x: (x[:-1], x[1:])).shuffle(3, seed=1).batch(2),
+        {"neighbors", "grouping"},
+        set(),
+        {"random"},
+    ),
+    "endless batches of batches": (
+        lambda: numbers().repeat().batch(3).batch(2),
+        {"neighbors"},
+        set(),
+        set(),
+    ),
+    "groups of batches": (
+        lambda: grouped(lambda group: group.batch(2), numbers().batch(3).map(lambda x: x[0])),
+        {"neighbors", "grouping"},
+        set(),
+        set(),
+    ),
+    "batches of shuffled batches": (
+        lambda: shuffled().batch(3).batch(2),
+        {"grouping"},
+        set(),
+        set(),
+    ),
+    "batches of elements of batches": (
+        lambda: numbers().batch(3).map(lambda x: x + 1).unbatch().batch(2).rebatch(4),
+        {"grouping"},
+        set(),
+        set(),
+    ),
     "groups": (lambda: grouped(lambda group: group.batch(2)), {"grouping"}, set(), set()),
     "full groups": (
         lambda: grouped(lambda group: group.batch(2, drop_remainder=True)),
