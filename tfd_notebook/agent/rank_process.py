@@ -15,11 +15,11 @@ from typing import Any
 
 from tfd_notebook._compat.keras import refuse_keras
 from tfd_notebook.agent.rank_context import RankContext
-from tfd_notebook.errors import Unsupported, UsageError
+from tfd_notebook.errors import Unsupported
 from tfd_notebook.net import plain_values, ports
 
-#: Limit of a result in characters of JSON.
-_LARGEST_RESULT = 8_000_000
+#: Limit of the message and of the traceback of an error, in characters.
+_LONGEST_TEXT = 20_000
 _POLL_SECONDS = 0.02
 
 
@@ -64,17 +64,12 @@ def call(
         options = {}
         if "ctx" in _missing(target, args):
             options["ctx"] = RankContext(index, job, index, cluster, working_dir=os.getcwd())
-        result = plain_values.pack(target(*args, **options))
-        if (size := len(json.dumps(result))) > _LARGEST_RESULT:
-            raise UsageError(
-                f"the result has {size / 1e6:.0f} MB, the limit is {_LARGEST_RESULT / 1e6:.0f} MB",
-                fix="write it to a file, and return the path",
-            )
-        return {"result": result}
+        return {"result": plain_values.pack(target(*args, **options))}
     except BaseException as error:
         # Without the frame of this function.
         trace = "".join(traceback.format_exception(error.with_traceback(_inner(error))))
-        return {"kind": type(error).__name__, "text": str(error), "traceback": trace[-20_000:]}
+        text = str(error)[:_LONGEST_TEXT]
+        return {"kind": type(error).__name__, "text": text, "traceback": trace[-_LONGEST_TEXT:]}
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -212,7 +212,7 @@ class TestErrors:
     def test_unusable_results_and_functions_are_named(self, cluster: tfd.Cluster) -> None:
         with pytest.raises(RankFailed, match="a result of type lock cannot be returned"):
             cluster.run(threading.Lock)
-        with pytest.raises(RankFailed, match="the result has 11 MB, the limit is 8 MB"):
+        with pytest.raises(RankFailed, match="the result has at least 11 MB, the limit is 8 MB"):
             cluster.run(lambda: b"x" * 8_000_000)
         with pytest.raises(UsageError, match="cannot be sent to the workers"):
             cluster.run(lambda lock: None, threading.Lock())
@@ -279,6 +279,16 @@ def test_functions_run_next_to_a_kernel_with_workers() -> None:
 def test_cell_runs_on_all_workers() -> None:
     with Notebook() as notebook:
         notebook.run("import tfd_notebook as tfd\n%load_ext tfd_notebook\nfactor = 10", timeout=150)
+        with pytest.raises(RankFailed, match="the result has at least 4000 MB"):
+            # A copy of the array would take 3 GB for each rank.
+            cluster.run(lambda: np.broadcast_to(np.int8(0), (3_000_000_000,)))
+
+        def fail() -> None:
+            raise ValueError("x" * 100_000_000)
+
+        with pytest.raises(RankFailed, match="ValueError: xx") as caught:
+            cluster.run(fail)
+        assert len(str(caught.value)) < 50_000
         notebook.run("cluster = tfd.Cluster(workers=2, name='cells')")
         output = notebook.run(
             "%%tfd_run --timeout 100\nimport json, os\n"

@@ -58,6 +58,31 @@ def test_deep_value_is_refused() -> None:
         plain_values.pack(value)
 
 
+SHARED: Any = [0] * 100
+for _ in range(6):
+    SHARED = [SHARED] * 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.broadcast_to(np.int8(0), (3_000_000_000,)),
+        [np.zeros(300), np.zeros(300)],
+        [b"x" * 2000, b"x" * 2000],
+        {"a": "x" * 3000, "b": "x" * 3000},
+        SHARED,
+        np.broadcast_to(np.array(None), (1_000_000_000,)),
+        "\x00" * 1000,
+    ],
+    ids=["array", "arrays", "bytes", "text", "items", "objects", "escapes"],
+)
+def test_large_value_is_refused_before_it_is_copied(value: Any) -> None:
+    """The first array takes no memory, but its copy would take 3 GB."""
+    with pytest.raises(UsageError, match=r"MB, the limit is 0.005 MB") as caught:
+        plain_values.pack(value, limit=5000)
+    assert "return the path" in str(caught.value.fix)
+
+
 @pytest.mark.parametrize(
     "packed",
     [
