@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,10 @@ class RankContext:
         Default file system for paths without a scheme, such as ``"hdfs://namenode:8020"``.
     working_dir : str
         Directory that relative paths start at.
+    port : int
+        The port of the process in `cluster_spec`, for TensorFlow's server. 0 without one.
+    mgr, tmp_socket : None
+        Only nodes on Spark have queues, or a socket that the function must close.
 
     See Also
     --------
@@ -52,6 +57,10 @@ class RankContext:
         )
         self.defaultFS = default_fs
         self.working_dir = working_dir
+        self.mgr: Any = None
+        self.tmp_socket: socket.socket | None = None
+        addresses = self.cluster_spec.get(job_name, [])[task_index:]
+        self.port = int(addresses[0].rpartition(":")[2]) if addresses else 0
 
     def absolute_path(self, path: str) -> str:
         """Return `path` with scheme and directory. It is relative to `working_dir`."""
@@ -59,7 +68,15 @@ class RankContext:
 
     def get_data_feed(self, *args: Any, **options: Any) -> Any:
         """Raise `Unsupported`: only Spark feeds rows to a function."""
-        raise Unsupported(
-            "cluster.run feeds no rows to the function",
-            fix="read files in it, or a dataset with cluster.distribute(...)",
-        )
+        raise no_rows()
+
+    def release_port(self) -> None:
+        """Do nothing: TensorFlow's server shares `port` with the socket that reserves it."""
+
+
+def no_rows() -> Unsupported:
+    """Return the error of a function that reads rows without Spark."""
+    return Unsupported(
+        "cluster.run feeds no rows to the function",
+        fix="read files in it, or a dataset with cluster.distribute(...)",
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
+import runpy
 import signal
 import threading
 import time
@@ -14,6 +16,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+import tensorflow as tf
+from sklearn.datasets import load_digits
 
 import tfd_notebook as tfd
 from tests._waiting import until
@@ -29,6 +33,10 @@ from tfd_notebook.errors import (
 )
 
 pytestmark = pytest.mark.integration
+
+TESTS = Path(__file__).parents[2]
+PROGRAM = TESTS / "spark" / "programs" / "digits_spark.py"
+DOCS = TESTS.parent / "docs" / "coordinator.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,6 +113,49 @@ class TestResults:
         results = cluster.run(map_fun, {"n": 5})
         assert [result[:4] for result in results] == [(5, "worker", 0, 2), (5, "worker", 1, 2)]
         assert results[0][4] == "file:" + f"//{os.getcwd()}/data"
+
+    def test_port_is_released_for_the_server_of_a_strategy(self, cluster: tfd.Cluster) -> None:
+        def map_fun(args: Any, ctx: Any) -> Any:
+            ctx.release_port()
+            total = all_reduce(args, ctx)
+            return total, ctx.port, ctx.cluster_spec[ctx.job_name][ctx.task_index], ctx.tmp_socket
+
+        for total, port, address, reserved in cluster.run(map_fun, 1.0):
+            assert total == 3.0
+            assert address.endswith(f":{port}")
+            assert reserved is None
+
+    def test_feed_without_spark_is_an_error(self, cluster: tfd.Cluster) -> None:
+        def by_context(args: Any, ctx: Any) -> None:
+            ctx.get_data_feed()
+
+        def by_queues(args: Any, ctx: Any) -> None:
+            from tfd_notebook.spark import TFNode
+
+            TFNode.DataFeed(ctx.mgr, True)
+
+        for function in (by_context, by_queues):
+            with pytest.raises(RankFailed, match="feeds no rows to the function"):
+                cluster.run(function, None)
+
+    def test_program_for_spark_runs_unchanged(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
+        """Its inference reads no rows. The model predicts 0 for each image."""
+        program = runpy.run_path(str(PROGRAM), run_name="digits_spark")
+        images = tf.TensorSpec([None, 64], tf.float32)
+        model = tf.Module()
+        model.serve = tf.function(
+            lambda images: {"logits": tf.one_hot(tf.zeros(len(images), tf.int32), 10)},
+            input_signature=[images],
+        )
+        tf.saved_model.save(model, str(tmp_path / "model"), {"serving_default": model.serve})
+        args = argparse.Namespace(
+            export_dir=str(tmp_path / "model"), output=str(tmp_path / "right")
+        )
+        assert cluster.run(program["inference"], args) == [None, None]
+        labels = load_digits(return_X_y=True)[1]
+        for rank in range(2):
+            right = float((tmp_path / f"right-{rank}").read_text())
+            assert right == float(np.mean(labels[rank::2] == 0))
 
     def test_values_of_all_kinds_are_returned(self, cluster: tfd.Cluster) -> None:
         def values() -> Any:

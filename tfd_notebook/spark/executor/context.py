@@ -59,7 +59,8 @@ class TFNodeContext(RankContext):
         super().__init__(executor_id, job_name, task_index, cluster_spec, default_fs, working_dir)
         self.mgr = mgr
         self.tmp_socket = tmp_socket
-        self.port: int = tmp_socket.getsockname()[1] if tmp_socket is not None else 0
+        if tmp_socket is not None:
+            self.port = tmp_socket.getsockname()[1]
 
     def get_data_feed(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfd_notebook.agent.rank_context import no_rows
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, pack
@@ -39,6 +40,11 @@ class DataFeed:
     ----------
     done_feeding : bool
         True after the end of the feed.
+
+    Raises
+    ------
+    Unsupported
+        `mgr` is None, because `Cluster.run` calls the function.
     """
 
     def __init__(
@@ -49,6 +55,8 @@ class DataFeed:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> None:
+        if mgr is None:
+            raise no_rows()
         self.mgr = mgr
         self.train_mode = train_mode
         self.qname_in = qname_in
