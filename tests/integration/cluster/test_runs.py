@@ -203,6 +203,20 @@ class TestResults:
         ]
         assert re.search(r"0  ✓ finished +getpid +worker:0", views.text(snapshot))
 
+    def test_examples_of_the_documentation_train(
+        self, cluster: tfd.Cluster, tmp_path: Path
+    ) -> None:
+        section = DOCS.read_text().partition("## Functions on every worker")[2]
+        names: dict[str, Any] = {"__name__": "examples"}
+        for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+            exec(block.partition("\n\nwith tfd.Cluster")[0], names)
+        first, last = cluster.run(names["train"], 1), cluster.run(names["train"], 50)
+        assert len({*first}) == len({*last}) == 1
+        assert last[0] < first[0]
+        losses, others = cluster.run(names["fit"], str(tmp_path), timeout=150)
+        assert losses == others
+        assert losses[-1] < losses[0]
+
 
 class TestErrors:
     def test_first_error_has_its_rank_and_traceback(self, cluster: tfd.Cluster) -> None:
@@ -265,6 +279,16 @@ class TestErrors:
             cluster.run(threading.Lock)
         with pytest.raises(RankFailed, match="the result has at least 11 MB, the limit is 8 MB"):
             cluster.run(lambda: b"x" * 8_000_000)
+        with pytest.raises(RankFailed, match="the result has at least 4000 MB"):
+            # A copy of the array would take 3 GB for each rank.
+            cluster.run(lambda: np.broadcast_to(np.int8(0), (3_000_000_000,)))
+
+        def fail() -> None:
+            raise ValueError("x" * 100_000_000)
+
+        with pytest.raises(RankFailed, match="ValueError: xx") as caught:
+            cluster.run(fail)
+        assert len(str(caught.value)) < 50_000
         with pytest.raises(UsageError, match="cannot be sent to the workers"):
             cluster.run(lambda lock: None, threading.Lock())
         with pytest.raises(UsageError, match="expected a callable"):
@@ -330,16 +354,6 @@ def test_functions_run_next_to_a_kernel_with_workers() -> None:
 def test_cell_runs_on_all_workers() -> None:
     with Notebook() as notebook:
         notebook.run("import tfd_notebook as tfd\n%load_ext tfd_notebook\nfactor = 10", timeout=150)
-        with pytest.raises(RankFailed, match="the result has at least 4000 MB"):
-            # A copy of the array would take 3 GB for each rank.
-            cluster.run(lambda: np.broadcast_to(np.int8(0), (3_000_000_000,)))
-
-        def fail() -> None:
-            raise ValueError("x" * 100_000_000)
-
-        with pytest.raises(RankFailed, match="ValueError: xx") as caught:
-            cluster.run(fail)
-        assert len(str(caught.value)) < 50_000
         notebook.run("cluster = tfd.Cluster(workers=2, name='cells')")
         output = notebook.run(
             "%%tfd_run --timeout 100\nimport json, os\n"
