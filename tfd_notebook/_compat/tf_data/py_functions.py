@@ -111,9 +111,19 @@ def remove(tokens: Iterable[str]) -> None:
 
 def user_function(registered: Any) -> Any:
     """Return the user's function inside TensorFlow's wrappers."""
+    *_, innermost = unwrapped(registered)
+    return innermost
+
+
+def unwrapped(registered: Any) -> Iterator[Any]:
+    """Yield `registered` and the functions inside its wrappers, outermost first.
+
+    Wrappers are TensorFlow's, decorators and ``functools.partial``.
+    """
     script_ops, generator_state = import_module(_MODULE), _generator_state()
     function = registered
     while True:
+        yield function
         if isinstance(function, script_ops.EagerFunc):
             function = function._func
         elif isinstance(function, functools.partial):
@@ -129,9 +139,9 @@ def user_function(registered: Any) -> Any:
             elif "func" in inner:
                 function = inner["func"]
             else:
-                return function
+                return
         else:
-            return function
+            return
 
 
 def is_debugged(registered: Any) -> bool:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import inspect
+import itertools
+import logging
 import operator
 import re
+import reprlib
 import sys
 import types
 import weakref
@@ -37,14 +41,26 @@ _NEAR = 3
 
 #: Names that suggest random numbers, or a random order.
 _RANDOM = re.compile("random|shuffle|permutation|permuted|rng", re.IGNORECASE)
+#: Number of items of a container, and of objects of a function, that are examined for state.
+_ITEMS, _OBJECTS = 1_000, 10_000
+#: Number of objects with state that a message names.
+_NAMED = 3
+
+#: Values without state. Lists of them are often long.
+_PLAIN = (str, bytes, int, float, complex, type(None))
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+#: Packages whose functions use no state of the user.
+_LIBRARIES = {"keras", "numpy", "tensorflow", "tf_keras"} | sys.stdlib_module_names
 
 #: Classes of objects whose state changes while they are used, by module and name.
 _STATEFUL = (
+    ("numpy.random", "BitGenerator"),
     ("numpy.random", "Generator"),
     ("numpy.random", "RandomState"),
     ("random", "Random"),
     ("tensorflow", "Variable"),
     ("tensorflow", "random.Generator"),
+    ("tensorflow", "lookup.experimental.DenseHashTable"),
     ("tensorflow", "lookup.experimental.MutableHashTable"),
     ("keras", "Variable"),
     ("keras", "random.SeedGenerator"),
@@ -136,14 +152,16 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
 def copied_state(token: str) -> tuple[str, ...]:
     """Return the objects with changing state that a function refers to, with their classes.
 
-    Each data worker has a copy of them, as they are when the function is sent.
+    Each data worker has a copy of them, as they are when the function is sent. Of long containers,
+    only the first items are examined.
     """
     classes = tuple(_stateful_classes())
     found: dict[str, None] = {}
     for path, value in _reachable(token, _DEPTH, classes):
         if isinstance(value, classes):
             found[f"{path} ({type(value).__name__})"] = None
-    return tuple(found)
+    named, more = [*found][:_NAMED], len(found) - _NAMED
+    return (*named, f"{more} other objects") if more > 0 else tuple(named)
 
 
 def names_random(token: str) -> bool:
@@ -171,15 +189,28 @@ def _reachable(token: str, depth: int, leaves: tuple[type, ...] = ()) -> Iterato
     if registered is None:
         return
     visited: set[int] = set()
-    todo = [("", py_functions.user_function(registered), depth)]
+    todo = [("", value, depth) for value in _layers(registered)]
     for path, value, depth in todo:  # grows meanwhile: the nearest objects first
-        if id(value) in visited:
+        if id(value) in visited or isinstance(value, _PLAIN):
             continue
         visited.add(id(value))
         yield path, value
-        if depth and not isinstance(value, (*leaves, types.ModuleType)):
+        if depth and len(todo) < _OBJECTS and not isinstance(value, (*leaves, types.ModuleType)):
+            inner_depth = depth if isinstance(value, _CONTAINERS) else depth - 1
             for name, inner in _referenced_objects(value):
-                todo.append((f"{path}.{name}" if path else name, inner, depth - 1))
+                if not isinstance(inner, _PLAIN):
+                    todo.append((_joined(path, name), inner, inner_depth))
+
+
+def _layers(registered: Any) -> list[Any]:
+    """Return the user's function, then its decorators and partials, without TensorFlow's."""
+    *wrappers, function = py_functions.unwrapped(registered)
+    users = [
+        each
+        for each in wrappers
+        if isinstance(each, functools.partial) or not _is_library(getattr(each, "__module__", ""))
+    ]
+    return [function, *reversed(users)]
 
 
 def _stateful_classes() -> Iterator[type]:
@@ -242,7 +273,9 @@ def _pickle_error(functions: dict[str, Any], error: Exception) -> NotSerializabl
     for registered in functions.values():
         if _failure(registered) is not None:
             function = py_functions.user_function(registered)
-            path, thing = _find_unpicklable(function)
+            layers = _layers(registered)
+            failing = next((layer for layer in layers if _failure(layer) is not None), function)
+            path, thing = _find_unpicklable(failing)
             kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
             uses = f"uses {path} ({kind})" if path else f"({kind})"
             return NotSerializable(
@@ -267,23 +300,83 @@ def _find_unpicklable(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
         for name, inner in _referenced_objects(value):
             if _failure(inner) is not None:
                 further, innermost = _find_unpicklable(inner, depth - 1)
-                return f"{name}.{further}" if further else name, innermost
+                return _joined(name, further), innermost
     return "", value
 
 
+def _joined(path: str, name: str) -> str:
+    """Return the path of an attribute, or of an item, of the object at `path`."""
+    return f"{path}.{name}" if path and name and not name.startswith("[") else path + name
+
+
 def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that `value` refers to, with their names or positions."""
     if inspect.ismethod(value):
         yield "self", value.__self__
-        yield from _referenced_objects(value.__func__)
+        yield "", value.__func__
     elif inspect.isfunction(value):
+        if _is_library(value.__globals__.get("__name__")):
+            return
         yield from py_functions.closed_over(value).items()
         for name in _names(value.__code__):
             if name in value.__globals__:
                 yield name, value.__globals__[name]
         defaults = value.__defaults__ or ()
         yield from zip(reversed(_arguments(value)), reversed(defaults), strict=False)
-    elif not isinstance(value, type):
-        yield from getattr(value, "__dict__", {}).items()
+        yield from (value.__kwdefaults__ or {}).items()
+    elif isinstance(value, functools.partial):
+        names = _arguments(value.func) if inspect.isfunction(value.func) else ()
+        for number, argument in enumerate(value.args):
+            yield names[number] if number < len(names) else f"[{number}]", argument
+        yield from value.keywords.items()
+        yield "", value.func
+    elif issubclass(type(value), _CONTAINERS):
+        yield from _items(value)
+    elif isinstance(value, type) and _is_users(value):
+        for name, member in [*vars(value).items()]:
+            if isinstance(member, property):
+                member = member.fget
+            elif isinstance(member, (classmethod, staticmethod)):
+                member = member.__func__
+            yield name, member
+    elif not isinstance(value, (type, logging.Logger)):  # which is sent by its name
+        yield from _attributes(value)
+        yield from (("", kind) for kind in type(value).__mro__ if _is_users(kind))
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_users(kind: type) -> bool:
+    """Return True for a class that the user has defined, not an installed package."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return not _is_library(kind.__module__) and "-packages" not in file
+
+
+def _items(container: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the first items of a container, with their positions. Sets have none."""
+    if isinstance(container, dict):
+        # Not the methods of a subclass, which may load data.
+        for key, item in [*itertools.islice(dict.items(container), _ITEMS)]:
+            yield f"[{reprlib.repr(key)}]", item
+    else:
+        ordered = not isinstance(container, (set, frozenset))
+        for number, item in enumerate([*itertools.islice(iter(container), _ITEMS)]):
+            yield f"[{number}]" if ordered else "", item
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an instance, also those in slots."""
+    if isinstance(value, (dict, list, tuple)):  # a proxy, as a tf.Module has for its containers
+        yield "", getattr(value, "__wrapped__", None)
+    yield from [*getattr(value, "__dict__", {}).items()]
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            for name, member in vars(kind).items():
+                if isinstance(member, types.MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):  # no value yet
+                        yield name, member.__get__(value)
 
 
 def _names(code: types.CodeType) -> set[str]:

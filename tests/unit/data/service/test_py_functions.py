@@ -101,6 +101,16 @@ class Shift:
         return x + 2 * self.by
 
 
+class Held:
+    __slots__ = ("by",)
+
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
 def from_cell(source: str, name: str) -> Any:
     """Define a function as a notebook does: in a ``__main__`` that no worker can import."""
     namespace: dict[str, Any] = {"__name__": "__main__", "np": np}
@@ -241,6 +251,19 @@ class TestRefusal:
             pack(tokens(mapped(shift.twice)))
         with pytest.raises(NotSerializable, match=r"<lambda> .* uses guard "):
             pack(tokens(mapped(lambda x, guard=_lock: x)))
+
+    @pytest.mark.parametrize(
+        ("function", "path"),
+        [
+            (functools.partial(lambda guard, x: x, _lock), "guard"),
+            (functools.partial(lambda guards, x: x, [1, {"a": _lock}]), r"guards\[1\]\['a'\]"),
+            (Held([_lock]), r"by\[0\]"),
+        ],
+        ids=["argument", "container", "slot"],
+    )
+    def test_arguments_containers_and_slots_are_inspected(self, function: Any, path: str) -> None:
+        with pytest.raises(NotSerializable, match=rf" uses {path} \(_thread\.lock\)"):
+            pack(tokens(mapped(function)))
 
     def test_module_missing_on_the_worker_is_named(self) -> None:
         module = types.ModuleType("tfd_only_here")

@@ -1,0 +1,229 @@
+"""Objects with changing state that the Python functions of a pipeline refer to."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfd_notebook.data.service.graph_inspection import examine
+from tfd_notebook.data.service.py_functions import copied_state
+
+Range = tf.data.Dataset.range
+
+
+def found(function: Any) -> tuple[str, ...]:
+    """Return the state of a function of a pipeline."""
+    dataset = Range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64))
+    (token,) = examine(dataset).tokens
+    return copied_state(token)
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
+class Slotted:
+    __slots__ = ("__hidden", "empty", "inner")
+
+    def __init__(self, **values: Any) -> None:
+        self.__hidden = values.pop("hidden", None)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class InClass:
+    shared = random.Random(1)
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+class Drawing:
+    """A class whose methods use a generator of the module."""
+
+    def __call__(self, x: Any) -> Any:
+        return self._draw(x)
+
+    def method(self, x: Any) -> Any:
+        return self._draw(x)
+
+    @classmethod
+    def of_class(cls, x: Any) -> Any:
+        return cls()(x)
+
+    @property
+    def drawn(self) -> Any:
+        return of_module
+
+    def _draw(self, x: Any) -> Any:
+        return x + of_module.integers(9)
+
+
+of_module = generator()
+
+
+def module() -> Any:
+    """Return a ``tf.Module``, which replaces containers by proxies."""
+    result = tf.Module()
+    result.kept = {"a": generator()}
+    return result
+
+
+def table() -> Any:
+    return tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.int64, default_value=-1, empty_key=-2, deleted_key=-3
+    )
+
+
+HELD: dict[str, tuple[Callable[[], Any], str]] = {
+    "list": (lambda: [1, generator()], "held[1] (Generator)"),
+    "dict": (lambda: {"a": generator()}, "held['a'] (Generator)"),
+    "tuple": (lambda: (generator(),), "held[0] (Generator)"),
+    "set": (lambda: {generator()}, "held (Generator)"),
+    "deque": (lambda: collections.deque([generator()]), "held[0] (Generator)"),
+    "defaultdict": (
+        lambda: collections.defaultdict(list, {1: [generator()]}),
+        "held[1][0] (Generator)",
+    ),
+    "nested": (lambda: [[[[[[[[generator()]]]]]]]], f"held{'[0]' * 8} (Generator)"),
+    "slots": (lambda: Slotted(inner=generator()), "held.inner (Generator)"),
+    "hidden slot": (lambda: Slotted(hidden=[generator()]), "__hidden[0] (Generator)"),
+    "class": (InClass, "held.shared (Random)"),
+    "partial": (lambda: functools.partial(max, generator()), "held[0] (Generator)"),
+    "module": (module, "held.kept['a'] (Generator)"),
+    "bits": (lambda: np.random.PCG64(1), "held (PCG64)"),
+    "dense table": (table, "held (DenseHashTable)"),
+    "layer": (lambda: keras.layers.RandomFlip(seed=1), "held.generator (SeedGenerator)"),
+    "layers": (lambda: [keras.layers.RandomFlip(seed=1)], "held[0].generator (SeedGenerator)"),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_state_inside_an_object_is_found(name: str) -> None:
+    create, expected = HELD[name]
+    held = create()
+    (state,) = found(lambda x: x + len([held]))
+    assert state.endswith(expected)
+
+
+def shifted(rng: Any, x: Any, *, scale: Any = None) -> Any:
+    return x + rng.integers(9)
+
+
+def decorated(rng: Any) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        return x
+
+    @functools.wraps(function)
+    def wrapper(x: Any) -> Any:
+        return function(x) + rng.integers(9)
+
+    return wrapper
+
+
+def with_default(x: Any, *, rng: Any = of_module) -> Any:
+    return x + rng.integers(9)
+
+
+FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "partial": (functools.partial(shifted, generator()), "rng (Generator)"),
+    "list in a partial": (functools.partial(shifted, [generator()]), "rng[0] (Generator)"),
+    "keyword": (functools.partial(shifted, 1, scale=generator()), "scale (Generator)"),
+    "partial of a partial": (
+        functools.partial(functools.partial(shifted, generator()), scale=1),
+        "rng (Generator)",
+    ),
+    "partial of a builtin": (functools.partial(max, generator()), "[0] (Generator)"),
+    "decorator": (decorated(generator()), "rng (Generator)"),
+    "default": (with_default, "rng (Generator)"),
+    "callable": (Drawing(), "of_module (Generator)"),
+    "method": (Drawing().method, "of_module (Generator)"),
+    "class method": (Drawing.of_class, "of_module (Generator)"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_state_of_each_kind_of_function_is_found(name: str) -> None:
+    function, expected = FUNCTIONS[name]
+    (state,) = found(function)
+    assert state.split(".")[-1] == expected
+
+
+def test_generator_function_has_no_state_of_its_dataset() -> None:
+    def count() -> Any:
+        yield from range(3)
+
+    dataset = tf.data.Dataset.from_generator(count, output_signature=tf.TensorSpec((), tf.int64))
+    list(dataset)
+    assert [copied_state(token) for token in examine(dataset).tokens] == [()] * 3
+
+
+def test_libraries_have_no_state_of_the_user() -> None:
+    log, flip = logging.getLogger("any"), tf.image.random_flip_left_right
+    items = {"a": [1, "b", np.zeros(3)], "path": __file__, "tensor": tf.zeros([2])}
+    # An object that random numbers of the system belong to.
+    from tempfile import NamedTemporaryFile
+
+    with NamedTemporaryFile():
+        pass
+
+    def function(x: Any) -> Any:
+        log.info("%s %s", flip, items)
+        return x, NamedTemporaryFile, keras.layers.Dense
+
+    assert found(function) == ()
+
+
+def test_only_the_first_items_of_a_container_are_examined() -> None:
+    many = [object() for _ in range(5_000)]
+    assert found(lambda x: [x, many, {"many": many}]) == ()
+    many[5] = generator()
+    assert found(lambda x: [x, many]) == ("many[5] (Generator)",)
+    many[5], many[-1] = None, generator()
+    assert found(lambda x: [x, many]) == ()
+
+
+def test_containers_that_contain_themselves_are_examined() -> None:
+    first: list[Any] = []
+    first += [{"first": first}, generator()]
+    assert found(lambda x: [x, first]) == ("first[1] (Generator)",)
+
+
+def test_message_names_a_few_objects() -> None:
+    generators = [generator() for _ in range(9)]
+    assert found(lambda x: [x, generators]) == (
+        *(f"generators[{number}] (Generator)" for number in range(3)),
+        "6 other objects",
+    )
+
+
+def test_functions_of_numpy_that_are_imported_by_name_are_found() -> None:
+    from numpy.random import normal
+
+    assert found(lambda x: normal(x)) == ("normal.self (RandomState)",)
+    assert found(lambda x: np.random.normal(x)) == ()
+
+
+def kinds(dataset: Any) -> set[str]:
+    return {change.kind for change in examine(dataset).semantics.changes("DYNAMIC", 2)}
+
+
+def test_layers_of_keras_in_a_map_are_examined() -> None:
+    images, words = Range(3).map(lambda x: tf.zeros([4, 4, 3])), Range(3).map(tf.as_string)
+    flip = keras.layers.RandomFlip(seed=1)
+    assert kinds(images.map(flip)) == {"random"}
+    model = keras.Sequential([flip])
+    assert kinds(images.batch(1).map(lambda x: model(x, training=True))) == {"grouping", "random"}
+    assert kinds(words.map(keras.layers.StringLookup(vocabulary=["1", "2"]))) == set()
+    adapted = keras.layers.StringLookup()
+    adapted.adapt(words.batch(3))
+    assert kinds(words.map(adapted)) == set()
