@@ -188,8 +188,11 @@ class Adaptation:
         """Return which changes would damage the epoch that a consumer reads.
 
         A data worker that leaves takes elements along. With mode "off", each one delivers all
-        elements. An infinite dataset has no end at which elements could be missing.
+        elements. A second one can join elements wrongly. An infinite dataset has no end at which
+        elements could be missing.
         """
+        if use.one_worker:
+            return "all"
         if use.cardinality == _INFINITE and use.shared is None:
             return ""
         if use.mode == "OFF":

@@ -195,6 +195,8 @@ class Lifecycle:
         Raises
         ------
         UsageError, StateError, LaunchError
+            A StateError also if a dataset is being read whose elements a second data worker would
+            join wrongly, or lose.
         Unsupported
             The number of parameter servers would change. Variables are placed on them.
         """
@@ -219,10 +221,25 @@ class Lifecycle:
                     "cluster are placed on its parameter servers",
                     fix=f"save a checkpoint, create a new cluster with ps={ps}, restore it there",
                 )
+            self._check_reads(counts.get(Role.DATA_WORKER, 0))
             try:
                 self._training.scale(counts)
             finally:
                 self._lease.store_description()
+
+    def _check_reads(self, count: int) -> None:
+        """Raise StateError for an epoch whose elements `count` data workers would join wrongly."""
+        if count <= max(1, len(self._data_service.data_workers())):
+            return
+        for name, consumer in self._consumers.running():
+            use = None if consumer.meter is None else consumer.meter.use
+            if use is not None and use.one_worker and consumer.state != "new":
+                raise errors.StateError(
+                    f"scaling to {count} data workers failed: {name} is being read, and a second "
+                    "data worker would join its elements wrongly, or lose some",
+                    fix="finish the epoch first, or cluster.interrupt(). Then distribute the "
+                    'dataset with semantics="same"',
+                )
 
     def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
         """Adapt the number of data workers to the demand of the consumers in this process.
@@ -234,8 +251,9 @@ class Lifecycle:
 
         The number changes only while a stream or an observed dataset reads from the cluster. It
         is not reduced during an epoch that would lose elements by that. It is not changed at all
-        during a finite epoch in mode ``"off"``. A second call sets a new range. `scale` ends it,
-        and so does the end of this process: `tfd_notebook.attach` does not continue it.
+        during a finite epoch in mode ``"off"``. The same holds while a second data worker would
+        join elements wrongly. A second call sets a new range. `scale` ends it, and so does the end
+        of this process: `tfd_notebook.attach` does not continue it.
 
         Parameters
         ----------
@@ -271,6 +289,7 @@ class Lifecycle:
             if self._adaptation is None or self._adaptation.stopped or self.is_ending:
                 return
             self._context.require_running()
+            self._check_reads(count)
             try:
                 # Their start is not awaited, so that the next decision can follow meanwhile.
                 self._task_manager.scale({Role.DATA_WORKER: count}, minimum=0)

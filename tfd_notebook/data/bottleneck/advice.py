@@ -134,8 +134,17 @@ def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
     )
 
 
+#: For a pipeline that `semantics="checked"` refuses with more than one data worker.
+_ONE_WORKER = (
+    'distribute the dataset with semantics="same". Now, a second data worker would join elements '
+    "wrongly, or lose some"
+)
+
+
 def few_splits(delivery: Delivery) -> str:
-    """Return why more data workers have nothing to read, and a change that helps."""
+    """Return why more data workers cannot help, and a change that helps."""
+    if delivery.one_worker:
+        return _ONE_WORKER
     splits = delivery.shared
     if splits is None:
         return _BY_DATA

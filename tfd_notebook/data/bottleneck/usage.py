@@ -120,6 +120,8 @@ class Delivery:
         Splits of its source. None if unknown.
     consumer : tuple of int, optional
         Index and number of the consumers of a coordinated read.
+    one_worker : bool
+        Whether a second data worker would join elements wrongly, or lose some.
     """
 
     cluster: weakref.ref[DataWorkers]
@@ -129,9 +131,12 @@ class Delivery:
     infinite: bool = False
     splits: Splits | None = None
     consumer: tuple[int, int] | None = None
+    one_worker: bool = False
 
     def can_use(self, workers: int) -> int:
         """Return the number of data workers, of `workers`, that can work at the same time."""
+        if self.one_worker:
+            return min(workers, 1)
         if self.mode == "DATA":  # each of them computes all elements and sends its share
             return min(workers, 1)
         return workers if self.shared is None else min(workers, self.shared.count)

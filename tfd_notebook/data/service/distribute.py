@@ -191,9 +191,9 @@ def _distributor(
             read = read.apply(assert_cardinality(cardinality))
         infinite = cardinality == INFINITE_CARDINALITY
         validation.print_delivery(cluster, reading.mode, pipeline.semantics, infinite)
-        before = validation.BeforeReading(
-            cluster, job_name, captured if semantics != "tensorflow" else ()
-        )
+        refused = validation.refused_later(pipeline.semantics, reading.mode, semantics)
+        checked = captured if semantics != "tensorflow" else ()
+        before = validation.BeforeReading(cluster, job_name, checked, refused, reading.mode)
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         splits = splits_of(dataset, by_file=reading.mode in STATIC)
@@ -205,6 +205,7 @@ def _distributor(
             reading.needs_infinite is not None,
             splits,
             reading.consumer,
+            one_worker=refused is not None,
         )
         read._tfd_service = ServiceReadOptions(
             delivery,
@@ -353,7 +354,10 @@ def from_dataset_id(
     coordinated = reading.consumer is not None  # which needs an infinite dataset
     validation.print_delivery(cluster, reading.mode, known.semantics, infinite=coordinated)
     checked = known.captured if known.semantics is not None else ()
-    before = validation.BeforeReading(cluster, full_name, checked)
+    refused = None
+    if known.semantics is not None:
+        refused = validation.refused_later(known.semantics, reading.mode, known.check)
+    before = validation.BeforeReading(cluster, full_name, checked, refused, reading.mode)
     read._tfd_service = ServiceReadOptions(
         Delivery(
             weakref.ref(cluster),
@@ -362,6 +366,7 @@ def from_dataset_id(
             job_name,
             splits=known.splits,
             consumer=reading.consumer,
+            one_worker=refused is not None,
         ),
         joined=lambda: before.joined,
         captured=known.captured,

@@ -14,7 +14,7 @@ from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.consume.observe import plain
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.captured_state import RENEW, CapturedState, changed
-from tfd_notebook.data.service.changes import refuse, summary
+from tfd_notebook.data.service.changes import Change, refuse, summary
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.data.service.semantics import Semantics
@@ -122,6 +122,13 @@ def check_changes(
         warn(
             f"an epoch through the service may differ from one without it. {text}",
         )
+
+
+def refused_later(pipeline: Semantics, mode: str, semantics: str) -> Change | None:
+    """Return the change for which a second data worker refuses an accepted pipeline, if any."""
+    if semantics != "checked":
+        return None
+    return next((change for change in pipeline.changes(mode, 2) if change.refused), None)
 
 
 def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semantics: str) -> None:
@@ -284,8 +291,9 @@ class BeforeReading:
     """Checks that run before each iteration of a dataset. Called without arguments.
 
     A call raises an error if no element can arrive, because the cluster has stopped or has no
-    data worker. It warns once if other readers have finished the named job. It also warns
-    once of each variable or table that has changed since it was sent.
+    data worker. It also raises one if data workers were added that would join elements wrongly,
+    or lose some. It warns once if other readers have finished the named job. It also warns once of
+    each variable or table that has changed since it was sent.
 
     Parameters
     ----------
@@ -294,6 +302,9 @@ class BeforeReading:
         The name of the job in the dispatcher.
     captured : sequence of CapturedState
         Variables and tables as they were sent.
+    refused : Change, optional
+        The reason to refuse the dataset with more than one data worker.
+    mode : str
 
     Attributes
     ----------
@@ -306,16 +317,26 @@ class BeforeReading:
         cluster: DataServiceProtocol,
         full_name: str | None,
         captured: Sequence[CapturedState] = (),
+        refused: Change | None = None,
+        mode: str = "",
     ) -> None:
         self._cluster = cluster
         self._captured = list(captured)
+        self._refused, self._mode = refused, mode
         self._name = full_name
         self._warned = False
         self.joined = False
 
     def __call__(self) -> None:
         _ = self._cluster.service_target  # raises if the cluster has stopped
-        require_workers(self._cluster)
+        workers = require_workers(self._cluster)
+        if self._refused is not None and workers > 1:
+            raise DataChanged(
+                f'{self._refused} (mode "{self._mode.lower()}"). Cluster {self._cluster.name!r} '
+                f"had one data worker when the dataset was sent, and now has {workers}",
+                fix="cluster.scale(data_workers=1), or distribute the dataset again with "
+                'semantics="same"',
+            )
         for captured in changed(self._captured):
             handle = captured.resource.handle
             self._captured = [each for each in self._captured if each.resource.handle is not handle]

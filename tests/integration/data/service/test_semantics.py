@@ -15,7 +15,9 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.model.spec import Role
 
 pytestmark = pytest.mark.integration
 
@@ -153,7 +155,45 @@ def test_single_worker_keeps_pairs_until_another_joins() -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         with pytest.warns(UserWarning, match="second data worker"):
             read = PAIRS.apply(single.distribute("dynamic"))
-        assert sorted(read.as_numpy_iterator()) == [(number, number) for number in range(6)]
+        expected = [(number, number) for number in range(6)]
+        assert sorted(read.as_numpy_iterator()) == expected
+        single.scale(data_workers=2)
+        message = r"zip\(.*had one data worker when .* now has 2"
+        with pytest.raises(errors.DataChanged, match=message) as caught:
+            list(read)
+        assert "scale(data_workers=1)" in str(caught.value.fix)
+        with pytest.raises(errors.DataChanged, match=message), single.stream(read) as stream:
+            list(stream)
+        single.scale(data_workers=1)
+        assert sorted(read.as_numpy_iterator()) == expected
+
+
+def test_registered_dataset_is_refused_after_another_worker_joins() -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
+        dataset_id = single.register(PAIRS)
+        with pytest.warns(UserWarning, match="second data worker"):
+            read = single.from_dataset_id("dynamic", dataset_id)
+        unchecked = PAIRS.apply(single.distribute("dynamic", semantics="tensorflow"))
+        single.scale(data_workers=2)
+        with pytest.raises(errors.DataChanged, match="now has 2"):
+            list(read)
+        assert 5 <= len(list(unchecked)) <= 6
+
+
+def test_no_worker_joins_an_epoch_that_it_would_change() -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
+        with pytest.warns(UserWarning, match="second data worker"):
+            read = PAIRS.apply(single.distribute("dynamic"))
+        iterator = read.as_numpy_iterator()
+        pairs = [next(iterator)]
+        with pytest.raises(errors.StateError, match="is being read, and a second data worker"):
+            single.scale(data_workers=2)
+        single.adapt(2, 3)
+        until(lambda: any("is being read" in each.what for each in single.snapshot().notices))
+        single.adapt(None)
+        assert len([each for each in single.tasks if each.role is Role.DATA_WORKER]) == 1
+        assert sorted([*pairs, *iterator]) == [(number, number) for number in range(6)]
+        single.scale(data_workers=2)
 
 
 def test_registered_dataset_is_checked_when_its_mode_is_known(cluster: tfd.Cluster) -> None:

@@ -504,6 +504,13 @@ class TestAdvice:
             "all cores are busy"
         )
 
+    def test_pipeline_for_one_data_worker_gets_no_advice_to_scale(self) -> None:
+        delivery = Delivery(lambda: None, -1, "DYNAMIC", None, one_worker=True)  # type: ignore[arg-type, return-value]
+        assert [delivery.can_use(count) for count in (1, 2, 3)] == [1, 1, 1]
+        text = advise(Bottleneck("workers", 0.9), 1, delivery)
+        assert 'semantics="same"' in text
+        assert "scale(" not in text
+
     @pytest.mark.parametrize("mode", ["DYNAMIC", "FILE", "FILE_OR_DATA", "DATA"])
     def test_source_without_more_to_read_gets_no_advice_to_scale(self, mode: str) -> None:
         class Cluster:
