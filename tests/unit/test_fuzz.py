@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import platform
 import re
 import resource
 import socket
@@ -105,8 +106,9 @@ def is_object(value: Any) -> bool:
 
 
 HANDSHAKE = {
-    **{"package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "tensorflow": "2.1"},
-    **{"identity": "host", "connection": "10.0.0.1 1 10.0.0.2 2", "cull_seconds": None},
+    **{"package": VERSION, "python": platform.python_version(), "tensorflow": "2.1"},
+    **{"executable": "/usr/bin/python", "identity": "host", "cull_seconds": None},
+    "connection": "10.0.0.1 1 10.0.0.2 2",
 }
 HANDSHAKES = tuple(
     stdio.HANDSHAKE.encode() + json.dumps(message).encode() + b"\n"

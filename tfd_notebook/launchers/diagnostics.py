@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tfd_notebook._compat import ipykernel
 from tfd_notebook.agent import gpu_discovery, memory
 from tfd_notebook.agent.bridges import kernel
-from tfd_notebook.launchers.client.handshake import series
+from tfd_notebook.launchers.client.handshake import incompatible
 from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.model.diagnostics import Finding, check, kind
 from tfd_notebook.net import proxies
@@ -64,9 +64,7 @@ def versions(_: None) -> Iterator[Finding]:
     """Report a TensorFlow that was replaced on disk while this process uses it."""
     used = getattr(sys.modules.get("tensorflow"), "__version__", None)
     installed = tensorflow_version()
-    if used is None or installed in (None, "unknown"):
-        return
-    if series(used) != series(str(installed)):
+    if used is not None and installed is not None and incompatible(used, installed):
         yield VERSIONS.finding(
             f"this process uses TensorFlow {used}, and its tasks would import {installed}",
             "restart the kernel",

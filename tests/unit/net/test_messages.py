@@ -8,6 +8,7 @@ import copy
 import itertools
 import json
 import os
+import platform
 import random
 import threading
 from collections import namedtuple
@@ -142,8 +143,9 @@ REPLIES: dict[str, Any] = {
     "start": None,
 }  # fmt: skip
 HANDSHAKE = {
-    "package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "cull_seconds": None,
+    "package": VERSION, "python": platform.python_version(), "executable": "/usr/bin/python",
     "tensorflow": tensorflow_version(), "identity": "b:1", "connection": "10.0.0.1 5 10.0.0.5 22",
+    "cull_seconds": None,
 }  # fmt: skip
 
 
@@ -540,6 +542,35 @@ def test_corrupt_handshake_raises_an_error_with_the_host(seed: int) -> None:
         assert HOST in why
         for word in handshake.connection.split()[::2] if handshake else ():
             validation.ip_address(word, "connection")
+
+
+@pytest.mark.parametrize(
+    ("field", "version", "what", "fix"),
+    [
+        ("package", "0.0.9", f"has tfd-notebook 0.0.9 and this kernel {VERSION}", "pip install"),
+        ("python", "3.9.1", f"which has Python {platform.python_version()}", "use Python 3."),
+        ("tensorflow", "2.3.0", "has TensorFlow 2.3.0 and this kernel", "the same version"),
+        ("tensorflow", None, "has no TensorFlow", "pip install"),
+    ],
+)
+def test_other_version_on_a_host_is_refused(
+    field: str, version: str | None, what: str, fix: str
+) -> None:
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, field: version})
+    with pytest.raises(errors.LaunchError, match="blue: its Python") as caught:
+        read_handshake("blue", iter([line.encode()]))
+    assert what in caught.value.what
+    assert fix in str(caught.value.fix)
+    if field == "python":
+        assert "3.9.1 (/usr/bin/python)" in caught.value.what
+
+
+@pytest.mark.parametrize("field", ["python", "tensorflow"])
+def test_other_patch_version_on_a_host_is_accepted(field: str) -> None:
+    version = ".".join([*str(HANDSHAKE[field]).split(".")[:2], "99"])
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, field: version})
+    handshake = read_handshake("blue", iter([line.encode()]))
+    assert getattr(handshake, field) == version
 
 
 @pytest.mark.parametrize("line", [b"TFDHELLO", b"TFDHELLO {", b"TFDHELLO " + b"[" * 100_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -106,13 +107,20 @@ def _checked(label: str, handshake: Mapping[str, Any], fix: str) -> HostHandshak
             f"{label}: {python} has tfd-notebook {handshake['package']} and this kernel {VERSION}",
             fix=f"pip install tfd-notebook=={VERSION} on that host",
         )
+    version = platform.python_version()
+    if incompatible(version, handshake["python"]):
+        raise LaunchError(
+            f"{label}: {python} cannot run functions of this kernel, which has Python {version}",
+            fix=f"use Python {'.'.join(series(version))} there, with python= or kernel=, or in the "
+            "image or the workers",
+        )
     if handshake["tensorflow"] is None:
         raise TensorFlowMissing(
             f"{label}: {python} has no TensorFlow",
             fix=fix or 'pip install "tfd-notebook[tensorflow]" on it, or set python=',
         )
     local = tensorflow_version()
-    if local is not None and series(local) != series(handshake["tensorflow"]):
+    if local is not None and incompatible(local, handshake["tensorflow"]):
         raise LaunchError(
             f"{label}: {python} has TensorFlow {handshake['tensorflow']} and this kernel {local}, "
             "which may not be compatible",
@@ -128,5 +136,13 @@ def _checked(label: str, handshake: Mapping[str, Any], fix: str) -> HostHandshak
 
 
 def series(version: str) -> list[str]:
-    """Return the parts of a TensorFlow version that must be equal for compatibility."""
+    """Return the parts of a version that must be equal for compatibility."""
     return version.split(".")[:2]
+
+
+def incompatible(one: str, other: str) -> bool:
+    """Return True if two versions of Python, or of TensorFlow, are incompatible.
+
+    Processes of different TensorFlow cannot communicate. Functions are sent as bytecode of Python.
+    """
+    return "unknown" not in (one, other) and series(one) != series(other)

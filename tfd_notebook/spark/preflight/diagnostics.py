@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook._version import VERSION
-from tfd_notebook.launchers.client.handshake import series
+from tfd_notebook.launchers.client.handshake import incompatible
 from tfd_notebook.launchers.spark_slots import report
 from tfd_notebook.model.diagnostics import Finding, Kind, check, kind, listed
 from tfd_notebook.net.host import tensorflow_version
@@ -143,14 +143,13 @@ def connect(spark: SparkFacts) -> Iterator[Finding]:
 @check("spark")
 def python(spark: SparkFacts) -> Iterator[Finding]:
     """Find executors with a different Python version."""
-    expected = platform.python_version_tuple()[:2]
+    expected = platform.python_version()
     yield from _each(
         spark,
         PYTHON,
         lambda executor: (
-            f"has Python {executor.python} ({executor.executable}), but this process has "
-            f"{platform.python_version()}"
-            if tuple(executor.python.split(".")[:2]) != expected
+            f"has Python {executor.python} ({executor.executable}), but this process has {expected}"
+            if incompatible(expected, executor.python)
             else ""
         ),
         fixes.environment(spark),
@@ -180,8 +179,7 @@ def tensorflow(spark: SparkFacts) -> Iterator[Finding]:
     def mismatch(executor: Executor) -> str:
         if executor.tensorflow is None:
             return f"has no TensorFlow in {executor.executable}"
-        known = expected is not None and "unknown" not in (expected, executor.tensorflow)
-        if known and series(str(expected)) != series(executor.tensorflow):
+        if expected is not None and incompatible(expected, executor.tensorflow):
             return f"has TensorFlow {executor.tensorflow}, but this process has {expected}"
         return ""
 
