@@ -44,7 +44,7 @@ from tfd_notebook.model.spec import (
     check_count,
     check_text,
 )
-from tfd_notebook.net import secure_channel, slurm_queue, validation
+from tfd_notebook.net import optional_packages, secure_channel, slurm_queue, validation
 from tfd_notebook.net.host import address_towards
 
 _REQUEST_SECONDS = 20.0
@@ -226,6 +226,7 @@ class Slurm(RemoteLauncher):
         )
 
     def hosts_for(self, config: ClusterConfig, on_event: OnEvent) -> list[RemoteHost]:
+        optional_packages.load("cryptography", 'launcher "slurm"', "slurm")
         address = self._paths["address"] or _address_towards_controller()
         rendezvous = Rendezvous(address)
         jobs = self._starting[config.name] = _Jobs(rendezvous)
@@ -397,8 +398,7 @@ class _Job:
         """Drop the hosts that the job lacks, if it has at least `minimum` nodes."""
         if minimum is None or not minimum <= nodes < len(self.hosts):
             return
-        what = f"Slurm job {self.id} has {nodes} of {len(self.hosts)} nodes"
-        on_event(Notice("info", what))
+        on_event(Notice("info", f"Slurm job {self.id} has {nodes} of {len(self.hosts)} nodes"))
         for host in self.hosts[nodes:]:
             host.close()
         del self.hosts[nodes:]
