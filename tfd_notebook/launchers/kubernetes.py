@@ -452,6 +452,7 @@ class _Job:
                 problem = str(error)
             for pod in pods.values():
                 if pod.ended or pod.needs_user:
+                    show({pod.index: pod.ended or pod.pending})
                     raise self.run_interruptible(functools.partial(self.start_error, pod))
             running = {index for index, pod in pods.items() if pod.running}
             if indexes <= running:

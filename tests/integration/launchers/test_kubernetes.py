@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._kubernetes_jobs import KubernetesJobs
 from tfd_notebook import errors
+from tfd_notebook.model.events import TaskChanged
+from tfd_notebook.model.spec import TaskState
 from tfd_notebook.testing.pytest_checks import LauncherConformance
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -169,15 +172,24 @@ def test_unschedulable_pods_show_the_reason_until_the_timeout(empty: KubernetesJ
     assert "node_selector=" in str(caught[0].fix)
 
 
-def test_missing_image_and_program_are_explained(empty: KubernetesJobs) -> None:
-    with pytest.raises(
-        errors.LaunchError, match=r"ImagePullBackOff.*missing:2.*not found"
-    ) as caught:
-        start("image", image="missing:2")
-    assert "check image=" in str(caught.value.fix)
-    with pytest.raises(errors.LaunchError, match=r"StartError.*/no/python") as caught:
-        start("program", python="/no/python")
-    assert "python=" in str(caught.value.fix)
+@pytest.mark.parametrize(
+    ("options", "message", "fix"),
+    [
+        ({"image": "missing:2"}, r"ImagePullBackOff.*missing:2.*not found", "check image="),
+        ({"python": "/no/python"}, r"StartError.*/no/python", "python="),
+    ],
+)
+def test_missing_image_and_program_are_explained(
+    empty: KubernetesJobs, options: dict[str, object], message: str, fix: str
+) -> None:
+    cluster = tfd.Cluster(data_workers=2, name="bad", launcher=launcher(**options), start=False)
+    with pytest.raises(errors.LaunchError, match=message) as caught:
+        cluster.start()
+    assert fix in str(caught.value.fix)
+    changes = [event for event in cluster.snapshot().events if isinstance(event, TaskChanged)]
+    shown = [event.reason for event in changes if event.state is TaskState.PLANNED]
+    assert re.search(message, " ".join(shown))
+    assert re.search(message, reasons(cluster))
 
 
 def test_missing_package_is_named(empty: KubernetesJobs, tmp_path: Path) -> None:
