@@ -204,8 +204,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
     (  # TensorFlow names files also if the results are divided.
         re.compile(r"only has (\d+) file.*?required (\d+) shards"),
         errors.DataError,
-        "the dataset has {1} files or elements, and this mode needs at least one for each of the "
-        "{2} data workers",
+        "the dataset has too few files or elements ({1}): this mode needs at least one for each of "
+        "the {2} data workers",
         None,
         'use processing_mode="dynamic", or fewer data workers',
     ),

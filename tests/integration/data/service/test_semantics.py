@@ -365,19 +365,36 @@ def test_change_is_not_warned_of_without_the_check(cluster: tfd.Cluster, scale: 
     assert "TFD829" in codes(read)
 
 
+def files(directory: Path, count: int) -> tf.data.Dataset:
+    """Return a dataset that reads `count` files with a line each."""
+    paths = [directory / f"{number}.txt" for number in range(count)]
+    for path in paths:
+        path.write_text(f"{path.stem}\n")
+    return tf.data.TextLineDataset([str(path) for path in paths])
+
+
 @pytest.mark.parametrize(
-    ("mode", "count", "text"),
+    ("mode", "create", "text"),
     [
-        ("data", 1, "has 1 files or elements.*2 data workers"),
-        ("file", 6, "reads files.*Range"),
+        ("data", lambda _: D.range(1), r"few files or elements \(1\).*the 2 data workers"),
+        ("file", lambda _: D.range(6), "reads files.*Range"),
+        ("file", lambda path: files(path, 1), r"few files .*\(1\).*the 2 data workers"),
+        ("file_or_data", lambda path: files(path, 1), r"few files .*\(1\).*the 2 data workers"),
     ],
+    ids=["element", "no file", "file", "file or data"],
 )
 def test_mode_that_cannot_divide_the_dataset_is_explained(
-    cluster: tfd.Cluster, mode: str, count: int, text: str
+    cluster: tfd.Cluster, tmp_path: Path, mode: str, create: Callable[[Path], Any], text: str
 ) -> None:
     with pytest.raises(errors.DataError, match=text) as caught:
-        list(D.range(count).apply(cluster.distribute(mode)))
+        list(create(tmp_path).apply(cluster.distribute(mode)))
     assert '"dynamic"' in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("mode", ["file", "file_or_data"])
+def test_files_are_divided(cluster: tfd.Cluster, tmp_path: Path, mode: str) -> None:
+    read = files(tmp_path, 3).apply(cluster.distribute(mode))
+    assert sorted(read.as_numpy_iterator()) == [b"0", b"1", b"2"]
 
 
 def test_note_promises_only_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
