@@ -6,6 +6,7 @@ import linecache
 import os
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -395,6 +396,40 @@ def test_mode_that_cannot_divide_the_dataset_is_explained(
 def test_files_are_divided(cluster: tfd.Cluster, tmp_path: Path, mode: str) -> None:
     read = files(tmp_path, 3).apply(cluster.distribute(mode))
     assert sorted(read.as_numpy_iterator()) == [b"0", b"1", b"2"]
+
+
+def test_file_cache_of_several_workers_is_explained(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def wait(number: Any) -> Any:
+        released.wait(60)
+        return number
+
+    slow = D.range(9).map(lambda n: tf.numpy_function(wait, [n], tf.int64))
+    with pytest.warns(UserWarning, match="writes all of its elements"):
+        read = slow.cache(str(tmp_path / "kept")).apply(cluster.distribute("dynamic"))
+    try:
+        with pytest.raises(errors.DataError, match=r"kept_0\.lockfile.*its own iterator") as caught:
+            next(iter(read))
+    finally:
+        released.set()
+    assert isinstance(caught.value, tf.errors.AlreadyExistsError)
+    assert "cache(file) after distribute" in str(caught.value.fix)
+
+
+def test_file_cache_of_a_loop_that_was_left_is_explained(tmp_path: Path) -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="left") as left:
+        with pytest.warns(UserWarning, match="writes all of its elements"):
+            read = D.range(1 << 40).cache(str(tmp_path / "kept")).apply(left.distribute("dynamic"))
+        iterator = iter(read)
+        next(iterator)
+        with pytest.raises(errors.DataError, match="a loop that is left early leaves one"):
+            next(iter(read))
+        local = left.observe(D.range(1 << 40).cache(str(tmp_path / "local")))
+        iterators = [iter(local), iter(local)]
+        next(iterators[0])
+        with pytest.raises(errors.DataError, match=r"local_0\.lockfile"):
+            next(iterators[1])
 
 
 def test_note_promises_only_what_is_true(capsys: pytest.CaptureFixture[str]) -> None:
