@@ -10,6 +10,8 @@ from typing import IO
 
 #: Seconds without progress after which a write fails.
 STALL_SECONDS = 30.0
+#: Seconds of one wait. A signal that arrives just before ``poll`` does not end it.
+_POLL_SECONDS = 0.1
 
 
 def write_all(fileno: int, write: Callable[[memoryview], int], data: bytes) -> None:
@@ -41,7 +43,7 @@ def write_all(fileno: int, write: Callable[[memoryview], int], data: bytes) -> N
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"the other end read nothing for {STALL_SECONDS:g} s") from None
-            _wait_writable(fileno, left)
+            _wait_writable(fileno, min(left, _POLL_SECONDS))
 
 
 def write_to_pipe(pipe: IO[bytes], data: bytes) -> None:
