@@ -103,12 +103,13 @@ before = total.numpy()
 values = [coordinator.schedule(add) for _ in range(6)]
 for n in (2, 1):
     ran = coordinator.step(n)
-    print("step", ran, total.numpy() - before, coordinator.values.counts()["paused"])
+    paused = coordinator.values.counts()["paused"]
+    print("step", ran, total.numpy() - before, paused, coordinator.done())
 coordinator.resume()
 coordinator.join(timeout=60)
 print("resumed", total.numpy() - before, coordinator.done())
 """)
-    assert "step 2 2.0 4\nstep 1 3.0 3\nresumed 6.0 True" in output
+    assert "step 2 2.0 4 False\nstep 1 3.0 3 False\nresumed 6.0 True" in output
 
 
 def test_wait_on_a_paused_coordinator_raises(kernel: Kernel) -> None:
@@ -116,9 +117,14 @@ def test_wait_on_a_paused_coordinator_raises(kernel: Kernel) -> None:
 coordinator.pause()
 value = coordinator.schedule(add)
 print(error_of(coordinator.join))
+print("fetch", error_of(value.fetch))
+print("join", error_of(lambda: coordinator.join(timeout=0.1)))
 """)
-    assert "PausedError" in output
+    assert output.startswith("PausedError")
+    assert "1 closure" in output
     assert "coordinator.resume()" in output
+    assert "fetch PausedError" in output
+    assert "join TimeLimit" in output
 
 
 def test_cancel_affects_one_closure_only(kernel: Kernel) -> None:
@@ -185,13 +191,14 @@ coordinator.resume()
     output = kernel.run("""
 print("reason", coordinator.paused)
 print("states", coordinator.values.to_frame().state[-2:].tolist())
-coordinator.break_on(failure=False)
-coordinator.resume()
 print(error_of(coordinator.join))
+print("paused", bool(coordinator.paused), last().state)
+coordinator.break_on(failure=False)
 """)
     assert "fail" in output.partition("reason")[2].partition("\n")[0]
     assert "states ['failed', 'paused']" in output
     assert "wrong batch" in output
+    assert "paused False cancelled" in output
 
 
 def test_closure_of_a_killed_worker_runs_on_another(kernel: Kernel) -> None:

@@ -373,34 +373,11 @@ class TestBadInput:
 
 
 class TestStepping:
-    def test_pause_step_and_resume_work(self, coordinator: Coordinator, add: Any) -> None:
-        coordinator.pause()
-        values = [coordinator.schedule(add, args=(scalar(),)) for _ in range(6)]
-        assert not coordinator.done()
-        assert coordinator.values.counts()["paused"] == 6
-        assert coordinator.step() == 1
-        assert coordinator.step(2) == 2
-        counts = coordinator.values.counts()
-        assert counts["paused"] == 3
-        coordinator.resume()
-        coordinator.join(timeout=60)
-        assert len(coordinator.fetch(values)) == 6
-
     def test_step_with_nothing_queued(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
         assert coordinator.step(3) == 0
         coordinator.schedule(add, args=(scalar(),))
         assert coordinator.values.counts()["paused"] == 1  # no permit is left
-
-    def test_wait_on_a_paused_coordinator_raises(self, coordinator: Coordinator, add: Any) -> None:
-        coordinator.pause()
-        value = coordinator.schedule(add, args=(scalar(),))
-        with pytest.raises(PausedError, match=r"1 closure"):
-            coordinator.join()
-        with pytest.raises(PausedError):
-            value.fetch()
-        with pytest.raises(TimeLimit, match="1 closure"):
-            coordinator.join(timeout=0.1)
 
     def test_join_waits_for_a_controller_that_can_resume(
         self, coordinator: Coordinator, add: Any
@@ -444,19 +421,6 @@ class TestStepping:
         assert coordinator.step(1, timeout=0) == 0
         later = coordinator.schedule(add, args=(scalar(),))
         assert state_of(coordinator, later) == "paused"
-
-    def test_break_on_failure(self, coordinator: Coordinator, add: Any) -> None:
-        coordinator.break_on(failure=True)
-        coordinator.pause()
-        bad = coordinator.schedule(fail, args=(scalar(),))
-        coordinator.schedule(add, args=(scalar(),))
-        coordinator.resume()
-        until(lambda: state_of(coordinator, bad) == "failed")
-        assert "fail" in coordinator.paused
-        assert "this one fails" in coordinator.values.records(10)[-2]["error"]
-        with pytest.raises(tf.errors.InvalidArgumentError):
-            coordinator.join()
-        assert not coordinator.paused
 
     def test_join_waits_while_a_viewer_inspects_a_failure(
         self, coordinator: Coordinator, add: Any, variable: Any

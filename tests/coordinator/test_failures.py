@@ -104,26 +104,6 @@ def loops(number: int) -> Any:
 
 
 class TestWorkers:
-    def test_closure_of_a_killed_worker_migrates(self, cluster: tfd.Cluster) -> None:
-        coordinator = cluster.coordinator()
-        step = stepping(build(coordinator))
-        coordinator.schedule(step, args=(loops(1),)).fetch()
-        coordinator.pause_worker(1)
-        value = coordinator.schedule(step, args=(loops(200_000),))
-        until(lambda: coordinator.values.counts()["running"] == 1)
-        killed = pid_of(cluster, "worker:0")
-        coordinator.resume_worker(1)
-        os.kill(killed, signal.SIGKILL)
-        assert value.fetch() == 200_000
-        row = coordinator.values.records(1)[0]
-        assert (row["state"], row["worker"], row["attempts"]) == ("ready", 1, 2)
-        until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
-        assert pid_of(cluster, "worker:0") != killed
-        coordinator.pause_worker(1)
-        assert coordinator.schedule(step, args=(loops(1),)).fetch() == 1  # by the restarted worker
-        coordinator.resume_worker(1)
-        assert coordinator.store.workers()[0]["retrying"] >= 1
-
     def test_closure_of_a_hung_worker_migrates(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
