@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -118,6 +119,18 @@ def test_failing_python_function_raises_its_message(cluster: tfd.Cluster) -> Non
         list(read)
     assert str(caught.value.task).startswith("data_worker:")
     assert isinstance(caught.value, tf.errors.OpError)
+
+
+def test_stacks_show_a_function_that_does_not_return(cluster: tfd.Cluster) -> None:
+    with Gate() as gate:
+        read = hold(Range(5), gate.port).apply(cluster.distribute("off"))
+        with cluster.stream(read):
+            gate.reached(2)
+            rows = {row["task"]: row for row in cluster.stacks().records()}
+            gate.open()
+    for task in ("data_worker:0", "data_worker:1"):
+        assert (rows[task]["function"], Path(rows[task]["file"]).name) == ("pass_gate", "_gate.py")
+        assert "wait" in [frame["function"] for frame in rows[task]["stack"]]
 
 
 def test_stream_raises_the_error_of_its_data(cluster: tfd.Cluster) -> None:
@@ -279,6 +292,23 @@ def test_read_without_data_workers_is_refused() -> None:
         assert "scale" in str(caught.value.fix)
         cluster.scale(data_workers=1)
         assert len(list(Range(5).apply(cluster.distribute("dynamic")))) == 5
+
+
+def test_explain_names_the_cause_and_the_stage() -> None:
+    explain = tfd.explain  # its first use records the lines of later stages
+
+    def count(number: int) -> int:
+        """Hold the GIL much longer than TensorFlow's part of an element takes."""
+        return sum(step & 3 for step in range(150_000)) + number
+
+    def prepare(number: Any) -> Any:
+        return tf.numpy_function(count, [number], tf.int64)
+
+    limit = explain(Range(1 << 40).map(prepare, num_parallel_calls=2), seconds=6)
+    assert limit.kind == "python"
+    assert re.fullmatch(r"map\(prepare\) \(test_data_service\.py:\d+\)", limit.stage)
+    assert str(limit).startswith(f"Bottleneck: the GIL, held by {limit.stage}")
+    assert "use TensorFlow ops, or data workers" in limit.advice
 
 
 def test_servers_are_safe_before_their_start_and_after_their_stop() -> None:
