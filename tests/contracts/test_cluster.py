@@ -30,7 +30,7 @@ print("preloaded with", os.environ["TFD_GREETING"], "in", os.getcwd(), flush=Tru
 """
 CELL: dict[str, Any] = {
     "data_workers": 1,
-    "workers": 1,
+    "workers": 2,
     "ps": 1,
     "evaluator": True,
     "name": "contract",
@@ -108,7 +108,9 @@ def test_only_tasks_listen(cluster: tfd.Cluster) -> None:
 
 def test_started_tasks_are_ready_and_answer(cluster: tfd.Cluster) -> None:
     names = [task.name for task in cluster.tasks]
-    assert names == ["dispatcher:0", "data_worker:0", "ps:0", "worker:0", "evaluator:0"]
+    assert names == [
+        *("dispatcher:0", "data_worker:0", "ps:0", "worker:0", "worker:1", "evaluator:0"),
+    ]
     for task in cluster.tasks:
         assert task.state == "ready"
         assert answers(task.address, str(task.role))
@@ -154,13 +156,28 @@ def test_restart_starts_a_new_process(cluster: tfd.Cluster, task: str) -> None:
 
 def test_scaling_adds_and_removes_only_the_last_tasks(cluster: tfd.Cluster) -> None:
     before = pids(cluster)
-    cluster.scale(data_workers=2, workers=2)
+    cluster.scale(data_workers=2, workers=3)
     added = {name: pid for name, pid in pids(cluster).items() if name not in before}
-    assert list(added) == ["data_worker:1", "worker:1"]
+    assert list(added) == ["data_worker:1", "worker:2"]
     for name in added:
         assert answers(row(cluster, name).address, str(row(cluster, name).role))
-    cluster.scale(data_workers=1, workers=1)
+    cluster.scale(data_workers=1, workers=2)
     until(lambda: ended(*added.values()), WAIT)
+    assert pids(cluster) == before
+
+
+def test_function_runs_next_to_each_training_worker(cluster: tfd.Cluster) -> None:
+    before = pids(cluster)
+
+    def rank(factor: int, ctx: Any) -> tuple[int, int, int]:
+        return factor * ctx.worker_num, ctx.num_workers, os.getpid()
+
+    results = cluster.run(rank, 10, timeout=WAIT)
+    assert [result[:2] for result in results] == [(0, 2), (10, 2)]
+    processes = {result[2] for result in results}
+    assert len(processes) == 2
+    assert not processes & {*before.values(), os.getpid()}
+    until(lambda: ended(*processes), WAIT)
     assert pids(cluster) == before
 
 
