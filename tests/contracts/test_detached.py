@@ -84,6 +84,7 @@ class Kernel:
 IMPORTS = """
 import tensorflow as tf
 import tfd_notebook as tfd
+from tests._waiting import until
 from tests.contracts._gate import hold
 cluster = tfd.Cluster(data_workers=1, name="own")
 pids = [task.pid for task in cluster.tasks]
@@ -92,7 +93,20 @@ pids = [task.pid for task in cluster.tasks]
 READ_AGAIN = """
 assert sorted(int(number) for number in numbers) == [0, 1, 2, 3, 4]
 assert [task.pid for task in cluster.tasks] == pids
-assert cluster.state == "ready"
+until(lambda: cluster.state == "ready")
+"""
+#: Prints the pid of the data worker, and trains a model that is built before.
+FIT = """
+class Model(tf.keras.Model):
+    def train_step(self, numbers):
+        return {{"numbers": tf.size(numbers)}}
+
+model = Model()
+model.compile(jit_compile=False)
+model.fit(tf.data.Dataset.range(5), verbose=0)
+numbers = hold(tf.data.Dataset.range(5), {port}).apply(cluster.distribute("off"))
+print(pids[1], flush=True)
+model.fit(numbers, verbose=0)
 """
 
 
@@ -122,6 +136,20 @@ def test_ctrl_c_ends_a_blocked_read(kernel: Kernel, cell: str) -> None:
         gate.reached()
         kernel.interrupt()
         assert kernel.result() == "KeyboardInterrupt"
+    assert kernel.run(READ_AGAIN) == "done"
+
+
+def test_ctrl_c_ends_a_fit_without_a_running_data_worker(kernel: Kernel) -> None:
+    with Gate() as gate:
+        kernel.begin(FIT.format(port=gate.port))
+        data_worker = int(kernel.result())
+        gate.reached()
+        os.kill(data_worker, signal.SIGSTOP)
+        try:
+            kernel.interrupt()
+            assert kernel.result() == "KeyboardInterrupt"
+        finally:
+            os.kill(data_worker, signal.SIGCONT)
     assert kernel.run(READ_AGAIN) == "done"
 
 
