@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,8 @@ def write(files: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a repository with three benchmarks, of which two have rows, and return its commit."""
-    # A hook of git sets them for the repository of the hook.
-    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):
-        monkeypatch.delenv(name, raising=False)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the files of three benchmarks, and what they measure."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     write(dict.fromkeys(("tfd_notebook/cluster/a.py", "tfd_notebook/net/b.py"), ""))
     write({"tfd_notebook/views.py": "", "docs/measuring.md": PAGE})
@@ -52,17 +50,20 @@ def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     write({"benchmarks/two.py": f"import _side\n{SCRIPT.format('two')}"})
     write({"benchmarks/_side.py": "def f():\n    from _deep import x", "benchmarks/_deep.py": ""})
     write(dict.fromkeys(("benchmarks/_pairs.py", "benchmarks/_other.py"), ""))
+
+
+@pytest.fixture
+def commit(_files: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Commit the files, write rows for two of the benchmarks, and return the commit."""
+    # A hook of git sets them for the repository of the hook.
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"):
+        monkeypatch.delenv(name, raising=False)
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "Start")
     head = git("rev-parse", "--short", "HEAD")
     write({"benchmarks/results.md": run.report([row("one", head), row("two, CPU", f"{head}+")])})
     return head
-
-
-def old() -> set[str]:
-    rows = run.parse((run.ROOT / "benchmarks" / "results.md").read_text())
-    return set(run.old(rows, ["one", "two"]))
 
 
 def test_every_benchmark_names_existing_paths_that_it_measures() -> None:
@@ -115,14 +116,25 @@ def test_named_benchmarks_write_their_commit_and_day(commit: str) -> None:
         ("benchmarks/_other.py", set()),
     ],
 )
+@pytest.mark.usefixtures("_files")
 def test_changed_file_makes_exactly_its_rows_old(
-    commit: str, path: str, expected: set[str]
+    path: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert old() == set()
-    write({path: "changed = 1"})
-    assert old() == expected
+    def changed(commit: str, paths: Sequence[str]) -> list[str]:
+        return [path] if {path, *map(str, Path(path).parents)} & set(paths) else []
+
+    monkeypatch.setattr(run, "changed", changed)
+    assert set(run.old([row("one", "1"), row("two, CPU", "1")], ["one", "two"])) == expected
+
+
+@pytest.mark.slow
+def test_file_is_changed_before_and_after_the_commit_of_the_change(commit: str) -> None:
+    paths = ["benchmarks/one.py", "tfd_notebook/cluster"]
+    assert run.changed(commit, paths) == run.changed(f"{commit}+", paths) == []
+    write({"tfd_notebook/cluster/a.py": "1", "benchmarks/two.py": "1"})
+    assert run.changed(commit, paths) == ["tfd_notebook/cluster/a.py"]
     git("commit", "--all", "--quiet", "--message", "Change")
-    assert old() == expected
+    assert run.changed(f"{commit}+", paths) == ["tfd_notebook/cluster/a.py"]
 
 
 @pytest.mark.slow
