@@ -46,8 +46,9 @@ BY_VALUE = {
     "inner_zip",
     "inner_shuffle",
     "unique",
+    "group",
 }
-GROUPING = {"batch", "padded_batch", "window"}
+GROUPING = {"batch", "padded_batch", "window", "overlap", "group"}
 
 D = tf.data.Dataset
 Step = tuple[Any, ...]
@@ -87,6 +88,8 @@ def steps() -> st.SearchStrategy[Step]:
         step("batch", small, st.booleans()),
         step("padded_batch", small),
         step("window", small),
+        step("overlap", small),
+        step("group", small, st.booleans()),
         step("enumerate"),
         step("scan"),
         step("take_while", st.integers(0, 12)),
@@ -172,6 +175,16 @@ class Build:
 
     def _window(self, dataset: Any, size: int) -> Any:
         return dataset.window(size).flat_map(lambda w: w.batch(size)).map(tf.reduce_sum)
+
+    def _overlap(self, dataset: Any, size: int) -> Any:
+        windows = dataset.window(size, shift=1, drop_remainder=True)
+        return windows.flat_map(lambda w: w.batch(size)).map(tf.reduce_sum)
+
+    def _group(self, dataset: Any, size: int, drop: bool) -> Any:
+        def batches(_: Any, group: Any) -> Any:
+            return group.batch(size, drop_remainder=drop)
+
+        return dataset.group_by_window(lambda x: x % 2, batches, size).map(tf.reduce_sum)
 
     def _enumerate(self, dataset: Any) -> Any:
         return dataset.enumerate().map(lambda number, x: number * 100 + x)
