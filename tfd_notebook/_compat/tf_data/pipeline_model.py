@@ -268,7 +268,8 @@ def _file_of(cache: Any) -> str:
 @functools.cache
 def kind_of(name: str) -> str:
     """Return the kind of a class or of a node: ``_ParallelMapDataset`` and ``ParallelMapV2``."""
-    name = re.sub(r"(Dataset)?(V\d+)?$", "", name.lstrip("_"))
+    name = name.lstrip("_").removeprefix("Experimental")
+    name = re.sub(r"(Dataset)?(V\d+)?$", "", name)
     return re.sub(r"^(Parallel|Forever|Finite)(?=[A-Z])", "", name)
 
 

@@ -58,7 +58,7 @@ class Functions:
     """
 
     def __init__(self, library: Iterable[Any]) -> None:
-        self._bodies = {each.signature.name: each.node_def for each in library}
+        self._bodies = {each.signature.name: list(each.node_def) for each in library}
         self._facts: dict[str, Facts] = {}
         self.visited = 0
 

@@ -74,7 +74,7 @@ _NO_DATASETS = (
 
 def node_kind(node: Any) -> str:
     """Return the kind of a dataset's node, as in `OPERATIONS`."""
-    return kind_of(node.op.removeprefix("Experimental"))
+    return kind_of(node.op)
 
 
 def is_dataset(node: Any) -> bool:

@@ -172,10 +172,10 @@ class Semantics:
         In mode ``"OFF"``, each of them then delivers all of these elements.
         """
         changing = ("pairing", "order", "counting", "neighbors", "unknown")
-        return not any(
-            (mode == "OFF" and operation.flow.reselected)
-            or any(change.kind in changing for change in operation.changes)
-            for operation in self.operations(mode, 2)
+        operations = list(self.operations(mode, 2))
+        return not (
+            any(change.kind in changing for each in operations for change in each.changes)
+            or (mode == "OFF" and any(each.flow.reselected for each in operations[-1:]))
         )
 
     @property
@@ -367,9 +367,8 @@ class Semantics:
         elif effect == "reducing":
             yield change(
                 "counting",
-                "each data worker reduces its own elements to a part of the result, so a key may "
-                f"occur {times}",
-                after,
+                "TensorFlow cannot divide the sources before it, so reading fails",
+                f'{after}, or use processing_mode="data"',
             )
         elif effect == "neighbors" and not all(each.shuffled for each in before):
             if self._graph.constant(node, 1) == self._graph.constant(node, 2) == 1:
