@@ -34,6 +34,14 @@ _BARE = (
 )
 #: The lines of a key end with a line break, which JSON escapes. More lines would take seconds.
 _KEY_LINES = r"(?:(?:(?<![a-z0-9+/])|(?<=\\n))(?:[a-z0-9+/]+={0,2}(?:\\r|\r)?(?:\\n|\n)){1,200})?"
+#: Names of mappings with environment variables.
+_ENVIRONMENTS = ("env", "environment", "variables")
+#: Complete strings, of several lines, of one line, and inside another string.
+_LONG_STRING = r"""(?:\"{3}.*?\"{3}|'{3}.*?'{3})"""
+_STRING = (
+    rf"""(?:{_LONG_STRING}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+    r"""|(\\+["'])(?:(?!(?<!\\)\2)[^\n])*\2)"""
+)
 _KEY_END = r"-{4,5} ?end [a-z0-9 ]*private key(?: block)?(?: ?-{4,5})?"
 
 
@@ -43,6 +51,36 @@ def _named(before_value: str) -> list[tuple[str, str]]:
         (f"""({before_value})(?:\"""|\'\'\').*?(\"""|\'\'\'|\\Z)""", rf"\1{REMOVED}\2"),
         (f"({before_value}){_QUOTED}", rf"\1\g<mark>{REMOVED}"),
         (f"({before_value}){_BARE}", rf"\1{REMOVED}"),
+    ]
+
+
+def _environments() -> list[tuple[str, str]]:
+    """Return the patterns of environment variables: in Python, JSON, TOML and commands."""
+    name = rf"""\b(?:{"|".join(_ENVIRONMENTS)})\\*["']?"""
+    items = r"""\[(?=\s*(?:[{(]|["'][a-z_]\w*=))"""
+    header = rf"""\[\s*(?:[^\]\n]*\.\s*)?["']?{name}\s*\][ \t]*(?:#[^\n]*)?\r?\n"""
+    # No pattern has to match after a string. Otherwise, many strings could take exponential time.
+    mappings = [
+        (
+            rf"({name}\s*[=:]\s*{opening})(?!\s*{closing}|\[removed\])"
+            rf"(?:{_STRING}|[^{closing}])*",
+            rf"\1{REMOVED}",
+        )
+        for opening, closing in ((r"\{", r"\}"), (items, r"\]"), (r"dict\(", r"\)"))
+    ]
+    assigned = rf"""({name}\s*\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*=(?!=|\s*\[removed\])\s*)"""
+    return [
+        *mappings,
+        # A section of a profile, up to the next one.
+        (
+            rf"((?:\A|\n)[ \t]*{header})(?!\s*\[)"
+            rf"(?:{_LONG_STRING}|(?!\n[ \t]*\[).)+",
+            rf"\1{REMOVED}",
+        ),
+        (rf"{assigned}(?:{_LONG_STRING}|[^\n])+", rf"\1{REMOVED}"),
+        # The command env, also as a list.
+        (rf"(\benv\s+)(?:[a-z_]\w*=(?:{_STRING}|\S)*(?:\s+|\Z))+", rf"\1{REMOVED} "),
+        (rf"""(["']env["'],\s*)(?:(?=["'][a-z_]\w*=){_STRING},?\s*)+""", rf"\1'{REMOVED}', "),
     ]
 
 
@@ -79,16 +117,7 @@ _PATTERNS = [
     # Arguments of commands, also in lists.
     *_named(rf"""--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
     *_named("[?&;](?:sig|key)="),
-    # Environment variables, as a mapping and as a section of a profile.
-    (
-        r"(\benv(?:ironment)?\s*[=:]\s*\{)(?!\[removed\])"
-        r"""(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^}])*""",
-        rf"\1{REMOVED}",
-    ),
-    (
-        r"((?:\A|\n)\[(?:[\w.-]+\.)?env(?:ironment)?\][^\n]*\n)(?!\[)(?:(?!\n\[).)+",
-        rf"\1{REMOVED}",
-    ),
+    *_environments(),
 ]
 
 
@@ -155,6 +184,6 @@ class Redactor:
     def _field(self, name: str, value: Any) -> Any:
         if is_secret(name) and value:
             return REMOVED
-        if name in ("env", "environment") and isinstance(value, Mapping):
+        if name in _ENVIRONMENTS and isinstance(value, Mapping):
             return dict.fromkeys(value, REMOVED)
         return self.value(value)

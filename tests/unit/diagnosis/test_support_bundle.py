@@ -312,6 +312,23 @@ def test_lines_of_keys_are_removed_from_logs() -> None:
         'environment = { DATABASE = "SECRET", B = "ANOTHER" }',
         '[environment]\nDATABASE = "SECRET[ANOTHER"\n[other]\n',
         "env={'DATABASE': 'SECRET}ANOTHER', 'B': ''}",
+        '{"env": {"DATABASE": "SECRET", "B": "ANOTHER"}, "x": 1}',
+        r'{"env": {"DATABASE": "SECRET}\"}ANOTHER", "B": "C:\\", "D": "SECRET}ANOTHER"}}',
+        r'"{\"env\": {\"DATABASE\": \"SECRET}ANOTHER\", \"B\": \"}SECRET\"}}"',
+        "{'environment': {'DATABASE': 'SECRET ANOTHER'}}",
+        '"env": [{"name": "DATABASE", "value": "SECRET]ANOTHER"}]',
+        "env: ['DATABASE=SECRET', 'B=ANOTHER']",
+        'Cluster(env=dict(DATABASE="SECRET)ANOTHER"))',
+        'environment.DATABASE = "SECRET ANOTHER"',
+        "env.'DATA BASE' = 'SECRET'\n  env . B = '''\nANOTHER\n'''",
+        'options.environment.DATABASE="SECRET"',
+        '[ environment ]\nDATABASE = "SECRET"\n  [other]',
+        '[options."environment"]  # one\nDATABASE = """\n[SECRET]\nANOTHER"""\n[other]\n',
+        "variables = { DATABASE = 'SECRET' }",
+        '[variables]\nDATABASE = "SECRET"\n[other]',
+        '{"variables": {"DATABASE": "SECRET"}}',
+        "env DATABASE=SECRET B='ANOTHER SECRET' python -m one",
+        "['env', 'DATABASE=SECRET', 'B=ANOTHER', 'python']",
     ],
 )
 def test_secrets_are_removed_whole(text: str) -> None:
@@ -333,6 +350,11 @@ def test_secrets_are_removed_whole(text: str) -> None:
         "--token-file /etc/one",
         "worker:0 failed: the cookie jar is empty",
         "config(password=[removed], name=one)",
+        "Cluster(env={}, name=one)",
+        '{"cluster": {"worker": ["h:1"]}, "environment": "cloud"}',
+        "the environment: 3 variables, env python",
+        "[environments]\na = 1",
+        "os.environ.get = 3",
     ],
 )
 def test_ordinary_text_is_kept(text: str) -> None:
@@ -343,6 +365,7 @@ def test_values_are_removed_by_their_names() -> None:
     values = {
         "env": {"DATABASE": "x"},
         "environment": {"DATABASE": "y"},
+        "variables": {"DATABASE": "z"},
         "AccountKey": "z",
         "command": ["mysql", "--password", "hunter2", "-h", "db"],
         "https://ada:hunter2@one": 1,
@@ -350,6 +373,7 @@ def test_values_are_removed_by_their_names() -> None:
     assert redaction.Redactor({}).value(values) == {
         "env": {"DATABASE": "[removed]"},
         "environment": {"DATABASE": "[removed]"},
+        "variables": {"DATABASE": "[removed]"},
         "AccountKey": "[removed]",
         "command": ["mysql", "--password", "[removed]", "-h", "db"],
         "https://[removed]@one": 1,
