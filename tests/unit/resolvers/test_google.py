@@ -78,6 +78,13 @@ class TestGCE:
             "w-10",
         ]
 
+    def test_number_of_pages_of_instances_has_a_limit(self) -> None:
+        pages = [self.group("w", nextPageToken="more")] * 200
+        service, http = self.service(*pages, *pages)
+        with pytest.raises(errors.Malformed, match="more than 200 pages"):
+            GCEResolver(*self.where, service=service).cluster_spec()
+        assert len(http.request_sequence) == 200
+
     def test_ipv6_addresses_are_supported(self) -> None:
         service, _ = self.service(
             self.group("w"), (200, {"networkInterfaces": [{"ipv6Address": "fd00::1"}]})

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import kubernetes
 import pytest
 import tensorflow as tf
 
@@ -343,6 +345,20 @@ class TestSageMaker:
         for port in (0, 65536, "2223", True):
             with pytest.raises(errors.UsageError, match="port="):
                 SageMakerResolver(port)  # type: ignore[arg-type]
+
+
+def test_number_of_pages_of_pods_has_a_limit() -> None:
+    calls: list[dict[str, Any]] = []
+
+    def list_pods(namespace: str, **options: Any) -> Any:
+        calls.append(options)
+        return SimpleNamespace(items=[], metadata=SimpleNamespace(_continue="more"))
+
+    api = kubernetes.client.ApiClient(kubernetes.client.Configuration(host="http://one"))
+    client = SimpleNamespace(api_client=api, list_namespaced_pod=list_pods)
+    with api, pytest.raises(errors.Malformed, match="more than 200 pages"):
+        KubernetesResolver({"worker": "role=worker"}, client=client).cluster_spec()
+    assert len(calls) == 200
 
 
 class TestUnion:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfd_notebook import errors
 from tfd_notebook.net.slurm_queue import Partition
 from tfd_notebook.resolvers import SlurmResolver, suggestions
+from tfd_notebook.resolvers.slurm import expand
 
 tf_resolvers = tf.distribute.cluster_resolver
 
@@ -147,6 +148,28 @@ class TestSlurm:
     ) -> None:
         step(monkeypatch, STEP_NODELIST=hosts)
         with pytest.raises(errors.Malformed, match="invalid list of hosts"):
+            SlurmResolver().cluster_spec()
+
+    def test_lists_of_hosts_have_limits(self) -> None:
+        assert len(expand("n[1-100000]", "Slurm")) == 100_000
+        assert expand("n" * 255, "Slurm") == ["n" * 255]
+        for hosts in ("n[1-100001]", "n[1-50000],m[1-50001]", "n[1-400]m[1-400]", "n" * 256):
+            with pytest.raises(errors.Malformed, match="invalid list of hosts"):
+                expand(hosts, "Slurm")
+
+    @pytest.mark.parametrize(
+        ("tasks", "message"),
+        [
+            ("100001", "100001 tasks: expected at most 100000"),
+            ("1(x100001)", "invalid SLURM_STEP_TASKS_PER_NODE"),
+            ("1(x50000),1(x50001)", "invalid SLURM_STEP_TASKS_PER_NODE"),
+        ],
+    )
+    def test_numbers_of_tasks_have_limits(
+        self, monkeypatch: pytest.MonkeyPatch, tasks: str, message: str
+    ) -> None:
+        step(monkeypatch, STEP_NODELIST="n1", STEP_TASKS_PER_NODE=tasks)
+        with pytest.raises(errors.Malformed, match=message):
             SlurmResolver().cluster_spec()
 
     @pytest.mark.parametrize(
