@@ -16,6 +16,8 @@ export PYTHONDONTWRITEBYTECODE :=
 PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder
 # The gate. `slow` tests start processes or wait.
 FAST   := -m "not root and not slow" tests/unit tests/contracts
+# Every handler of the Jupyter server requires authentication.
+HANDLERS := tests/unit/test_conventions.py::test_all_handlers_of_jupyter_server_require_authentication
 EXPLAIN := tests/integration/data/explain/test_explain.py
 QUICKSTART := notebooks/01_quickstart.ipynb
 # A test that connects a process to a cluster between hosts.
@@ -117,12 +119,13 @@ test-slow: ## suite: tests that start many processes, wait, or measure time; nee
 	$(PYTEST) $(EXPLAIN)
 
 # The independent checks of the gate, which `make test` runs side by side.
-lint: $(VENV)/.test ## ruff, mypy, the layers and the language of texts
+lint: $(VENV)/.test ## ruff, mypy, the layers, the language of texts, and the handlers of the Jupyter server
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.language
+	$(PYTEST) -q $(HANDLERS)
 test-front: $(VENV)/.front ## eslint, prettier, tsc, vitest and the size of the widget
 	$(NPM) run --silent lint
 	$(NPM) run --silent test
