@@ -22,7 +22,8 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.bottleneck.usage import processors
-from tfd_notebook.data.explain import experiments
+from tfd_notebook.data.explain import experiments, measurement
+from tfd_notebook.data.explain import explain as explanation
 from tfd_notebook.data.explain.measurement import measure
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
@@ -42,6 +43,34 @@ def in_python(number: Any) -> Any:
     for step in range(40_000):
         total += step & 3
     return np.int64(total)
+
+
+class Clock:
+    """The time in `explain`, which passes in two steps once it `runs`.
+
+    At first, the measurement has just ended. After some readings by `explain`, it is `end`.
+    """
+
+    process_time = staticmethod(time.process_time)
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, measured: float, end: float) -> None:
+        self.runs = False
+        #: Set long after the end, so that a test does not wait without an end.
+        self.released = threading.Event()
+        self._measured, self._end = measured, end
+        self._caller, self._readings = threading.get_ident(), 0
+
+    def perf_counter(self) -> float:
+        if not self.runs:
+            return 0.0
+        if threading.get_ident() == self._caller:
+            self._readings += 1
+        if self._readings > 200:
+            self.released.set()
+        return self._measured if self._readings < 30 else self._end
+
+    monotonic = perf_counter
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +242,36 @@ class TestExplain:
             assert f"stuck (test_explain.py:{line}), which has not returned" in repr(limit)
         finally:
             released.set()
+
+    @pytest.mark.parametrize("has_step", [False, True])
+    @pytest.mark.parametrize("last", [lambda each: each, lambda each: each.batch(2)])
+    def test_function_that_never_returns_does_not_delay_the_end(
+        self, monkeypatch: pytest.MonkeyPatch, last: Any, has_step: bool
+    ) -> None:
+        clock = Clock(measured=400.2, end=1002.0)
+        monkeypatch.setattr(measurement, "time", clock)
+        monkeypatch.setattr(explanation, "time", clock)
+        consumed: list[Any] = []
+
+        def stuck(number: Any) -> Any:
+            if number == 4:
+                # The time of the first step does not count.
+                until(lambda: not has_step or len(consumed) >= 2)
+                clock.runs = True
+                clock.released.wait(60)
+            return number
+
+        options = tf.data.Options()  # no element is requested before the one before it is used
+        options.experimental_optimization.inject_prefetch = False
+        dataset = last(Range(9).map(lambda n: tf.numpy_function(stuck, [n], tf.int64)))
+        dataset = dataset.with_options(options)
+        step = consumed.append if has_step else None
+        try:
+            limit = tfd.explain(dataset, seconds=1000, step=step)
+            assert not clock.released.is_set(), "explain waits longer than its time and 2 s"
+            assert "stuck (" in repr(limit)
+        finally:
+            clock.released.set()
 
     def test_function_of_a_data_worker_that_never_returns_is_reported(self) -> None:
         released = threading.Event()
