@@ -296,6 +296,7 @@ def test_cluster_can_start_after_its_socket_failed(monkeypatch: pytest.MonkeyPat
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_socket_of_a_cluster_that_starts_during_a_stop_remains(
     listening: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,6 +213,7 @@ def test_snapshots_contain_an_event_with_its_effects(
     assert all(each == (state, {(state, reason)}) for each in states)
 
 
+@pytest.mark.slow
 def test_monitor_can_be_closed_while_it_starts(
     monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

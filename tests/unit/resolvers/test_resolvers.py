@@ -31,6 +31,7 @@ from tfd_notebook.resolvers import (
     SageMakerResolver,
     TFConfigResolver,
     UnionResolver,
+    base,
 )
 
 tf_resolvers = tf.distribute.cluster_resolver
@@ -93,22 +94,30 @@ class TestContract:
         config(monkeypatch, {"cluster": {"worker": ["w0:1"], "ps": ["p:1"]}})
         assert resolver.cluster_spec().num_tasks("worker") == 1
 
-    def test_watch_yields_changes(self, tmp_path: Path) -> None:
-        path = tmp_path / "cluster.json"
+    def test_watch_yields_changes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path, now = tmp_path / "cluster.json", [0.0]
+
+        class Polls:
+            """The event whose `wait` is the pause between polls. It advances the clock."""
+
+            def wait(self, seconds: float) -> None:
+                now[0] += seconds
+                if now[0] in (5.0, 7.0):
+                    path.write_text(json.dumps({"worker": [f"w{now[0]:.0f}:1"]}))
+
         path.write_text(json.dumps({"worker": ["w0:1"]}))
-        workers = []
-        for spec in ClusterFileResolver(path).watch(seconds=60, every=0.01):
-            workers.append(spec.as_dict()["worker"])
-            if len(workers) == 3:
-                break
-            fresh = tmp_path / "fresh"
-            fresh.write_text(json.dumps({"worker": [f"w{i}:1" for i in range(len(workers) + 1)]}))
-            fresh.rename(path)
-        assert workers == [["w0:1"], ["w0:1", "w1:1"], ["w0:1", "w1:1", "w2:1"]]
-        assert len(list(ClusterFileResolver(path).watch(seconds=0.1, every=0.01))) == 1
+        monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(base, "threading", SimpleNamespace(Event=Polls))
+        changes = [
+            (now[0], spec.as_dict()["worker"])
+            for spec in ClusterFileResolver(path).watch(seconds=60)
+        ]
+        assert changes == [(0.0, ["w0:1"]), (5.0, ["w5:1"]), (7.0, ["w7:1"])]
+        assert now == [60.0]
         with pytest.raises(errors.UsageError, match="every=0"):
             next(ClusterFileResolver(path).watch(every=0))
 
+    @pytest.mark.slow
     def test_watch_can_be_interrupted(self, tmp_path: Path) -> None:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps({"worker": ["w0:1"]}))

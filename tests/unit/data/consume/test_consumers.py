@@ -129,14 +129,33 @@ def test_function_waits_only_for_an_empty_buffer():
     assert closed == [True]
 
 
-def test_wait_returns_when_consumers_are_idle():
+class Clock:
+    """A clock whose `sleep` advances it, and finishes an iteration at a given time."""
+
+    def __init__(self, meter, end):
+        self.now, self.meter, self.end = 0.0, meter, end
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        if self.now >= self.end:
+            self.meter.finish()
+
+
+def test_wait_returns_when_consumers_are_idle(monkeypatch):
     consumers = Consumers()
     assert consumers.idle()
     _, meter, _ = started("train", consumers)
     assert not consumers.idle()
+    clock = Clock(meter, end=70.0)
+    monkeypatch.setattr("tfd_notebook.data.consume.consumers.time", clock)
     with pytest.raises(errors.TimeLimit, match="train"):
-        consumers.wait_idle(timeout=0.2)
-    meter.finish()
+        consumers.wait_idle(timeout=60)
+    assert clock.now == pytest.approx(60, abs=1)
+    consumers.wait_idle(timeout=60)
+    assert clock.now == pytest.approx(70, abs=1)
     consumers.wait_idle(timeout=0)
 
 
