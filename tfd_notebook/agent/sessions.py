@@ -281,13 +281,13 @@ class AgentListener:
         self._on_request = on_request
         self._sessions = sessions
         self._clock = clock
-        self._server: asyncio.Server | None = None
+        self.server: asyncio.Server | None = None
 
     async def open(self) -> None:
         """Start listening, unless it listens already."""
-        if self._server is None:
+        if self.server is None:
             listener = unix_socket.listen(self._path, 16)
-            self._server = await asyncio.start_unix_server(
+            self.server = await asyncio.start_unix_server(
                 self._serve, sock=listener, limit=agent_protocol.LARGEST
             )
 

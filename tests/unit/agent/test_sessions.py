@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
-import time
 
 import pytest
 
@@ -13,7 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.sessions import AgentListener, Session
 from tfd_notebook.launchers.client import session as client_session
 from tfd_notebook.launchers.client.agent_client import AgentClient
-from tfd_notebook.net import agent_protocol
+from tfd_notebook.net import agent_protocol, unix_socket
 
 MEGABYTE = 1_000_000
 
@@ -122,6 +122,19 @@ def directory(tmp_path):
     return tmp_path
 
 
+class Socket(socket.socket):
+    """A socket with an event for the moment at which its buffer is full."""
+
+    full = threading.Event()
+
+    def send(self, *arguments):
+        try:
+            return super().send(*arguments)
+        except BlockingIOError:
+            self.full.set()
+            raise
+
+
 @contextlib.contextmanager
 def linked(loop, directory, answer, grace=600.0):
     """Connect a client to an agent's socket; return it with the sessions at the other end."""
@@ -131,7 +144,8 @@ def linked(loop, directory, answer, grace=600.0):
     channels = []
 
     def connect():
-        channels.append(client_session.SocketChannel.to(directory / "agent.sock"))
+        connected = unix_socket.connect(directory / "agent.sock", 60.0)
+        channels.append(client_session.SocketChannel(Socket(fileno=connected.detach())))
         return channels[-1]
 
     connected = client_session.AgentSession("agent", "host", connect, grace)
@@ -143,7 +157,7 @@ def linked(loop, directory, answer, grace=600.0):
 
 
 async def _close(listener):
-    listener._server.close()
+    listener.server.close()
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
@@ -169,26 +183,19 @@ def test_ctrl_c_during_a_send_leaves_the_channel_usable(loop, directory):
     async def answer(session, body):
         session.send({"reply_to": body["id"], "ok": True, "value": [body["method"]]})
 
-    with linked(loop, directory, answer) as (client, channels):
-        blocked = threading.Event()
+    Socket.full.clear()
+    interrupted = threading.Event()
 
-        def interrupt():
-            blocked.wait(60)
+    async def block():
+        """Keep the agent from reading until the client is interrupted."""
+        if Socket.full.wait(60):
             os.kill(os.getpid(), signal.SIGINT)
+        interrupted.wait(60)
 
-        async def block():
-            """Keep the agent from reading until the client is interrupted."""
-            lock = channels[0]._sending
-            blocked_at = time.monotonic()
-            while not lock.locked() and time.monotonic() - blocked_at < 60:
-                time.sleep(0.001)
-            blocked.set()
-            interrupter.join()
-
-        interrupter = threading.Thread(target=interrupt)
-        interrupter.start()
+    with linked(loop, directory, answer) as (client, _):
         blocking = loop.start(block())
         with pytest.raises(KeyboardInterrupt):
-            client.submit("large", blob="x" * 20 * MEGABYTE)
+            client.submit("large", blob="x" * 2 * MEGABYTE)
+        interrupted.set()
         blocking.result(60)
         assert client.request("connect", 60.0) == ["connect"]
