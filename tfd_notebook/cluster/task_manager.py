@@ -369,29 +369,19 @@ class TaskManager:
             return found
         return {name: found.get(name, {"note": note, "threads": []}) for name in tasks}
 
-    def blocked_functions(
-        self,
-        seconds: float = BLOCKED_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> list[BlockedFunction]:
+    def blocked_functions(self, seconds: float = BLOCKED_SECONDS) -> list[BlockedFunction]:
         """Return the Python functions of datasets with a call that has not returned for `seconds`.
 
         Calls that have not been observed for this time are observed until then.
-
-        Parameters
-        ----------
-        seconds : float
-        clock, sleep : callable
         """
         workers = [row.task for row in self.rows_of(Role.DATA_WORKER) if not row.state.ended]
         if not workers:
             return []
-        latest, began, waited = self.stacks(workers), clock(), 0.0
+        latest, began, waited = self.stacks(workers), time.monotonic(), 0.0
         # A call of less than `waited` seconds began during the wait.
         while any(waited <= each < seconds for each in observed_seconds(latest)):
-            sleep(_STACKS_PAUSE_SECONDS)
-            waited = clock() - began
+            time.sleep(_STACKS_PAUSE_SECONDS)
+            waited = time.monotonic() - began
             latest = self.stacks(workers)
         return blocked_functions(latest, source_locations.named, seconds)
 

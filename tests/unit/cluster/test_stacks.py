@@ -9,19 +9,20 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import commands, data_service, task_manager
 from tfd_notebook.launchers import Fake
 
 pytestmark = pytest.mark.usefixtures("no_coordinator")
 
 
 class Tasks:
-    """Stacks of the tasks at the times of a fake clock."""
+    """Stacks of the tasks at the times of a fake clock, which replaces `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
         #: The time at which each call began, by the task that runs it.
         self.calls: dict[str, float] = {}
+        self.calls_return = False
         self.requests = 0
         self.error: errors.TfdError | None = None
 
@@ -48,8 +49,13 @@ class Tasks:
             if name in self.calls
         }
 
+    def monotonic(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+        if self.calls_return:
+            self.calls = dict.fromkeys(self.calls, self.now)  # the next element
 
 
 @pytest.fixture
@@ -60,14 +66,14 @@ def tasks() -> Tasks:
 @pytest.fixture
 def cluster(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> Iterator[tfd.Cluster]:
     launcher = Fake()
-    with tfd.Cluster(data_workers=2, launcher=launcher) as cluster:
-        monkeypatch.setattr(launcher.task_hosts[0], "stacks", tasks.stacks, raising=False)
+    with tfd.Cluster(data_workers=2, launcher=launcher) as cluster, monkeypatch.context() as patch:
+        patch.setattr(launcher.task_hosts[0], "stacks", tasks.stacks, raising=False)
+        patch.setattr(task_manager, "time", tasks)
         yield cluster
 
 
-def blocked(cluster: tfd.Cluster, tasks: Tasks) -> list[str]:
-    found = cluster._task_manager.blocked_functions(3.0, lambda: tasks.now, tasks.sleep)
-    return [str(each) for each in found]
+def blocked(cluster: tfd.Cluster) -> list[str]:
+    return [str(each) for each in data_service.of(cluster).blocked_functions(3.0)]
 
 
 def test_each_task_has_a_row(cluster: tfd.Cluster, tasks: Tasks) -> None:
@@ -87,7 +93,7 @@ def test_launcher_without_stacks_has_rows_with_the_reason(
     tasks.error = errors.Unsupported("the host does not support this")
     rows = cluster.stacks().records()
     assert [row["note"] for row in rows] == ["the host does not support this"] * 3
-    assert blocked(cluster, tasks) == []
+    assert blocked(cluster) == []
 
 
 def test_request_returns_the_rows(cluster: tfd.Cluster, tasks: Tasks) -> None:
@@ -100,24 +106,19 @@ def test_call_that_was_observed_long_enough_is_reported_at_once(
     cluster: tfd.Cluster, tasks: Tasks
 ) -> None:
     tasks.calls = {"data_worker:0": -3.0}
-    assert blocked(cluster, tasks) == ["decode (x.py:12) in data_worker:0"]
+    assert blocked(cluster) == ["decode (x.py:12) in data_worker:0"]
     assert tasks.requests == 1
 
 
 def test_new_call_is_observed_until_it_is_blocked(cluster: tfd.Cluster, tasks: Tasks) -> None:
     tasks.calls = {"data_worker:0": -1.0, "data_worker:1": 0.0}
-    assert blocked(cluster, tasks) == ["decode (x.py:12) in data_worker:0, data_worker:1"]
+    assert blocked(cluster) == ["decode (x.py:12) in data_worker:0, data_worker:1"]
     assert tasks.now == 3.0
 
 
 def test_calls_that_return_are_not_waited_for(cluster: tfd.Cluster, tasks: Tasks) -> None:
-    tasks.calls = {"data_worker:0": 0.0}
-
-    def sleep(seconds: float) -> None:
-        tasks.now += seconds
-        tasks.calls["data_worker:0"] = tasks.now  # the next element
-
-    assert cluster._task_manager.blocked_functions(3.0, lambda: tasks.now, sleep) == []
+    tasks.calls, tasks.calls_return = {"data_worker:0": 0.0}, True
+    assert blocked(cluster) == []
     assert tasks.requests == 2
 
 
