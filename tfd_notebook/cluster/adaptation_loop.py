@@ -181,23 +181,24 @@ class Adaptation:
             paused=state == "paused",
             useful=None if use.shared is None else use.shared.count,
             bottleneck=bottleneck if bottleneck in _NOT_WORKERS else "",
-            keeps=self._keeps(use),
+            keeps=kept(use, self._context.policy.on_loss),
         )
 
-    def _keeps(self, use: Delivery) -> str:
-        """Return which changes would damage the epoch that a consumer reads.
 
-        A data worker that leaves takes elements along. With mode "off", each one delivers all
-        elements. A second one can join elements wrongly. An infinite dataset has no end at which
-        elements could be missing.
-        """
-        if use.one_worker:
-            return "all"
-        if use.cardinality == _INFINITE and use.shared is None:
-            return ""
-        if use.mode == "OFF":
-            return "all"
-        return "" if self._context.policy.on_loss == "warn" else "fewer"
+def kept(use: Delivery, on_loss: str) -> str:
+    """Return which changes would damage the epoch that a consumer reads; see `Load`.
+
+    A data worker that leaves takes elements along. With mode "off", each one delivers all
+    elements. A second one can join elements wrongly. An infinite dataset has no end at which
+    elements could be missing.
+    """
+    if use.one_worker:
+        return "all"
+    if use.cardinality == _INFINITE and use.shared is None:
+        return ""
+    if use.mode == "OFF":
+        return "all"
+    return "" if on_loss == "warn" else "fewer"
 
 
 def check_bounds(

@@ -12,8 +12,7 @@ from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed
 from tfd_notebook.cluster import data_service
-from tfd_notebook.cluster.adaptation import Bounds
-from tfd_notebook.cluster.adaptation_loop import Adaptation
+from tfd_notebook.cluster.adaptation_loop import kept
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.events import TasksLost
@@ -410,8 +409,5 @@ def test_failed_change_is_reported_and_not_repeated_at_once(cluster, fake, monke
         ("OFF", -1, "raise", ""),
     ],
 )
-def test_changes_that_would_damage_an_epoch(fake, mode, cardinality, on_loss, keeps):
-    cluster = tfd.Cluster(data_workers=1, launcher=fake, policy=tfd.Policy(on_loss=on_loss))
-    adaptation = Adaptation(cluster._context, Bounds(1, 2), lambda count: None)
-    delivery = Delivery(lambda: None, cardinality, mode, None)
-    assert adaptation._keeps(delivery) == keeps
+def test_changes_that_would_damage_an_epoch(mode, cardinality, on_loss, keeps):
+    assert kept(Delivery(lambda: None, cardinality, mode, None), on_loss) == keeps
