@@ -342,7 +342,7 @@ def _summaries(location: detached.Detached | RemoteDetachedCluster) -> list[dict
     agents = location.connect()
     try:
         return [
-            {**_summary(report, location.pid), "has_listeners": report["has_listeners"]}
+            {**summary_of(report, location.pid), "has_listeners": report["has_listeners"]}
             for report in agents.clusters(5.0)
             if report["name"] == location.name
         ]
@@ -350,7 +350,8 @@ def _summaries(location: detached.Detached | RemoteDetachedCluster) -> list[dict
         agents.close()
 
 
-def _summary(report: Mapping[str, Any], agent: int) -> dict[str, Any]:
+def summary_of(report: Mapping[str, Any], agent: int) -> dict[str, Any]:
+    """Return the summary of a cluster from the report of its agent."""
     description = report["description"]
     planned = (
         sum(description["task_manager"]["counts"].values()) if description else len(report["tasks"])

@@ -152,7 +152,7 @@ class Spark(RemoteLauncher):
                 fix="check that no other job uses the slots, and that the hosts are up",
             ) from None
         except Exception as error:
-            raise _launch_error(error) from error
+            raise launch_error(error) from error
         except BaseException:
             context.cancelJobGroup(group)
             raise
@@ -160,7 +160,7 @@ class Spark(RemoteLauncher):
             cloudpickle.unregister_pickle_by_value(spark_bootstrap)
 
 
-def _launch_error(error: Exception) -> LaunchError:
+def launch_error(error: Exception) -> LaunchError:
     """Return an error with the essential line of Spark's error, whose text fills a page."""
     if lost := private.lost_executor(error):
         return LaunchError(

@@ -35,7 +35,7 @@ async def opened_cluster(name, allow=()):
     lock.close()
 
 
-def test_unkillable_task_leaves_no_directory(capfd):
+def test_unkillable_task_leaves_no_directory(capfd, monkeypatch):
     async def work():
         async with opened_cluster("stuck") as (agent, session, opened_at):
             cluster = agent.clusters["stuck"]
@@ -46,12 +46,18 @@ def test_unkillable_task_leaves_no_directory(capfd):
                     for index in range(2)
                 ],
             )
-            os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
+            stop = cluster.tasks["worker:0"].stop
+
+            async def fail():
+                await stop()
+                raise ChildProcessError("the task cannot be killed")
+
+            monkeypatch.setattr(cluster.tasks["worker:0"], "stop", fail)
             await agent.handle_close(session, "stuck")
         return Path(opened_at)
 
     assert not asyncio.run(work()).exists()
-    assert "Bad file descriptor" in capfd.readouterr().err
+    assert "the task cannot be killed" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -130,10 +130,10 @@ def test_notebook_directory_does_not_shadow_stdlib_in_executors(
 
     working, shared = directories
     (working / "users_module.py").touch()
-    assert str(working) in session._path()
-    assert str(shared) not in session._path()
+    assert str(working) in session.executor_path()
+    assert str(shared) not in session.executor_path()
     (working / "random.py").touch()
-    path = session._path()
+    path = session.executor_path()
     assert path.index(interpreter.standard_library()[0]) < path.index(str(working))
 
 

@@ -31,7 +31,7 @@ from tfd_notebook.bus import hub, running_cell, session
 from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
 from tfd_notebook.bus.session import ControllerPresence, Session
 from tfd_notebook.bus.snapshot_feed import SnapshotFeed, difference
-from tfd_notebook.cluster import commands, registry
+from tfd_notebook.cluster import commands, data_service, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.data.bottleneck.live_limit import LiveLimit
@@ -914,7 +914,7 @@ def test_new_stream_and_its_state_are_published_without_a_check(
     until(lambda: "shown" in panel.tree.get("clusters", {}))
     source: Any = SimpleNamespace(kind="stream", error=None, meter=None, ended=None)
     source.series, source.live, source.sample = Series(), LiveLimit(), MetricTotals
-    consumers = cluster._context.consumers
+    consumers = data_service.of(cluster).consumers
     for state in ("new", "running", "paused", "running", "failed"):
         source.state = state
         consumers.add(source, "train") if state == "new" else consumers.measure(source)

@@ -26,13 +26,13 @@ def test_dispatcher_discards_epochs_of_dynamic_sharding() -> None:
     assert settings["job_gc_timeout_ms"] == 30 * 60 * 1000
     assert settings["job_gc_check_interval_ms"] == 60 * 1000
     assert server_config.keep_seconds(tfd.Service()) == 30 * 60
-    message = servers._message(service.DispatcherConfig, settings)
+    message = servers.config_message(service.DispatcherConfig, settings)
     assert message.gc_dynamic_sharding_jobs
     assert message.protocol == "grpc"
 
 
 def test_worker_message_has_the_defaults_of_tensorflow() -> None:
-    message = servers._message(service.WorkerConfig, {"dispatcher_address": "localhost:1"})
+    message = servers.config_message(service.WorkerConfig, {"dispatcher_address": "localhost:1"})
     assert message.worker_address == "localhost:%port%"
     assert message.dispatcher_address == "localhost:1"
 

@@ -25,14 +25,14 @@ OSError: [Errno 28] No space left on device
 
 
 def test_lost_executor_counts_as_unreachable() -> None:
-    error = spark._launch_error(Exception(LOST))
+    error = spark.launch_error(Exception(LOST))
     assert "cannot be reached: ExecutorLostFailure (executor 0 exited" in error.what
     assert "scala" not in error.what
 
 
 def test_error_of_a_spark_task_is_reported() -> None:
-    assert spark._launch_error(Exception(RAISED)).what.endswith("No space left on device")
-    assert spark._launch_error(Exception("short")).what.endswith(": short")
+    assert spark.launch_error(Exception(RAISED)).what.endswith("No space left on device")
+    assert spark.launch_error(Exception("short")).what.endswith(": short")
 
 
 def test_missing_spark_error_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:

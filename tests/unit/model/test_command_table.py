@@ -115,7 +115,7 @@ def test_help_names_every_choice() -> None:
     assert {
         a.source for c in command_table.COMMANDS for s in c.surfaces for a in c.arguments(s)
     } == {
-        *completion._SOURCES,
+        *completion.SOURCES,
         "",
     }
     assert VALUE_STATES

@@ -276,7 +276,7 @@ def use_description(description: dict[str, Any]) -> None:
     monitor.snapshot()
     json.dumps(manager.description(), allow_nan=False)
     reply = {"name": config.name, "description": description, "lease": 5.0, "tasks": ["ready"]}
-    json.dumps(attach._summary(reply, 5), allow_nan=False)
+    json.dumps(attach.summary_of(reply, 5), allow_nan=False)
 
 
 def test_valid_description_is_accepted() -> None:

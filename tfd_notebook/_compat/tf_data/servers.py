@@ -20,17 +20,17 @@ def dispatcher(fields: Mapping[str, Any]) -> Any:
     """Return a ``DispatchServer`` that was not started, from the fields of its configuration."""
     from tensorflow.data.experimental import service
 
-    return service.DispatchServer(_message(service.DispatcherConfig, fields), start=False)
+    return service.DispatchServer(config_message(service.DispatcherConfig, fields), start=False)
 
 
 def data_worker(fields: Mapping[str, Any]) -> Any:
     """Return a ``WorkerServer`` that was not started, from the fields of its configuration."""
     from tensorflow.data.experimental import service
 
-    return service.WorkerServer(_message(service.WorkerConfig, fields), start=False)
+    return service.WorkerServer(config_message(service.WorkerConfig, fields), start=False)
 
 
-def _message(kind: Any, fields: Mapping[str, Any]) -> Any:
+def config_message(kind: Any, fields: Mapping[str, Any]) -> Any:
     """Return the message of a server's configuration, with the defaults of its class `kind`.
 
     The classes lack some fields of the messages, such as ``gc_dynamic_sharding_jobs``.

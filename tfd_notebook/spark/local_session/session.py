@@ -223,11 +223,11 @@ def _settings(requested: Mapping[str, Any], home: Path) -> dict[str, str]:
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         # Modules in the directory of the notebook.
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(_path()),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(executor_path()),
     }
 
 
-def _path() -> list[str]:
+def executor_path() -> list[str]:
     """Return the import path of this process without the directories of its Python."""
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix)
     path = interpreter.import_path()

@@ -59,7 +59,7 @@ def _candidates(line: CommandLine, words: list[str], fragment: str, shell: Any) 
     def values(argument: Argument) -> list[str]:
         if argument.choices is not None:
             return list(argument.choices)
-        return sorted(_SOURCES[argument.source](shell.user_ns)) if argument.source else []
+        return sorted(SOURCES[argument.source](shell.user_ns)) if argument.source else []
 
     parser = line.parser(words[0])
     flag, sign, _ = fragment.partition("=")
@@ -100,7 +100,7 @@ def _unfinished() -> list[str]:
 
 
 #: Functions that list the values of an argument by its source. They take the shell's variables.
-_SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]] = {
+SOURCES: Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]] = {
     "clusters": lambda _: registry.running_clusters(),
     "tasks": lambda _: _clusters_and_tasks(),
     "streams": lambda _: lookup.streams(),

@@ -124,7 +124,7 @@ def test_lost_host_hides_no_stacks_of_the_others(
     hosts: Any = [WithStacks("one"), WithStacks("two")]
     record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
     group = TaskHostGroup(hosts, lambda role, index: index, None, record)
-    group._positions = {"worker:0": 0, "worker:1": 1}
+    group.adopt((i, TaskChanged(f"worker:{i}", TaskState.READY)) for i in range(2))
     replies = group.stacks(["worker:0", "worker:1"])
     assert {name: reply["note"] for name, reply in replies.items()} == {
         "worker:0": "one",
