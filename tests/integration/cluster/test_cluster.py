@@ -54,13 +54,6 @@ def assigned(cluster: tfd.Cluster) -> tuple[Any, ...]:
     return probe(worker.address, 10.0, expect="data_worker").tasks
 
 
-def test_agent_measures_the_journal(forgetful: tfd.Cluster) -> None:
-    assert list(Range(3).apply(forgetful.distribute("dynamic")).as_numpy_iterator())
-    task_host = forgetful._context.task_manager.task_host
-    size = until(task_host.journal_size)
-    assert until(lambda: (forgetful.snapshot().journal_bytes or 0) >= size)
-
-
 def test_epoch_that_was_left_is_discarded(forgetful: tfd.Cluster) -> None:
     dataset = Range(1_000_000).apply(forgetful.distribute("dynamic"))
     iterator = iter(dataset)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -115,23 +116,28 @@ def test_error_of_the_launcher_is_raised() -> None:
 
 def test_agent_cannot_change_what_an_attach_starts(cluster: tfd.Cluster) -> None:
     """An attach takes the specification from this host, not from the agent."""
-    config, options = cluster.config, base.launcher("command", cluster.config.options).options
+    config = cluster.config
     cluster.detach(1.0)
-    (task_host,) = cluster._task_manager.task_host.hosts  # type: ignore[attr-defined]
     (known,) = remote_detached_clusters()
+
+    def describe(description: dict[str, Any]) -> None:
+        """Replace the description that the agent has."""
+        connection = known.connect()
+        group, _ = connection.adopt(config, lambda event: None)
+        group.hosts[0].describe(description)  # type: ignore[attr-defined]
+        connection.close()
+
     try:
         stored = known.description["config"]
         changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},
                    "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
-        task_host.describe({**known.description, "config": {**stored, **changed}})
+        describe({**known.description, "config": {**stored, **changed}})
         cluster.leave()
         attached = tfd.attach("prefixed", connect=False)
         assert attached.config == config
-        assert attached._task_manager._launcher.options == options
         assert attached.state == "ready"
-        (task_host,) = attached._task_manager.task_host.hosts  # type: ignore[attr-defined]
-        task_host.describe({"config": {"launcher": "x"}})
         attached.leave()
+        describe({"config": {"launcher": "x"}})
         with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*description\.config"):
             tfd.attach("prefixed", connect=False)
     finally:
