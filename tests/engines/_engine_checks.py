@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -15,13 +16,31 @@ import tfd_notebook as tfd
 from tests._bridges import bridges
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.launchers.client.rendezvous import Rendezvous
 from tfd_notebook.testing.pytest_checks import LauncherConformance
 
 
-def worker_pids(cluster: tfd.Cluster) -> list[int]:
-    """Return the pids of the engine's workers that a cluster uses."""
-    hosts = cluster._task_manager.task_host.hosts
-    return [pid for _, pid in hosts[0].remote._rendezvous._hosts]
+class Workers:
+    """The engine's workers that clusters use, and the secrets of their connections."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+        self.secrets: list[str] = []
+
+
+@contextlib.contextmanager
+def recorded(workers: Workers) -> Iterator[None]:
+    """Record the workers of the clusters that start in a block."""
+    expect = Rendezvous.expect
+
+    def record(rendezvous: Rendezvous, hosts: Mapping[tuple[str, int], Any]) -> None:
+        workers.pids += [pid for _, pid in hosts]
+        workers.secrets.append(rendezvous.secret.hex())
+        expect(rendezvous, hosts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rendezvous, "expect", record)
+        yield
 
 
 class EngineChecks(LauncherConformance):
@@ -29,22 +48,32 @@ class EngineChecks(LauncherConformance):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def pair(cls, launcher: Any) -> Iterator[tfd.Cluster]:
-        with tfd.Cluster(workers=2, data_workers=2, name="pair", launcher=launcher) as cluster:
+    def workers(cls) -> Workers:
+        """Return the workers of the cluster `pair`."""
+        return Workers()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pair(cls, launcher: Any, workers: Workers) -> Iterator[tfd.Cluster]:
+        with recorded(workers):
+            cluster = tfd.Cluster(workers=2, data_workers=2, name="pair", launcher=launcher)
+        with cluster:
             yield cluster
 
-    def test_tasks_run_next_to_both_workers(self, pair: tfd.Cluster) -> None:
+    def test_tasks_run_next_to_both_workers(self, pair: tfd.Cluster, workers: Workers) -> None:
         frame = pair.to_frame()
         assert set(frame["state"]) == {"ready"}
         assert frame["host"].nunique() == 2
-        assert len(set(worker_pids(pair))) == 2
+        assert len(set(workers.pids)) == 2
         assert len(bridges()) >= 2
 
-    def test_agents_are_not_children_of_the_workers(self, pair: tfd.Cluster) -> None:
+    def test_agents_are_not_children_of_the_workers(
+        self, pair: tfd.Cluster, workers: Workers
+    ) -> None:
         """An engine may end the children of its workers with them."""
         children = {
             child.pid
-            for pid in worker_pids(pair)
+            for pid in workers.pids
             for child in psutil.Process(pid).children(recursive=True)
         }
         assert not children & {bridge.pid for bridge in bridges()}
@@ -60,8 +89,8 @@ class EngineChecks(LauncherConformance):
         with pytest.raises(errors.Unsupported, match="the cluster ends with its kernel or its"):
             pair.detach()
 
-    def test_secret_is_not_on_a_command_line(self, pair: tfd.Cluster) -> None:
-        secret = pair._task_manager.task_host.hosts[0].remote._rendezvous.secret.hex()[200:400]
+    def test_secret_is_not_on_a_command_line(self, pair: tfd.Cluster, workers: Workers) -> None:
+        secret = workers.secrets[0][200:400]
         assert secret
         for process in psutil.process_iter(["cmdline"]):
             assert secret not in " ".join(process.info["cmdline"] or ())
@@ -90,9 +119,11 @@ class EngineChecks(LauncherConformance):
 def check_end_of_a_worker(launcher: Any, reason: str) -> None:
     """Kill a worker of a cluster, and check that the cluster is lost for this reason."""
     before = {bridge.pid for bridge in bridges()}
-    cluster = tfd.Cluster(data_workers=2, name="doomed", launcher=launcher)
+    workers = Workers()
+    with recorded(workers):
+        cluster = tfd.Cluster(data_workers=2, name="doomed", launcher=launcher)
     pids = list(cluster.to_frame()["pid"])
-    os.kill(worker_pids(cluster)[-1], signal.SIGKILL)
+    os.kill(workers.pids[-1], signal.SIGKILL)
     until(lambda: cluster.ended, 90)
     assert cluster.state == "lost"
     assert reason in " ".join(notice.what for notice in cluster.snapshot().notices)
