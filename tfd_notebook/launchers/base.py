@@ -380,6 +380,8 @@ class Launcher(ABC):
         True if the tasks run in the calling process.
     on_this_host : bool
         True if the tasks run on the host of the calling process.
+    simulated : bool
+        True if the tasks have no processes and no servers.
     offered : bool
         True if forms offer it. A launcher for tests is available by name only.
     """
@@ -389,6 +391,7 @@ class Launcher(ABC):
     roles: ClassVar[frozenset[Role]] = frozenset((Role.DISPATCHER, Role.DATA_WORKER))
     in_process: ClassVar[bool] = False
     on_this_host: ClassVar[bool] = True
+    simulated: ClassVar[bool] = False
     offered: ClassVar[bool] = True
 
     def __init__(

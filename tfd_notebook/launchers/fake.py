@@ -39,6 +39,7 @@ class Fake(Launcher):
     name: ClassVar[str] = "fake"
     summary: ClassVar[str] = "simulated tasks, for tests of launchers and views"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
+    simulated: ClassVar[bool] = True
     offered: ClassVar[bool] = False
 
     def __init__(
