@@ -11,6 +11,10 @@ import contextlib
 import json
 import os
 import re
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 import traceback
 import uuid
@@ -19,15 +23,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook.cluster import registry
+from tfd_notebook.cluster.attach import attach
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.errors import TfdError, UnknownName, Unsupported
 from tfd_notebook.launchers import base
-from tfd_notebook.model.events import TaskChanged
+from tfd_notebook.launchers.client.session import Channel
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model.events import HostReconnected, TaskChanged
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.net.probe import probe
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}", re.ASCII)
 _POLL_SECONDS = 0.05
+#: Seconds that tasks keep running after the death of their owner, if the launcher has the option.
+_GRACE_SECONDS = 2.0
+#: A process with a cluster. It reads the launcher from its input, and prints the tasks.
+_OWNER = """
+import importlib, json, sys
+given = json.loads(sys.stdin.readline())
+sys.path[:] = given["path"]
+import tfd_notebook as tfd
+try:
+    launcher = getattr(importlib.import_module(given["module"]), given["kind"])(**given["options"])
+    cluster = tfd.Cluster(data_workers=1, name=given["name"], launcher=launcher)
+    reply = {"tasks": [[task.address, task.pid] for task in cluster.tasks]}
+except tfd.errors.TfdError as error:
+    reply = {"error": str(error), "state": isinstance(error, tfd.errors.StateError)}
+print(json.dumps(reply), flush=True)
+sys.stdin.read()
+"""
 
 
 @dataclass(frozen=True)
@@ -153,15 +178,19 @@ class Conformance:
             self._cluster = self.start(data_workers=2)
         return self._cluster
 
-    def start(self, **counts: int) -> Cluster:
+    def start(self, launcher: base.Launcher | None = None, **counts: int) -> Cluster:
         """Start a cluster with another launcher object."""
-        name = f"conformance-{uuid.uuid4().hex[:8]}"
-        return Cluster(name=name, launcher=self.another(), **counts)  # type: ignore[arg-type]
+        launcher = launcher or self.another()
+        return Cluster(name=self.new_name(), launcher=launcher, **counts)  # type: ignore[arg-type]
+
+    def new_name(self) -> str:
+        """Return a name for a cluster."""
+        return f"conformance-{uuid.uuid4().hex[:8]}"
 
     @contextlib.contextmanager
-    def brief(self, **counts: int) -> Iterator[Cluster]:
+    def brief(self, launcher: base.Launcher | None = None, **counts: int) -> Iterator[Cluster]:
         """Start a cluster for a ``with`` block."""
-        cluster = self.start(**counts)
+        cluster = self.start(launcher, **counts)
         try:
             yield cluster
         finally:
@@ -226,19 +255,13 @@ def _events(kit: Conformance) -> None:
 
 
 def _data(kit: Conformance) -> None:
-    if _is_simulated(kit):
+    if kit.launcher.simulated:
         raise Unsupported("its tasks are simulated")
     import tensorflow as tf
 
     dataset = tf.data.Dataset.range(100).apply(kit.cluster.distribute("dynamic"))
     numbers = sorted(int(number) for number in dataset)
     assert numbers == list(range(100)), f"the service delivered {len(numbers)} of 100 elements"
-
-
-def _is_simulated(kit: Conformance) -> bool:
-    from tfd_notebook.net.probe import probe
-
-    return not probe(kit.row("dispatcher:0").address, timeout=kit.timeout).alive
 
 
 def _logs(kit: Conformance) -> None:
@@ -272,6 +295,21 @@ def _scale(kit: Conformance) -> None:
     kit.until(lambda: kit.cluster.state == "ready", "the cluster is ready after scale")
 
 
+def _adapt(kit: Conformance) -> None:
+    def data_workers() -> int:
+        return sum(task.role == Role.DATA_WORKER for task in kit.cluster.tasks)
+
+    try:
+        kit.cluster.adapt(3, 4)
+        kit.until(lambda: data_workers() == 3, "adapt(3, 4) starts a third data worker")
+        kit.cluster.adapt(1, 2)
+        kit.until(lambda: data_workers() == 2, "adapt(1, 2) stops a data worker")
+    finally:
+        kit.cluster.adapt(None)
+    assert kit.cluster.snapshot().adaptation is None, "adapt(None) did not end the adaptation"
+    kit.until(lambda: kit.cluster.state == "ready", "the cluster is ready after adapt")
+
+
 def _unknown_task(kit: Conformance) -> None:
     for operation in (kit.cluster.restart, kit.cluster.kill, kit.cluster.logs):
         try:
@@ -285,8 +323,8 @@ def _two_clusters(kit: Conformance) -> None:
     with kit.brief(data_workers=1) as second:
         assert second.state == "ready", f"the second cluster is {second.state}"
         assert kit.cluster.state == "ready", f"the first cluster is {kit.cluster.state}"
-        shared = {t.address for t in second.tasks} & {t.address for t in kit.cluster.tasks}
-        assert _is_simulated(kit) or not shared, f"both clusters use {', '.join(sorted(shared))}"
+        both = {t.address for t in second.tasks} & {t.address for t in kit.cluster.tasks}
+        assert kit.launcher.simulated or not both, f"both clusters use {', '.join(sorted(both))}"
     assert kit.cluster.state == "ready", "the end of the second cluster changed the first"
 
 
@@ -298,6 +336,131 @@ def _training(kit: Conformance) -> None:
     with kit.brief(workers=1, ps=1) as cluster:
         states = {task.name: str(task.state) for task in cluster.tasks}
         assert states == {"ps:0": "ready", "worker:0": "ready"}, f"tasks are {states}"
+
+
+def _rank() -> list[int]:
+    config = json.loads(os.environ["TF_CONFIG"])
+    return [config["task"]["index"], len(config["cluster"]["worker"])]
+
+
+def _run(kit: Conformance) -> None:
+    if Role.WORKER not in kit.launcher.roles:
+        raise Unsupported("it runs no training workers")
+    if kit.launcher.in_process:
+        raise Unsupported("TensorFlow cannot stop these servers in the calling process")
+    with kit.brief(workers=2) as cluster:
+        ranks = cluster.run(_rank, timeout=kit.timeout)
+        assert ranks == [[0, 2], [1, 2]], f"index and number of the ranks are {ranks}"
+
+
+def _connection(kit: Conformance) -> None:
+    launcher = kit.another()
+    if not isinstance(launcher, RemoteLauncher):
+        raise Unsupported("it has no connections to hosts")
+    channels: list[Channel] = []
+    hosts_for = launcher.hosts_for
+
+    def recorded(connect: Callable[[str, bool], Channel]) -> Callable[[str, bool], Channel]:
+        def record(agent: str, start: bool) -> Channel:
+            channels.append(connect(agent, start))
+            return channels[-1]
+
+        return record
+
+    def record_all(*arguments: Any) -> list[RemoteHost]:
+        hosts = hosts_for(*arguments)
+        for host in hosts:
+            setattr(host, "connect", recorded(host.connect))  # noqa: B010 - for mypy
+        return hosts
+
+    setattr(launcher, "hosts_for", record_all)  # noqa: B010
+    with kit.brief(launcher, data_workers=1) as cluster:
+        before = {task.name: (task.address, task.pid) for task in cluster.tasks}
+        broken = list(channels)
+        assert broken, "no host was connected"
+        for channel in broken:
+            channel.close()
+
+        def reconnected() -> bool:
+            events = cluster.snapshot().events
+            return sum(isinstance(event, HostReconnected) for event in events) >= len(broken)
+
+        kit.until(reconnected, "all hosts are connected again after their channels have ended")
+        after = {task.name: (task.address, task.pid) for task in cluster.tasks}
+        assert after == before, f"a lost connection changed the tasks from {before} to {after}"
+        cluster.restart("data_worker:0")
+        kit.until(lambda: cluster.state == "ready", "a task restarts over the new connection")
+
+
+def _detach(kit: Conformance) -> None:
+    if kit.launcher.simulated:
+        raise Unsupported("its tasks are simulated")
+    with kit.brief(data_workers=1) as cluster:
+        # The lease ends a cluster that cannot be attached.
+        cluster.detach(hours=10 * kit.timeout / 3600)
+        if base.available_launchers().get(kit.launcher.name) is not type(kit.launcher):
+            raise Unsupported("only an installed launcher can attach a detached cluster")
+        before = {task.name: (task.address, task.pid) for task in cluster.tasks}
+        cluster.leave()
+        attached = attach(cluster.name, connect=False)
+        try:
+            after = {task.name: (task.address, task.pid) for task in attached.tasks}
+            assert after == before, f"the attached tasks are {after}, not {before}"
+            assert attached.state == "ready", f"the attached cluster is {attached.state}"
+        finally:
+            attached.stop()
+        assert attached.state == "stopped", f"after stop() the cluster is {attached.state}"
+
+
+def _owner_killed(kit: Conformance) -> None:
+    if kit.launcher.simulated:
+        raise Unsupported("its tasks are simulated")
+    kind, options = type(kit.launcher), kit.launcher.options
+    if "." in kind.__qualname__ or kind.__module__ == "__main__":
+        raise Unsupported("another process cannot import its class")
+    if "grace" in options:
+        options = {**options, "grace": _GRACE_SECONDS}
+    given = {"path": sys.path, "module": kind.__module__, "kind": kind.__name__}
+    with (
+        tempfile.TemporaryDirectory(prefix="tfd-", ignore_cleanup_errors=True) as directory,
+        subprocess.Popen(
+            [sys.executable, "-c", _OWNER],
+            env={**os.environ, "TFD_RUNTIME_DIR": directory},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as owner,
+    ):
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        timer = threading.Timer(3 * kit.timeout, owner.kill)
+        timer.start()
+        try:
+            request = {**given, "options": options, "name": kit.new_name()}
+            owner.stdin.write(json.dumps(request) + "\n")
+            owner.stdin.flush()
+            reply = json.loads(owner.stdout.readline() or '{"error": "it ended"}')
+        finally:
+            timer.cancel()
+            owner.kill()
+        owner.wait()
+        _await_end_of_owned(kit, reply)
+
+
+def _await_end_of_owned(kit: Conformance, reply: dict[str, Any]) -> None:
+    """Wait for the end of tasks whose process was killed; `reply` is its output."""
+    if reply.get("state"):  # such as no session of the engine
+        raise Unsupported(f"another process cannot start a cluster: {reply['error']}")
+    assert "tasks" in reply, f"another process cannot start a cluster: {reply['error']}"
+    if kit.launcher.on_this_host:
+        kit.until(
+            lambda: not any(os.path.exists(f"/proc/{pid}") for _, pid in reply["tasks"] if pid),
+            "the tasks of a killed process have ended",
+        )
+    kit.until(
+        lambda: not any(probe(address).alive for address, _ in reply["tasks"] if address),
+        "the tasks of a killed process have closed their ports",
+    )
 
 
 def _stop(kit: Conformance) -> None:
@@ -333,9 +496,14 @@ CHECKS: dict[str, Callable[[Conformance], None]] = {
     "restart": _restart,
     "kill": _kill,
     "scale": _scale,
+    "adapt": _adapt,
     "unknown_task": _unknown_task,
     "two_clusters": _two_clusters,
     "training": _training,
+    "run": _run,
+    "connection": _connection,
+    "detach": _detach,
+    "owner_killed": _owner_killed,
     "stop": _stop,
     "failed_start": _failed_start,
 }

@@ -32,6 +32,7 @@ from tfd_notebook.launchers import InProcess, inprocess
 from tfd_notebook.launchers.client.orphans import sweep
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.probe import probe
+from tfd_notebook.testing import check_launcher
 
 pytestmark = [
     pytest.mark.integration,
@@ -40,6 +41,13 @@ pytestmark = [
 ]
 
 ENDLESS = 1 << 40
+
+
+@pytest.mark.timeout(340)  # all checks
+def test_launcher_conforms() -> None:
+    report = check_launcher(InProcess)
+    refused = {outcome.check for outcome in report.outcomes if outcome.state == "refused"}
+    assert refused == {"kill", "training", "run", "connection", "detach"}
 
 
 def batches(count: int = 60) -> Any:

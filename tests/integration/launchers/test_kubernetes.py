@@ -100,8 +100,16 @@ def numbers(cluster: tfd.Cluster) -> list[int]:
     return sorted(int(number) for number in dataset)
 
 
-@pytest.mark.usefixtures("api")
 class TestConformance(LauncherConformance):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _empty(cls, api: KubernetesJobs) -> Iterator[None]:
+        """Wait until the job of the killed owner was removed."""
+        yield
+        until(api.has_finished_jobs, 60)
+        api.pass_time(301)
+        until(api.is_empty, 60)
+
     @classmethod
     def make_launcher(cls) -> tfd.launchers.Kubernetes:
         return launcher()
