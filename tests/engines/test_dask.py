@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +35,35 @@ with LocalCluster(n_workers=1, dashboard_address=":0") as cluster:
     print(cluster.scheduler_address, flush=True)
     sys.stdin.read()
 """
+#: A Dask cluster with a worker that has resources, and one that has a name.
+MIXED = """
+import subprocess, sys
+from distributed import LocalCluster
+with LocalCluster(n_workers=1, dashboard_address=":0", resources={"GPU": 2}) as cluster:
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address]
+    worker = subprocess.Popen([*command, "--name", "plain", "--no-dashboard"])
+    print(cluster.scheduler_address, flush=True)
+    sys.stdin.read()
+    worker.terminate()
+    worker.wait()
+"""
+
+
+@contextlib.contextmanager
+def scheduler(code: str, **options: Any) -> Iterator[str]:
+    """Run a program, and yield the address of its scheduler."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    assert program.stdout
+    try:
+        yield program.stdout.readline().strip()
+    finally:
+        program.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +161,11 @@ def test_missing_workers_client_and_scheduler_are_explained(
         ({"client": 3}, "invalid client 3"),
         ({"workers": 0}, "workers"),
         ({"workers": True}, "workers"),
+        ({"workers": []}, "invalid workers"),
+        ({"workers": ["a", "a"]}, "expected different names"),
+        ({"workers": [1]}, "invalid workers 1"),
+        ({"resources": 3}, "invalid resources 3"),
+        ({"resources": {"GPU": "1"}}, "invalid resources 'GPU': '1'"),
         ({"address": 5}, "invalid address 5"),
         ({"grace": 0}, "invalid grace"),
     ],
@@ -163,18 +199,35 @@ def test_worker_without_this_package_is_named(tmp_path: Path) -> None:
     package = tmp_path / "tfd_notebook"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('no tfd_notebook here')\n")
-    program = subprocess.Popen(
-        [sys.executable, "-c", WITHOUT_PACKAGE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert program.stdout
-    try:
-        address = program.stdout.readline().strip()
-        with pytest.raises(errors.LaunchError, match="no tfd_notebook here") as caught:
-            tfd.Cluster(data_workers=1, name="bare", launcher=Dask(address))
-    finally:
-        program.communicate()
+    with (
+        scheduler(WITHOUT_PACKAGE, cwd=tmp_path) as address,
+        pytest.raises(errors.LaunchError, match="no tfd_notebook here") as caught,
+    ):
+        tfd.Cluster(data_workers=1, name="bare", launcher=Dask(address))
     assert "in the Python of the workers" in str(caught.value)
+
+
+def test_workers_are_chosen_by_name_address_and_resources() -> None:
+    def hosts(**options: Any) -> set[str]:
+        launcher = Dask(client, **options)
+        with tfd.Cluster(data_workers=2, name="chosen", launcher=launcher) as cluster:
+            return set(cluster.to_frame()["host"])
+
+    here = socket.gethostname()
+    gpu, plain = f"{here}/0", f"{here}/plain"
+    with scheduler(MIXED) as address, distributed.Client(address, set_as_default=False) as client:
+        client.wait_for_workers(2)
+        workers = client.scheduler_info()["workers"]
+        addresses = {info["name"]: address for address, info in workers.items()}
+        assert hosts() == {gpu, plain}
+        assert hosts(workers="plain") == hosts(workers=[addresses["plain"]]) == {plain}
+        assert hosts(workers=["plain", "0"], place={"data_worker": gpu}) == {plain, gpu}
+        assert hosts(resources={"GPU": 2}) == hosts(resources={"GPU": 1}, workers="0") == {gpu}
+        for options, message in (
+            ({"workers": ["0", "other"]}, r"no worker 'other'(?s:.*)choose from (0, )?plain"),
+            ({"workers": "plain", "resources": {"GPU": 1}}, "no worker 'plain' with resources="),
+            ({"workers": 2, "resources": {"GPU": 1}}, "has 1 workers with resources=.*workers=2"),
+            ({"resources": {"GPU": 3}}, r"has 0 workers with resources=\{'GPU': 3\}"),
+        ):
+            with pytest.raises(errors.LaunchError, match=message):
+                hosts(**options)

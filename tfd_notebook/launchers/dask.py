@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from tfd_notebook.launchers.client.engine_workers import (
     CallTimeout,
     EngineLauncher,
     Start,
+    check_resources,
     close_client,
     first_workers,
     hosts_of_workers,
@@ -24,10 +26,12 @@ from tfd_notebook.launchers.client.engine_workers import (
     start_error,
 )
 from tfd_notebook.launchers.remote import RemoteHost
-from tfd_notebook.model.spec import ClusterConfig, check_count
+from tfd_notebook.model.spec import ClusterConfig, check_count, check_text
 from tfd_notebook.net import optional_packages
 
 _CONNECT_SECONDS = 15
+#: Names of workers in labels. Others are replaced by the port.
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class Dask(EngineLauncher):
@@ -42,8 +46,12 @@ class Dask(EngineLauncher):
     client : distributed.Client or str, optional
         A client, or the address of a scheduler, such as ``"tcp://one:8786"``. Default: the current
         client of this process.
-    workers : int, optional
-        The number of workers to use, in the order of their addresses. Default: all.
+    workers : int, str or sequence of str, optional
+        The number of workers to use, in the order of their addresses, or the names or addresses of
+        the workers. Default: all.
+    resources : mapping of str to float, optional
+        Use only workers with at least these resources, which ``dask worker --resources`` sets, such
+        as ``{"GPU": 1}``. They are not reserved.
     address : str, optional
         Address of this host at which the workers reach it. Default: the source address of
         connections to them.
@@ -59,7 +67,8 @@ class Dask(EngineLauncher):
         self,
         client: Any = None,
         *,
-        workers: int | None = None,
+        workers: int | str | Sequence[str] | None = None,
+        resources: Mapping[str, float] | None = None,
         address: str = "",
         grace: float = 600.0,
         place: Mapping[str, str | Sequence[str]] | None = None,
@@ -70,27 +79,33 @@ class Dask(EngineLauncher):
         super().__init__(
             address=address, grace=grace, place=place, secure=secure, host=host, allow=allow
         )
-        if workers is not None:
+        if isinstance(workers, int):
             check_count("workers", workers, minimum=1)
+        elif workers is not None:
+            workers = [workers] if isinstance(workers, str) else list(workers)
+            if not workers or len(set(workers)) < len(workers):
+                raise UsageError(f"invalid workers {workers!r}: expected different names")
+            for name in workers:
+                check_text("workers", name)
         if not (client is None or isinstance(client, str) or hasattr(client, "nthreads")):
             raise UsageError(
                 f"invalid client {client!r}: expected a distributed.Client, or the address of a "
                 "scheduler"
             )
         self._client, self._workers = client, workers
+        self._resources = check_resources(resources or {})
 
     @property
     def options(self) -> dict[str, Any]:
         client = self._client if isinstance(self._client, str) else None
-        options = {"client": client, "workers": self._workers}
+        options = {"client": client, "workers": self._workers, "resources": self._resources}
         return {**super().options, **options}
 
     def start_workers(
         self, config: ClusterConfig, on_event: OnEvent, start: Start, opened: contextlib.ExitStack
     ) -> list[RemoteHost]:
         client = self._connected(start, opened)
-        workers = _workers(client, start)
-        workers = first_workers(workers, self._workers, "Dask", "workers")
+        workers = self._chosen(_workers(client, start))
         address = self._address or source_address(map(_host_of, workers))
         return hosts_of_workers(
             lambda arguments: _start(client, workers, arguments, start),
@@ -133,11 +148,39 @@ class Dask(EngineLauncher):
             )
         return client
 
+    def _chosen(self, workers: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+        """Return the names of the workers to use, by address."""
+        names = {
+            address: str(description["name"])
+            for address, description in workers.items()
+            if all(
+                description["resources"].get(kind, 0) >= amount
+                for kind, amount in self._resources.items()
+            )
+        }
+        lacks = f" with resources={self._resources}" if self._resources else ""
+        if not isinstance(self._workers, list):
+            chosen = first_workers(list(names), self._workers, "Dask", "workers", lacks)
+            return {address: names[address] for address in chosen}
+        addresses = {name: address for address, name in names.items()} | {a: a for a in names}
+        for name in self._workers:
+            if name not in addresses:
+                raise LaunchError(
+                    f"the Dask cluster has no worker {name!r}{lacks}",
+                    fix=f"choose from {', '.join(names.values()) or 'other resources='}",
+                )
+        return {addresses[name]: names[addresses[name]] for name in self._workers}
 
-def _workers(client: Any, start: Start) -> list[str]:
-    """Return the addresses of all workers in order."""
+
+def _workers(client: Any, start: Start) -> dict[str, dict[str, Any]]:
+    """Return the scheduler's descriptions of all workers by address, in order."""
+
+    def describe() -> Any:
+        return client.sync(client.scheduler.identity)
+
     try:
-        return sorted(in_thread(client.nthreads, "tfd-dask-workers", START_SECONDS, start.check))
+        reply = in_thread(describe, "tfd-dask-workers", START_SECONDS, start.check)
+        return dict(sorted(reply["workers"].items()))
     except LaunchError:
         raise
     except Exception as error:
@@ -148,7 +191,7 @@ def _workers(client: Any, start: Start) -> list[str]:
 
 
 def _start(
-    client: Any, workers: list[str], arguments: dict[str, Any], start: Start
+    client: Any, workers: Mapping[str, str], arguments: dict[str, Any], start: Start
 ) -> Iterator[tuple[str, Any]]:
     """Start a bridge next to each worker."""
 
@@ -158,7 +201,7 @@ def _start(
             engine_worker.start_bridge_in_thread,
             arguments,
             HANDSHAKE_SECONDS,
-            workers=workers,
+            workers=list(workers),
             on_error="return",
         )
 
@@ -173,11 +216,12 @@ def _start(
         raise
     except Exception as error:
         raise start_error("Dask", error) from error
-    for worker in workers:
+    for worker, name in workers.items():
         reply = replies.get(worker)
         if isinstance(reply, BaseException):
             raise start_error(worker, reply)
-        yield worker.rpartition(":")[2], reply
+        # Without a name, Dask uses the address.
+        yield name if _NAME.fullmatch(name) else worker.rpartition(":")[2], reply
 
 
 def _host_of(worker: str) -> str:

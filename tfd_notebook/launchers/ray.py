@@ -23,6 +23,7 @@ from tfd_notebook.launchers.client.engine_workers import (
     START_SECONDS,
     EngineLauncher,
     Start,
+    check_resources,
     hosts_of_workers,
     start_error,
 )
@@ -79,24 +80,13 @@ class Ray(EngineLauncher):
             address=address, grace=grace, place=place, secure=secure, host=host, allow=allow
         )
         check_count("actors", actors, minimum=1)
-        resources = {"CPU": 1} if resources is None else resources
-        if not isinstance(resources, Mapping) or "object_store_memory" in resources:
+        resources = check_resources({"CPU": 1} if resources is None else resources)
+        if "object_store_memory" in resources:
+            raise UsageError("invalid resources: expected amounts without object_store_memory")
+        if (gpus := resources.get("GPU", 0)) > 1 and gpus != int(gpus):
             raise UsageError(
-                f"invalid resources {resources!r}: expected amounts by name, without "
-                "object_store_memory"
+                f"invalid resources 'GPU': {gpus}: expected a whole number, or less than 1"
             )
-        for kind, amount in resources.items():
-            if (
-                not isinstance(kind, str)
-                or isinstance(amount, bool)
-                or not isinstance(amount, (int, float))
-                or not 0 <= amount < float("inf")
-                or (kind == "GPU" and amount > 1 and amount != int(amount))
-            ):
-                raise UsageError(
-                    f"invalid resources {kind!r}: {amount!r}: expected a name and an amount",
-                    fix='such as {"CPU": 4, "GPU": 1}; more than one GPU must be a whole number',
-                )
         if not any(resources.values()):
             raise UsageError("invalid resources: expected at least one above 0")
         if strategy not in _STRATEGIES:

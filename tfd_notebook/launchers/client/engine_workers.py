@@ -7,11 +7,11 @@ import contextlib
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tfd_notebook._version import VERSION
-from tfd_notebook.errors import LaunchError, Unsupported
+from tfd_notebook.errors import LaunchError, Unsupported, UsageError
 from tfd_notebook.launchers.base import OnEvent
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
@@ -215,7 +215,27 @@ class EngineLauncher(RemoteLauncher):
         """
 
 
-def first_workers(workers: list[T], count: int | None, engine: str, kind: str) -> list[T]:
+def check_resources(resources: object) -> dict[str, float]:
+    """Return the amounts of resources by name, or raise UsageError."""
+    if not isinstance(resources, Mapping):
+        raise UsageError(f"invalid resources {resources!r}: expected amounts by name")
+    for kind, amount in resources.items():
+        if (
+            not isinstance(kind, str)
+            or isinstance(amount, bool)
+            or not isinstance(amount, (int, float))
+            or not 0 <= amount < float("inf")
+        ):
+            raise UsageError(
+                f"invalid resources {kind!r}: {amount!r}: expected a name and an amount",
+                fix='such as {"CPU": 4, "GPU": 1}',
+            )
+    return dict(resources)
+
+
+def first_workers(
+    workers: list[T], count: int | None, engine: str, kind: str, having: str = ""
+) -> list[T]:
     """Return the first `count` workers, or all.
 
     Parameters
@@ -224,6 +244,8 @@ def first_workers(workers: list[T], count: int | None, engine: str, kind: str) -
     count : int or None
     engine, kind : str
         Names of the engine and of its workers, such as ``"Dask"`` and ``"workers"``.
+    having : str
+        A property of these workers, for the error.
 
     Raises
     ------
@@ -233,7 +255,7 @@ def first_workers(workers: list[T], count: int | None, engine: str, kind: str) -
     if len(workers) < (count or 1):
         expected = f"{kind}={count}" if count else "at least one is required"
         raise LaunchError(
-            f"the {engine} cluster has {len(workers)} {kind}, but {expected}",
+            f"the {engine} cluster has {len(workers)} {kind}{having}, but {expected}",
             fix=f"start more {kind}, or wait for them with client.wait_for_{kind}(n)",
         )
     return workers[:count]
