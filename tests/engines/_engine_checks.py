@@ -17,6 +17,8 @@ from tests._bridges import bridges
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launchers.client.rendezvous import Rendezvous
+from tfd_notebook.model.events import WorkersAdapted
+from tfd_notebook.model.spec import Role
 from tfd_notebook.testing.pytest_checks import LauncherConformance
 
 
@@ -84,6 +86,23 @@ class EngineChecks(LauncherConformance):
             return ctx.worker_num * 10  # type: ignore[no-any-return]
 
         assert pair.run(rank, timeout=120) == [0, 10]
+
+    def test_number_of_data_workers_adapts(self, pair: tfd.Cluster) -> None:
+        def hosts() -> list[str]:
+            rows = pair.snapshot().tasks
+            return [
+                row.host for row in rows if row.role is Role.DATA_WORKER and row.state == "ready"
+            ]
+
+        pair.adapt(4, 4)
+        until(lambda: len(hosts()) == 4, 120)
+        assert len(set(hosts())) == 2
+        pair.adapt(1, 2)
+        until(lambda: len(hosts()) == 2, 120)
+        pair.adapt(None)
+        events = [event for event in pair.snapshot().events if isinstance(event, WorkersAdapted)]
+        decisions = [(event.before, event.after, event.reason) for event in events]
+        assert decisions == [(2, 4, "the minimum is 4"), (4, 2, "the maximum is 2")]
 
     def test_cluster_cannot_be_detached(self, pair: tfd.Cluster) -> None:
         with pytest.raises(errors.Unsupported, match="the cluster ends with its kernel or its"):
