@@ -184,7 +184,7 @@ class TaskManager:
     def _require_dispatcher(self) -> None:
         """Raise StateError for a suspended dispatcher, which would not answer new data workers."""
         for row in self.rows_of(Role.DISPATCHER):
-            if row.state is not TaskState.READY or self.in_process or self._launcher.simulated:
+            if row.state is not TaskState.READY or self.in_process:
                 continue
             result = probe.probe(row.address, _PROBE_SECONDS)
             if result.state == "hung":  # a dispatcher that has ended is restarted
