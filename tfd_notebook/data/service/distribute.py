@@ -442,6 +442,8 @@ def save(
     def request() -> None:
         try:
             tf.data.experimental.distributed_save(dataset, path, address, compression=compression)
+        except tf.errors.AlreadyExistsError:
+            raise  # a UsageError, with the same words as a failure to write
         except tf.errors.OpError as error:
             if "Failed to snapshot" in error.message:
                 raise DataError(
