@@ -16,6 +16,7 @@ from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import engine_workers
 from tfd_notebook.net import runtime_dir
+from tfd_notebook.testing import check_launcher
 
 pytestmark = pytest.mark.integration
 
@@ -25,6 +26,11 @@ def numbers(cluster: tfd.Cluster) -> list[int]:
 
     numbers = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
     return sorted(int(x) for x in numbers)
+
+
+@pytest.mark.timeout(600)  # all checks, each with clusters
+def test_launcher_conforms(spark: Any, sc: Any) -> None:
+    check_launcher(tfd.launchers.Spark(spark))
 
 
 def test_tasks_run_next_to_executors_and_use_no_slot(spark: Any, sc: Any) -> None:
