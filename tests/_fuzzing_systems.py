@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -66,19 +67,25 @@ def receive_from_slurm(output: bytes) -> None:
 
 
 class ComputeEngine:
-    """The API of Compute Engine, which lists `names` and answers `instance` for each."""
+    """The API of Compute Engine, which answers `group`, and `instance` for each instance of it."""
 
-    def __init__(self, group: bytes, instance: bytes) -> None:
-        self._group, self._instance = group, instance
+    def __init__(self) -> None:
+        self.group = self.instance = b""
+        # Reads a description of several megabytes.
+        self.service = build("compute", "v1", http=self, static_discovery=True)
 
     def request(self, uri: str, **options: Any) -> tuple[Any, bytes]:
-        answer = self._group if "/instanceGroups/" in uri else self._instance
+        answer = self.group if "/instanceGroups/" in uri else self.instance
         return httplib2.Response({"status": "200"}), answer
 
 
+compute_engine = functools.cache(ComputeEngine)
+
+
 def receive_from_google(answers: tuple[bytes, bytes]) -> None:
-    service = build("compute", "v1", http=ComputeEngine(*answers), static_discovery=True)
-    GCEResolver("p", "z", "g", service=service).tasks()
+    engine = compute_engine()
+    engine.group, engine.instance = answers
+    GCEResolver("p", "z", "g", service=engine.service).tasks()
 
 
 GROUP = {"items": [{"instance": "https://c.example/instances/w-1"}], "nextPageToken": ""}
