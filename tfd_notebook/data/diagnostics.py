@@ -331,12 +331,14 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     workers = 2 if cluster is None else len(cluster.data_workers())
     in_process = cluster is not None and cluster.service_in_process
     for change in inspected.examined.semantics.changes(mode, workers, in_process):
+        if change.kind == "grouping" and inspected.use is None:
+            continue  # Most datasets have a batch, and may never use a service.
         kind = WRONG if change.refused else CHANGED
         names = ""
         if change.kind == "captured" and inspected.use is not None:
             names = captured_state.names_in(inspected.use.captured, change.operation)
         finding = kind.finding(f'with "{mode.lower()}", {change}{names}', change.fix)
-        # distribute warns of no short batches, and a dataset without a service may never use one.
+        # distribute warns of no short batches.
         mild = not change.refused and (inspected.use is None or change.kind == "grouping")
         yield replace(finding, severity="info") if mild else finding
 
