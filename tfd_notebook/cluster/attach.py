@@ -190,12 +190,13 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
         )
     jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
     launcher = external.External(target=jobs)
-    if isinstance(target, Mapping):
-        known["own"] = own_task_in(validation.checked(target, "the named tasks"))
     counts: dict[Role, int] = {}
-    for task in external.addresses_of(jobs):
-        role = Role(task.partition(":")[0])
-        counts[role] = counts.get(role, 0) + 1
+    tasks: dict[str, dict[int, str]] = {}
+    for task, address in external.addresses_of(jobs).items():
+        job, _, index = task.partition(":")
+        counts[Role(job)] = counts.get(Role(job), 0) + 1
+        tasks.setdefault(job, {})[int(index)] = address
+    known.setdefault("own", own_task_in(tasks))
     config = spec.ClusterConfig(
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -422,7 +423,7 @@ def _owner_killed(kit: Conformance) -> None:
         options = {**options, "grace": _GRACE_SECONDS}
     given = {"path": sys.path, "module": kind.__module__, "kind": kind.__name__}
     with (
-        tempfile.TemporaryDirectory(prefix="tfd-", ignore_cleanup_errors=True) as directory,
+        _directory(kit) as directory,
         subprocess.Popen(
             [sys.executable, "-c", _OWNER],
             env={**os.environ, "TFD_RUNTIME_DIR": directory},
@@ -445,6 +446,21 @@ def _owner_killed(kit: Conformance) -> None:
             owner.kill()
         owner.wait()
         _await_end_of_owned(kit, reply)
+
+
+@contextlib.contextmanager
+def _directory(kit: Conformance) -> Iterator[str]:
+    """Create a directory, and remove it even if an agent still removes its files there."""
+    directory = tempfile.mkdtemp(prefix="tfd-")
+
+    def is_removed() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not os.path.exists(directory)
+
+    try:
+        yield directory
+    finally:
+        kit.until(is_removed, f"the directory {directory} can be removed")
 
 
 def _await_end_of_owned(kit: Conformance, reply: dict[str, Any]) -> None:
