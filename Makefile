@@ -98,7 +98,7 @@ test-conformance: ## suite: TensorFlow's own tests of the data service
 test-coordinator: ## suite: ClusterCoordinator
 	$(PYTEST) tests/coordinator
 test-spark: ## suite: TFCluster on a local Spark
-	$(PYTEST) $(PARALLEL) -n 2 tests/spark
+	$(PYTEST) $(PARALLEL) -n 3 tests/spark
 test-hosts: ## suite: hosts in network namespaces, and Slurm; needs root and Debian packages
 	$(call NEED,ip nft sshd stunnel slurmctld slurmd srun munged,iproute2 nftables openssh-server \
 		stunnel4 slurmctld slurmd slurm-client munge)
