@@ -168,9 +168,9 @@ class Cluster(Handle, metaclass=_ClusterType):
         policy: Policy | None = None,
         service: Service | None = None,
         start: bool = True,
-    ) -> (
-        None
-    ): ...  # declares the arguments for type checkers and editors: `_ClusterType` initializes
+    ) -> None:
+        # Declares the arguments for type checkers and editors. `_ClusterType` initializes.
+        pass
 
     #: Without this, `inspect.signature` shows the parameters of `_ClusterType.__call__`.
     __signature__ = inspect.signature(__init__).replace(

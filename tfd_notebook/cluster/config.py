@@ -45,7 +45,7 @@ class ClusterOptions:
         TypeError
             An argument is unknown. The error names the class that has an option of that name.
         """
-        for name in arguments.keys() - cls.__dataclass_fields__.keys():
+        for name in sorted(arguments.keys() - cls.__dataclass_fields__.keys()):
             hint = next(
                 (
                     f": pass it to tfd.{kind}({name}=...)"

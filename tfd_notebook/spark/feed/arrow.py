@@ -30,7 +30,14 @@ _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
 _BYTES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 #: Errors of Arrow, and of rows with another structure.
-_MISFITS = (*(AttributeError, KeyError, NotImplementedError, OverflowError, TypeError, ValueError),)
+_MISFITS = (
+    AttributeError,
+    KeyError,
+    NotImplementedError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 #: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
