@@ -112,6 +112,8 @@ class Receiver(NamedTuple):
     errors: tuple[type[BaseException], ...] = ()
     #: Inputs that a receiver once failed for.
     found: tuple[Any, ...] = ()
+    #: Number of its inputs in the gate: few if each needs several connections.
+    gate: int = 50
 
 
 def direct(receive: Callable[[Any], object]) -> Any:

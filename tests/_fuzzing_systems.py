@@ -265,6 +265,7 @@ SYSTEMS = {
             (json.dumps({**GROUP, "nextPageToken": "a"}).encode(), b"{}"),
             (json.dumps({"items": [{"instance": "w" + "9" * 5000}] * 2}).encode(), b"{}"),
         ),
+        gate=10,
     ),
     "Kubernetes' list of pods": Receiver(
         as_json(like(PODS)).map(answered)
@@ -282,6 +283,7 @@ SYSTEMS = {
                 )
             ),
         ),
+        gate=10,
     ),
     "Kubernetes' objects": Receiver(
         as_json(like(POD, PODS, WARNINGS)).map(answered)
@@ -295,6 +297,7 @@ SYSTEMS = {
         ),
         kubernetes_exec,
         (errors.LaunchError, errors.InvalidMessage, OSError),
+        gate=10,
     ),
     "process of this user": Receiver(
         (as_json(like(*ANSWERS)) | near(*(json.dumps(answer).encode() for answer in ANSWERS))).map(

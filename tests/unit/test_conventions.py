@@ -165,7 +165,7 @@ def test_launchers_are_entry_points() -> None:
 
 def test_private_names_of_tensorflow_stay_in_compat() -> None:
     results = []
-    for path, tree in modules(r"tensorflow|tf\.python"):
+    for path, tree in modules(r"(tensorflow|tf)\.python|from tensorflow import .*python"):
         if path.startswith("tfd_notebook/_compat/"):
             continue
         documentation = {

@@ -71,8 +71,7 @@ from tfd_notebook.resolvers.static import ClusterFileResolver, SageMakerResolver
 from tfd_notebook.resolvers.tpu import TPUResolver
 from tfd_notebook.spark.driver.messages import spark_message
 
-#: Number of inputs of a receiver in the gate, and of all receivers in ``make fuzz``.
-GATE = 100
+#: Number of inputs of all receivers in ``make fuzz``.
 COUNT = int(os.environ.get("TFD_TEST_INPUTS", "0"))
 #: Bytes that the peak of this process may grow by one input. A channel's first buffer has 4 MiB.
 MEMORY = 128_000_000
@@ -465,6 +464,7 @@ RECEIVERS = {
         rendezvous,
         (EOFError, OSError),
         found=({"host": "0", "process": []},),
+        gate=10,
     ),
     "messages of Spark": Receiver(
         like(*SPARK), direct(lambda body: spark_message(body, *KINDS)), (errors.InvalidMessage,)
@@ -498,6 +498,7 @@ RECEIVERS = {
         jupyter_requests,
         (errors.LaunchError, errors.InvalidMessage, OSError),
         found=tuple(map(answered, [b"7", b'{"kernelspecs": null}', b'{"kernelspecs": [{}]}'])),
+        gate=10,
     ),
     "Jupyter channels": Receiver(
         as_json(like(*KERNEL_MESSAGES)).map(
@@ -615,7 +616,7 @@ def test_receiver_raises_only_its_documented_errors(
     count = 0
 
     @hypothesis.settings(
-        max_examples=max(math.ceil(COUNT / len(RECEIVERS)), GATE),
+        max_examples=max(math.ceil(COUNT / len(RECEIVERS)), receiver.gate),
         deadline=None,
         derandomize=not COUNT,
         database=None,
