@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\n=== {name}", flush=True)
         commit, day = head(), datetime.now(timezone.utc).date().isoformat()
         lines = run(scripts[name], ["--quick"] if options.quick else [])
-        result = re.compile(rf"({name}\b[^:]*): ratio (\S+) \((.+)\)")
+        result = re.compile(rf"({name}\b.*?): ratio (\S+) \((.+)\)")
         new = [Row(*m.groups(), commit, day) for line in lines if (m := result.fullmatch(line))]
         if not new:
             failed.append(name)

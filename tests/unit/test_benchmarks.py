@@ -66,6 +66,16 @@ def commit(_files: None, monkeypatch: pytest.MonkeyPatch) -> str:
     return head
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("commit")
+def test_each_result_of_a_benchmark_has_a_row() -> None:
+    """The names of tasks contain a colon."""
+    write({"benchmarks/one.py": f"{SCRIPT.format('one, worker:0')}\n{SCRIPT.format('one (x)')}"})
+    assert run.main(["one"]) == 0
+    rows = run.parse((run.ROOT / "benchmarks" / "results.md").read_text())
+    assert [each.claim for each in rows] == ["one, worker:0", "one (x)", "two, CPU"]
+
+
 def test_every_benchmark_names_existing_paths_that_it_measures() -> None:
     measured = run.measured()
     assert set(measured) == set(run.benchmarks())
