@@ -38,6 +38,9 @@ _STACKS_SECONDS = 2.0
 _SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 #: Seconds after which the cancellation of the supervision is repeated.
 _CANCEL_SECONDS = 0.5
+#: Seconds of silence after which a ready task has a reason. A busy task is silent for a second.
+_SILENT_SECONDS = 5.0
+_SILENT = f"no reply for over {_SILENT_SECONDS:.0f} s"
 _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
@@ -283,6 +286,8 @@ class TaskSupervisor:
     def record_probe(self, silence: str, late: bool = False) -> None:
         """Mark the task as hung after too long a silence, and as ready when it responds again.
 
+        Long before that, the reason of the ready task is its silence.
+
         Parameters
         ----------
         silence : str
@@ -295,6 +300,8 @@ class TaskSupervisor:
             self._silent_since = None
             if self.state is TaskState.HUNG:
                 self._enter(TaskState.READY, "responds again")
+            elif self.reason.startswith(_SILENT):
+                self._explain("")
         elif late or self._silent_since is None:
             self._silent_since = now
         elif self.state is TaskState.READY:
@@ -303,6 +310,8 @@ class TaskSupervisor:
                 self._enter(TaskState.HUNG, f"no reply for {seconds:.0f} s: {silence}")
                 if self.cluster.policy.on_hang == "restart" and self.process is not None:
                     self.process.kill()
+            elif seconds > _SILENT_SECONDS and not self.reason.startswith(_SILENT):
+                self._explain(f"{_SILENT}: {silence}")
 
     def limit_memory(self, megabytes: float) -> None:
         """End the process if it uses more memory than the administrator allows."""
@@ -522,6 +531,11 @@ class TaskSupervisor:
         self.state, self.reason = state, reason
         self._silent_since = None
         self.cluster.task_changed(self, log)
+
+    def _explain(self, reason: str) -> None:
+        """Publish another reason of the same state."""
+        self.reason = reason
+        self.cluster.task_changed(self, ())
 
 
 def why_ended(status: int, limit: str = "") -> str:
