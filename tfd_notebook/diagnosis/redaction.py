@@ -55,7 +55,7 @@ def _named(before_value: str) -> list[tuple[str, str]]:
 
 
 def _environments() -> list[tuple[str, str]]:
-    """Return the patterns of environment variables: in Python, JSON, TOML and commands."""
+    """Return the patterns of environment variables: Python, JSON, TOML, YAML and commands."""
     name = rf"""\b(?:{"|".join(_ENVIRONMENTS)})\\*["']?"""
     items = r"""\[(?=\s*(?:[{(]|["'][a-z_]\w*=))"""
     header = rf"""\[\s*(?:[^\]\n]*\.\s*)?["']?{name}\s*\][ \t]*(?:#[^\n]*)?\r?\n"""
@@ -78,6 +78,13 @@ def _environments() -> list[tuple[str, str]]:
             rf"\1{REMOVED}",
         ),
         (rf"{assigned}(?:{_LONG_STRING}|[^\n])+", rf"\1{REMOVED}"),
+        # A block of YAML, up to the next line that is not below its name.
+        (
+            rf"""((?:\A|\n)([ \t]*)(?:-[ \t]+)?["']?{name}:[ \t]*(?:#[^\n]*)?)"""
+            r"""(?=\r?\n\2(?:[ \t]+["']?[\w.-]+["']?:|[ \t]*-[ \t]))"""
+            r"(?:\r?\n(?:\2(?:[ \t]|-[ \t])[^\n]*|[ \t\r]*(?=\n)))+",
+            rf"\1\n\2  {REMOVED}",
+        ),
         # The command env, also as a list.
         (rf"(\benv\s+)(?:[a-z_]\w*=(?:{_STRING}|\S)*(?:\s+|\Z))+", rf"\1{REMOVED} "),
         (rf"""(["']env["'],\s*)(?:(?=["'][a-z_]\w*=){_STRING},?\s*)+""", rf"\1'{REMOVED}', "),

@@ -329,6 +329,9 @@ def test_lines_of_keys_are_removed_from_logs() -> None:
         '{"variables": {"DATABASE": "SECRET"}}',
         "env DATABASE=SECRET B='ANOTHER SECRET' python -m one",
         "['env', 'DATABASE=SECRET', 'B=ANOTHER', 'python']",
+        "env:\n  DATABASE: SECRET\n\n  B: |\n    ANOTHER",
+        "a:\n  env:  # one\r\n  - name: DATABASE\r\n    value: SECRET\r\n  - ANOTHER=SECRET\r",
+        '- "environment":\n    - DATABASE=SECRET\n    - "B=ANOTHER"',
     ],
 )
 def test_secrets_are_removed_whole(text: str) -> None:
@@ -353,6 +356,7 @@ def test_secrets_are_removed_whole(text: str) -> None:
         "Cluster(env={}, name=one)",
         '{"cluster": {"worker": ["h:1"]}, "environment": "cloud"}',
         "the environment: 3 variables, env python",
+        "environment:\n  of the cloud\nenv:\nDATABASE: x\nenv: 3\n  a: 3",
         "[environments]\na = 1",
         "os.environ.get = 3",
     ],
