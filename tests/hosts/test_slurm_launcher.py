@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,10 +18,19 @@ import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tests.hosts._conformance import Conformance, Make, close_connections, numbers, row
+from tests.hosts._conformance import (
+    OWNER,
+    Conformance,
+    Make,
+    close_connections,
+    numbers,
+    pids_on,
+    row,
+)
 from tests.hosts._hosts import Hosts
 from tests.hosts._slurm import Slurm
 from tfd_notebook import errors
+from tfd_notebook.launchers.client import orphans
 from tfd_notebook.net.runtime_dir import variables
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(240)]
@@ -162,6 +172,27 @@ def test_stop_cancels_a_pending_job(make: Make, slurm: Slurm) -> None:
     thread.join(60)
     assert caught
     until(lambda: "tfd-pending" not in job_names(slurm), 60)
+
+
+def test_job_of_a_killed_kernel_ends_when_it_starts(
+    hosts: Hosts, slurm: Slurm, output: str
+) -> None:
+    before = {host: host.pids() for host in hosts}
+    options = f"prologue={PROLOGUE!r}, output={output!r}, extra=('--exclude=n10', '--hold')"
+    code = OWNER.format(launcher=f"tfd.launchers.Slurm(2, {options})").replace("orphan", "queued")
+    owner = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    listed = ("squeue", "--noheader", "--states=all", "--name=tfd-queued")
+    try:
+        until(lambda: "PENDING" in slurm.run(*listed, "--format=%T").stdout, 60)
+    finally:
+        owner.kill()
+        owner.communicate()
+    jobs = slurm.run(*listed, "--states=PENDING", "--format=%i").stdout.split()
+    slurm.run("scontrol", "release", *jobs, check=True)
+    ended = {"COMPLETED", "FAILED"}
+    until(lambda: set(slurm.run(*listed, "--format=%T").stdout.split()) <= ended, 60)
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
+    orphans.sweep()  # removes the files of the killed process
 
 
 def test_interrupt_during_submission_cancels_the_job(
