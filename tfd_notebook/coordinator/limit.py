@@ -90,13 +90,12 @@ def judge(
     """
     # With `ended`, queued closures do not displace those that have run.
     columns = store.columns(_LATEST_CLOSURES, ended=True)
-    ended = [row for row in range(len(columns)) if columns.state[row] == READY]
-    if len(ended) < _MIN_CLOSURES:
+    ended = _Ended(columns)
+    if len(ended.finished) < _MIN_CLOSURES:
         return NOTHING
-    figures = _figures(columns, ended, workers)
+    figures = _figures(ended, workers)
     busy, run = figures["workers_busy"], figures["run_ms_median"] / 1e3
-    intervals = [(columns.dispatched[row], columns.finished[row]) for row in ended]
-    tasks = _while_running(store, tasks, intervals, run)
+    tasks = _while_running(store, tasks, ended, run)
     traced = {name: count for name, count in store.traces().items() if count > 3}
     counted = store.functions()
     for name, count in traced.items():
@@ -135,7 +134,7 @@ def judge(
             )
     if run < _SHORT_SECONDS:
         return _short_closures(figures)
-    waits_for_input = _may_wait_for_input(columns, ended, reads_input)
+    waits_for_input = _may_wait_for_input(columns.functions, ended, reads_input)
     limit = _limit_of_tasks(figures, tasks, ps_bytes or {}, waits_for_input)
     if limit.kind != "compute":
         return limit
@@ -144,7 +143,7 @@ def judge(
         return replace(limit, advice=f"resume it: {name}.resume()")
     if not any(store.unfinished()):
         return replace(limit, advice="schedule more closures: none waits or runs now")
-    if time.perf_counter() - max(end for _, end in intervals) > max(_BREAK_SECONDS, 3 * run):
+    if time.perf_counter() - ended.until[-1] > max(_BREAK_SECONDS, 3 * run):
         return limit  # no closure ends now, for any reason
     local = [row for row in tasks if row.host in _LOCAL_HOSTS]
     used = sum(row.cpu_percent or 0.0 for row in local) / 100
@@ -154,15 +153,33 @@ def judge(
     return replace(limit, advice=f"add workers: {name}.scale(workers={workers + 1})")
 
 
+class _Ended:
+    """The columns of closures that became ready, in the order in which they were dispatched."""
+
+    def __init__(self, columns: Columns) -> None:
+        import numpy as np
+
+        rows = np.flatnonzero(np.frombuffer(columns.state, np.uint8) == READY)
+        rows = rows[np.argsort(np.frombuffer(columns.dispatched)[rows], kind="stable")]
+        self.function = np.frombuffer(columns.function, np.intc)[rows]
+        self.dispatched = np.frombuffer(columns.dispatched)[rows]
+        self.finished = np.frombuffer(columns.finished)[rows]
+        self.waits = self.dispatched - np.frombuffer(columns.queued)[rows]
+        self.runs = (np.frombuffer(columns.fetching) - np.frombuffer(columns.started))[rows]
+        #: The latest end of these closures and those before them.
+        self.until = np.maximum.accumulate(self.finished)
+        #: The seconds from it to the dispatch of the next closure; negative while one runs.
+        self.breaks = self.dispatched[1:] - self.until[:-1]
+
+
 def _while_running(
-    store: Store, tasks: Sequence[TaskRow], intervals: list[tuple[float, float]], run: float
+    store: Store, tasks: Sequence[TaskRow], ended: _Ended, run: float
 ) -> Sequence[TaskRow]:
     """Return the tasks as measured while closures run, or while they ran last."""
-    began = until = 0.0
-    for start, end in sorted(intervals):
-        if start - until > _GAP_SECONDS:
-            began = start
-        until = max(until, end)
+    began = ended.dispatched[0]
+    if len(gaps := (ended.breaks > _GAP_SECONDS).nonzero()[0]):
+        began = ended.dispatched[gaps[-1] + 1]
+    until = ended.until[-1]
     now, (_, running) = time.perf_counter(), store.unfinished()
     if running and now - until <= 1.5 * run:
         until = now
@@ -172,18 +189,18 @@ def _while_running(
 
 
 def _may_wait_for_input(
-    columns: Columns, ended: list[int], readers: bool | Collection[str]
+    functions: Sequence[str], ended: _Ended, readers: bool | Collection[str]
 ) -> bool:
     """Return True if closures read input, and run longer than closures that do not, if any."""
+    import numpy as np
+
     if isinstance(readers, bool):
         return readers
-    names = [columns.functions[columns.function[row]] for row in ended]
-    runs = [columns.fetching[row] - columns.started[row] for row in ended]
-    reading = [run for name, run in zip(names, runs, strict=True) if name in readers]
-    others = [run for name, run in zip(names, runs, strict=True) if name not in readers]
+    reads = np.isin(ended.function, [i for i, name in enumerate(functions) if name in readers])
+    reading, others = ended.runs[reads], ended.runs[~reads]
     if len(others) < _MIN_CLOSURES:
-        return bool(reading)
-    return bool(reading) and statistics.median(reading) > _LONGER_FACTOR * statistics.median(others)
+        return len(reading) > 0
+    return len(reading) > 0 and bool(np.median(reading) > _LONGER_FACTOR * np.median(others))
 
 
 def _short_closures(figures: dict[str, float]) -> Limit:
@@ -246,32 +263,27 @@ def _limit_of_tasks(
     return Limit("compute", "", busy, figures)
 
 
-def _figures(columns: Columns, ended: list[int], workers: int) -> dict[str, float]:
-    wall = _working_seconds([(columns.dispatched[row], columns.finished[row]) for row in ended])
-    busy_seconds = sum(columns.finished[row] - columns.dispatched[row] for row in ended)
-    runs = [columns.fetching[row] - columns.started[row] for row in ended]
-    waits = [columns.dispatched[row] - columns.queued[row] for row in ended]
+def _figures(ended: _Ended, workers: int) -> dict[str, float]:
+    import numpy as np
+
+    wall = _working_seconds(ended)
+    busy_seconds = float((ended.finished - ended.dispatched).sum())
     return {
-        "closures_per_s": len(ended) / wall,
+        "closures_per_s": len(ended.finished) / wall,
         "workers_busy": min(1.0, busy_seconds / (wall * max(workers, 1))),
-        "run_ms_median": statistics.median(runs) * 1e3,
-        "queue_ms_median": statistics.median(waits) * 1e3,
+        "run_ms_median": float(np.median(ended.runs)) * 1e3,
+        "queue_ms_median": float(np.median(ended.waits)) * 1e3,
     }
 
 
-def _working_seconds(intervals: list[tuple[float, float]]) -> float:
+def _working_seconds(ended: _Ended) -> float:
     """Return the seconds in which closures ran, including short breaks but not long ones.
 
     Queueing time is excluded, because a queued closure only waits for earlier ones.
     """
-    wall, until = 0.0, None
-    for began, end in sorted(intervals):
-        if until is None or began - until > _BREAK_SECONDS:
-            wall += end - began
-        else:
-            wall += max(end - until, 0.0)
-        until = end if until is None else max(until, end)
-    return max(wall, 1e-6)
+    # From the first dispatch to the last end.
+    wall = ended.until[-1] - ended.dispatched[0]
+    return max(float(wall - ended.breaks[ended.breaks > _BREAK_SECONDS].sum()), 1e-6)
 
 
 def _expected_gain(workers: int, busy: float) -> float | None:

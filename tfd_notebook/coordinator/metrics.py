@@ -12,7 +12,7 @@ from typing import Any
 
 from tfd_notebook.coordinator.values import percentiles
 from tfd_notebook.model.closure_gate import Gate
-from tfd_notebook.model.closure_store import FAILED, READY, RETRYING, STATES, Store, Times
+from tfd_notebook.model.closure_store import FAILED, READY, RETRYING, STATES, Store
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
@@ -199,8 +199,8 @@ class CoordinatorMetrics:
                 latest = self._store.latest_ready(_LATEST_CLOSURES)
                 self._figures = {
                     "closures_per_s": rate(self._store, now),
-                    "queue_ms": _percentiles(latest, 0, 1),
-                    "run_ms": _percentiles(latest, 2, 3),
+                    "queue_ms": _percentiles(latest.queued, latest.dispatched),
+                    "run_ms": _percentiles(latest.started, latest.fetching),
                 }
                 self._completion_rate = completion_rate(self._store, now)
                 self._figures_due = time.monotonic() + _FIGURES_EVERY
@@ -259,6 +259,9 @@ class CoordinatorMetrics:
         )
 
 
-def _percentiles(latest: list[Times], start: int, end: int) -> tuple[float, float, float] | None:
-    spans = [(each[end] - each[start]) * 1e3 for each in latest if each[start] and each[end]]
+def _percentiles(
+    starts: Sequence[float], ends: Sequence[float]
+) -> tuple[float, float, float] | None:
+    pairs = zip(starts, ends, strict=True)
+    spans = [(end - start) * 1e3 for start, end in pairs if start and end]
     return percentiles(spans) if spans else None

@@ -458,24 +458,22 @@ class Store:
     def times(self, keys: Sequence[int]) -> list[Times | None]:
         """Return the times of each of these closures, or None for those that are unknown."""
         with self._current():
-            return [self._times(key - self._first) for key in keys]
-
-    def _times(self, row: int) -> Times | None:
-        if not 0 <= row < len(self._state):
-            return None
-        return tuple(column[row] for column in self._columns[4:])  # type: ignore[return-value]
-
-    def latest_ready(self, count: int) -> list[Times]:
-        """Return the times of the closures that became ready last, at most `count`."""
-        with self._current():
-            places: list[int] = []
-            place = len(self._log_state)
-            while len(places) < count and (place := self._log_state.rfind(READY, 0, place)) >= 0:
-                places.append(place)
-            times_of_ready = [
-                self._times(self._log_id[place] - self._first) for place in places[::-1]
+            rows = [key - self._first for key in keys]
+            return [
+                tuple(column[row] for column in self._columns[4:])  # type: ignore[misc]
+                if 0 <= row < len(self._state)
+                else None
+                for row in rows
             ]
-        return [times for times in times_of_ready if times is not None]
+
+    def latest_ready(self, count: int) -> Columns:
+        """Return a copy of the rows of the closures that became ready last, at most `count`."""
+        with self._current():
+            ids: list[int] = []
+            place = len(self._log_state)
+            while len(ids) < count and (place := self._log_state.rfind(READY, 0, place)) >= 0:
+                ids.append(self._log_id[place])
+        return self.columns_of(reversed(ids))
 
     def ended_between(self, moments: Sequence[float]) -> list[int]:
         """Return the number of closures that became ready or failed in each interval.
