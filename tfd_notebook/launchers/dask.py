@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +9,10 @@ from typing import Any, ClassVar
 
 from tfd_notebook.agent.bridges import engine_worker
 from tfd_notebook.errors import LaunchError, StateError, UsageError
-from tfd_notebook.launchers.base import OnEvent
 from tfd_notebook.launchers.client.engine_workers import (
     HANDSHAKE_SECONDS,
     START_SECONDS,
     CallTimeout,
-    EngineLauncher,
-    Start,
     check_resources,
     close_client,
     first_workers,
@@ -25,8 +21,9 @@ from tfd_notebook.launchers.client.engine_workers import (
     source_address,
     start_error,
 )
+from tfd_notebook.launchers.engine import EngineLauncher, Start
 from tfd_notebook.launchers.remote import RemoteHost
-from tfd_notebook.model.spec import ClusterConfig, check_count, check_text
+from tfd_notebook.model.spec import check_count, check_text
 from tfd_notebook.net import optional_packages
 
 _CONNECT_SECONDS = 15
@@ -76,9 +73,6 @@ class Dask(EngineLauncher):
         host: str | Mapping[str, str] = "",
         allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(
-            address=address, grace=grace, place=place, secure=secure, host=host, allow=allow
-        )
         if isinstance(workers, int):
             check_count("workers", workers, minimum=1)
         elif workers is not None:
@@ -94,29 +88,30 @@ class Dask(EngineLauncher):
             )
         self._client, self._workers = client, workers
         self._resources = check_resources(resources or {})
+        scheduler = client if isinstance(client, str) else None
+        own = {
+            "client": scheduler,
+            "workers": workers,
+            "resources": self._resources,
+            "address": address,
+        }
+        check_text("address", address)
+        super().__init__(own, grace=grace, place=place, secure=secure, host=host, allow=allow)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        client = self._client if isinstance(self._client, str) else None
-        options = {"client": client, "workers": self._workers, "resources": self._resources}
-        return {**super().options, **options}
-
-    def start_workers(
-        self, config: ClusterConfig, on_event: OnEvent, start: Start, opened: contextlib.ExitStack
-    ) -> list[RemoteHost]:
-        client = self._connected(start, opened)
+    def start_hosts(self, start: Start) -> list[RemoteHost]:
+        client = self._connected(start)
         workers = self._chosen(_workers(client, start))
-        address = self._address or source_address(map(_host_of, workers))
+        address = self._own["address"] or source_address(map(_host_of, workers))
         return hosts_of_workers(
             lambda arguments: _start(client, workers, arguments, start),
             bound=address,
             grace=self._grace,
             end_reason="its Dask worker has ended",
-            release=opened.pop_all().close,
+            opened=start.opened,
         )
 
-    def _connected(self, start: Start, opened: contextlib.ExitStack) -> Any:
-        """Return the client. Closing `opened` closes it if this launcher has opened it."""
+    def _connected(self, start: Start) -> Any:
+        """Return the client. `start.opened` closes it if this launcher has opened it."""
         distributed = optional_packages.load("distributed", 'launcher "dask"', "dask")
         if isinstance(self._client, str):
             address = self._client
@@ -128,7 +123,7 @@ class Dask(EngineLauncher):
                     f"{str(error) or type(error).__name__}",
                     fix="check its address, and that it runs; for tls://, pass a client",
                 ) from error
-            opened.callback(close_client, client)
+            start.opened.callback(close_client, client)
             start.check()
             return client
         client = self._client

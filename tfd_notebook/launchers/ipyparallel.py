@@ -10,20 +10,18 @@ from typing import Any, ClassVar
 
 from tfd_notebook.agent.bridges import engine_worker
 from tfd_notebook.errors import LaunchError, TfdError, UsageError
-from tfd_notebook.launchers.base import OnEvent
 from tfd_notebook.launchers.client.engine_workers import (
     HANDSHAKE_SECONDS,
     START_SECONDS,
-    EngineLauncher,
-    Start,
     close_client,
     first_workers,
     hosts_of_workers,
     source_address,
     start_error,
 )
+from tfd_notebook.launchers.engine import EngineLauncher, Start
 from tfd_notebook.launchers.remote import RemoteHost
-from tfd_notebook.model.spec import ClusterConfig, check_count, check_text
+from tfd_notebook.model.spec import check_count, check_text
 from tfd_notebook.net import optional_packages, validation
 
 _CONNECT_SECONDS = 15
@@ -72,9 +70,6 @@ class IPyParallel(EngineLauncher):
         host: str | Mapping[str, str] = "",
         allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(
-            address=address, grace=grace, place=place, secure=secure, host=host, allow=allow
-        )
         if engines is not None:
             check_count("engines", engines, minimum=1)
         if not (client is None or hasattr(client, "direct_view")):
@@ -84,20 +79,12 @@ class IPyParallel(EngineLauncher):
             check_text(option, text)
         self._client, self._engines = client, engines
         self._profile, self._cluster_id = profile, cluster_id
+        own = {**texts, "engines": engines, "address": address}
+        check_text("address", address)
+        super().__init__(own, grace=grace, place=place, secure=secure, host=host, allow=allow)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            **super().options,
-            "profile": self._profile,
-            "cluster_id": self._cluster_id,
-            "engines": self._engines,
-        }
-
-    def start_workers(
-        self, config: ClusterConfig, on_event: OnEvent, start: Start, opened: contextlib.ExitStack
-    ) -> list[RemoteHost]:
-        client = self._connected(start, opened)
+    def start_hosts(self, start: Start) -> list[RemoteHost]:
+        client = self._connected(start)
         engines = sorted(client.ids)
         engines = first_workers(engines, self._engines, "ipyparallel", "engines")
 
@@ -109,7 +96,7 @@ class IPyParallel(EngineLauncher):
             for engine, reply in replies.items():
                 yield str(engine), reply
 
-        address = self._address
+        address = self._own["address"]
         if not address:
             here = socket.gethostname()
             names = [validation.host(name, "host") for name in run(socket.gethostname).values()]
@@ -119,11 +106,11 @@ class IPyParallel(EngineLauncher):
             bound=address,
             grace=self._grace,
             end_reason="its engine has ended",
-            release=opened.pop_all().close,
+            opened=start.opened,
         )
 
-    def _connected(self, start: Start, opened: contextlib.ExitStack) -> Any:
-        """Return the client. Closing `opened` closes it if this launcher has opened it."""
+    def _connected(self, start: Start) -> Any:
+        """Return the client. `start.opened` closes it if this launcher has opened it."""
         ipyparallel = optional_packages.load("ipyparallel", 'launcher "ipyparallel"', "ipyparallel")
         if self._client is not None:
             return self._client
@@ -139,7 +126,7 @@ class IPyParallel(EngineLauncher):
                 f"{reason}",
                 fix="start it with ipcluster start, or pass client=",
             ) from error
-        opened.callback(close_client, client)
+        start.opened.callback(close_client, client)
         start.check()
         return client
 

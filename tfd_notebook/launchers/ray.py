@@ -17,19 +17,16 @@ from tfd_notebook.errors import (
     Unsupported,
     UsageError,
 )
-from tfd_notebook.launchers.base import OnEvent
 from tfd_notebook.launchers.client.engine_workers import (
     HANDSHAKE_SECONDS,
     START_SECONDS,
-    EngineLauncher,
-    Start,
     check_resources,
     hosts_of_workers,
     start_error,
 )
+from tfd_notebook.launchers.engine import EngineLauncher, Start
 from tfd_notebook.launchers.remote import RemoteHost
-from tfd_notebook.model.events import TaskChanged
-from tfd_notebook.model.spec import ClusterConfig, TaskState, check_count
+from tfd_notebook.model.spec import check_count, check_text
 from tfd_notebook.net import optional_packages
 
 #: Ray truncates fractions.
@@ -76,9 +73,6 @@ class Ray(EngineLauncher):
         host: str | Mapping[str, str] = "",
         allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(
-            address=address, grace=grace, place=place, secure=secure, host=host, allow=allow
-        )
         check_count("actors", actors, minimum=1)
         resources = check_resources({"CPU": 1} if resources is None else resources)
         if "object_store_memory" in resources:
@@ -95,45 +89,40 @@ class Ray(EngineLauncher):
             )
         self._actors, self._resources = actors, {k: v for k, v in resources.items() if v}
         self._strategy = strategy
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            **super().options,
-            "actors": self._actors,
-            "resources": dict(self._resources),
-            "strategy": self._strategy,
+        own = {
+            "actors": actors,
+            "resources": self._resources,
+            "strategy": strategy,
+            "address": address,
         }
+        check_text("address", address)
+        super().__init__(own, grace=grace, place=place, secure=secure, host=host, allow=allow)
 
-    def start_workers(
-        self, config: ClusterConfig, on_event: OnEvent, start: Start, opened: contextlib.ExitStack
-    ) -> list[RemoteHost]:
+    def start_hosts(self, start: Start) -> list[RemoteHost]:
         ray = optional_packages.load("ray", 'launcher "ray"', "ray")
         if not ray.is_initialized():
             raise StateError(
                 "Ray is not initialized in this process", fix='ray.init("auto"), or ray.init()'
             )
-        deadline = time.monotonic() + config.policy.start_timeout
+        timeout = start.config.policy.start_timeout
+        deadline = time.monotonic() + timeout
         try:
             if ray.util.client.ray.is_connected():
                 raise Unsupported(
                     "actors of Ray's client (ray://) cannot be used", fix='ray.init("auto")'
                 )
-            actors = _Actors(ray, opened)
-            shown = ""
-            for waiting in actors.place(config.name, self._bundles(), self._strategy):
+            actors = _Actors(ray, start.opened)
+            for waiting in actors.place(start.config.name, self._bundles(), self._strategy):
                 start.check()
                 reason = self._reason(ray) if waiting else "Ray starts the actors"
-                if reason != shown:
-                    shown = reason
-                    _show(reason, config, on_event)
+                start.show(lambda *_, reason=reason: reason)
                 if time.monotonic() > deadline:
                     raise StartTimeout(
-                        f"Ray started no actors within {config.policy.start_timeout:g} s: {reason}",
+                        f"Ray started no actors within {timeout:g} s: {reason}",
                         fix="request less with actors= or resources=, add nodes to Ray, or "
                         "allow more time with tfd.Policy(start_timeout=...)",
                     )
-            address = self._address or ray.util.get_node_ip_address()
+            address = self._own["address"] or ray.util.get_node_ip_address()
         except TfdError:
             raise
         except (TypeError, ValueError, ray.exceptions.RayError) as error:
@@ -145,7 +134,7 @@ class Ray(EngineLauncher):
             bound=address,
             grace=self._grace,
             end_reason="its Ray actor has ended",
-            release=opened.pop_all().close,
+            opened=start.opened,
         )
 
     def _bundles(self) -> list[dict[str, float]]:
@@ -163,12 +152,6 @@ class Ray(EngineLauncher):
             f"Ray lacks resources for actors={self._actors} with {wanted} each ({self._strategy}); "
             f"free: {have}"
         )
-
-
-def _show(reason: str, config: ClusterConfig, on_event: OnEvent) -> None:
-    """Show in the rows of all tasks why they wait."""
-    for role, index in config.tasks():
-        on_event(TaskChanged(f"{role}:{index}", TaskState.PLANNED, reason))
 
 
 class _Actors:

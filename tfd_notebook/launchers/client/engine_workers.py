@@ -6,17 +6,14 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tfd_notebook._version import VERSION
-from tfd_notebook.errors import LaunchError, Unsupported, UsageError
-from tfd_notebook.launchers.base import OnEvent
+from tfd_notebook.errors import LaunchError, UsageError
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
-from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
-from tfd_notebook.model.spec import ClusterConfig, Endpoint, check_text
+from tfd_notebook.launchers.remote import RemoteHost
 from tfd_notebook.net import validation
 from tfd_notebook.net.host import address_towards
 
@@ -46,7 +43,7 @@ def hosts_of_workers(
     advertised: str = "",
     grace: float,
     end_reason: str,
-    release: Callable[[], None] = lambda: None,
+    opened: contextlib.ExitStack | None = None,
 ) -> list[RemoteHost]:
     """Start a bridge next to each worker, and return the hosts to which they connect.
 
@@ -63,29 +60,14 @@ def hosts_of_workers(
         See `RemoteLauncher`.
     end_reason : str
         Reason of the loss when a worker has ended, such as ``"its executor has ended"``.
-    release : callable
-        Called when the last of the hosts is closed, or after an error.
+    opened : ExitStack, optional
+        Closed with the last of the hosts, or after an error.
     """
+    rendezvous = Rendezvous(bound)
+    if opened is not None:
+        rendezvous.on_close = opened.pop_all().close
     try:
-        rendezvous = Rendezvous(bound)
-    except OSError as error:
-        release()
-        raise LaunchError(
-            f"listening on {bound} for the workers failed: {error}",
-            fix="pass address= with an address of this host that the workers reach",
-        ) from None
-    except BaseException:
-        release()
-        raise
-    rendezvous.on_close = release
-    try:
-        endpoint = Endpoint((advertised or bound).strip("[]"), rendezvous.port)
-        arguments = {
-            "address": str(endpoint),
-            "secret": rendezvous.secret.hex(),
-            "grace": grace,
-            "end_reason": end_reason,
-        }
+        arguments = {**rendezvous.arguments(grace, advertised), "end_reason": end_reason}
         hosts: dict[tuple[str, int], RendezvousHost] = {}
         labels: dict[tuple[str, int], str] = {}
         for name, reply in start(arguments):
@@ -142,77 +124,6 @@ def source_address(workers: Iterable[str]) -> str:
 
 class CallTimeout(Exception):
     """Timeout of a call that continues in its thread."""
-
-
-class Start:
-    """The start of one cluster, which `Launcher.abort` stops."""
-
-    def __init__(self, config: ClusterConfig) -> None:
-        self._name = config.name
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """End the waits of the start."""
-        self._stopped.set()
-
-    def check(self) -> None:
-        """Raise LaunchError if the cluster was stopped."""
-        if self._stopped.is_set():
-            raise LaunchError(f"cluster {self._name!r} was stopped while it started")
-
-
-class EngineLauncher(RemoteLauncher):
-    """Tasks next to the workers of an engine that runs already.
-
-    Parameters
-    ----------
-    address : str
-        Address of this host at which the workers reach it. Empty for the default.
-    **options
-        See `RemoteLauncher`.
-    """
-
-    def __init__(self, *, address: str, **options: Any) -> None:
-        super().__init__(**options)
-        check_text("address", address)
-        self._address = address
-        #: The clusters that are starting, by name.
-        self._starting: dict[str, Start] = {}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {**super().options, "address": self._address}
-
-    def abort(self, cluster: str) -> None:
-        if (start := self._starting.get(cluster)) is not None:
-            start.stop()
-
-    def hosts(self) -> list[RemoteHost]:
-        raise Unsupported(f"the hosts of launcher {self.name!r} are known when a cluster starts")
-
-    def hosts_for(self, config: ClusterConfig, on_event: OnEvent) -> list[RemoteHost]:
-        start = self._starting[config.name] = Start(config)
-        try:
-            with contextlib.ExitStack() as opened:
-                return self.start_workers(config, on_event, start, opened)
-        finally:
-            self._starting.pop(config.name, None)
-
-    @abstractmethod
-    def start_workers(
-        self, config: ClusterConfig, on_event: OnEvent, start: Start, opened: contextlib.ExitStack
-    ) -> list[RemoteHost]:
-        """Return the hosts of a new cluster; see `hosts_of_workers`.
-
-        Parameters
-        ----------
-        config, on_event
-            See `RemoteLauncher.hosts_for`.
-        start : Start
-            Checked while waiting.
-        opened : ExitStack
-            Closes the resources of the cluster after an error.
-        """
 
 
 def check_resources(resources: object) -> dict[str, float]:

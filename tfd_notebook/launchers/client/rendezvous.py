@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook.agent.bridges import stdio
-from tfd_notebook.errors import AgentLost
+from tfd_notebook.errors import AgentLost, LaunchError
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost
+from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import reconnect, secure_channel, validation
 
 log = logging.getLogger("tfd_notebook")
@@ -32,20 +33,36 @@ class Rendezvous:
     ----------
     address : str
         Address to listen on.
+
+    Raises
+    ------
+    LaunchError
     """
 
     def __init__(self, address: str) -> None:
         self.secret = secure_channel.Secret.new()
+        self._bound = address
         self._changed = threading.Condition()
         self._hosts: dict[tuple[str, int], RendezvousHost] | None = None
         self._open = 0
         self.closed = False
         #: Called when the rendezvous is closed.
         self.on_close: Callable[[], None] = lambda: None
-        self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
+        try:
+            self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
+        except OSError as error:
+            raise LaunchError(
+                f"listening on {address} for the hosts failed: {error}",
+                fix="pass address= with an address of this host that they reach",
+            ) from None
         self.port = int(self._server.address.rpartition(":")[2])
         #: The address (``"host:port"``) that the processes on other hosts must reach.
         self.address = f"{address}:{self.port}"
+
+    def arguments(self, grace: float, advertised: str = "") -> dict[str, Any]:
+        """Return the arguments of a bridge, which connects to `advertised` if it is set."""
+        address = Endpoint((advertised or self._bound).strip("[]"), self.port)
+        return {"address": str(address), "secret": self.secret.hex(), "grace": grace}
 
     def expect(self, hosts: Mapping[tuple[str, int], RendezvousHost]) -> None:
         """Accept connections for these hosts, by the key of the process; end all others."""
