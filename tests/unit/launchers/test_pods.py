@@ -58,19 +58,20 @@ def pod(status: Any, container: Any = None, **metadata: Any) -> dict[str, Any]:
 def test_end_is_explained(item: Any, ended: str) -> None:
     parsed = pods.parse(item, "job")
     assert parsed is not None
-    assert parsed.ended == ended
+    assert parsed.ends == bool(ended)
+    assert parsed.reason == ended or not ended
 
 
 def test_pending_pod_has_a_reason_and_a_next_step() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "not found"}
     image = pods.parse(pod({"phase": "Pending"}, {"waiting": waiting}), "job")
     assert image is not None
-    assert image.needs_user
+    assert image.ends  # without the user, it does not change
     assert "image=" in image.fix
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     full = pods.parse(pod({"phase": "Pending", "conditions": [scheduled]}), "job")
     assert full is not None
-    assert not full.needs_user
+    assert full.phase == "queued"
     assert "tolerations=" in full.fix
 
 

@@ -1,16 +1,25 @@
-"""State of the pods of a job, from the replies of Kubernetes' API, which are not trusted."""
+"""Pods of a job, with their states in replies of Kubernetes' API, which are not trusted."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.launchers.client.kubernetes_api import QUOTA_FIX
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError
+from tfd_notebook.launchers.client.kubernetes_api import QUOTA_FIX, ExecConnection, KubernetesApi
+from tfd_notebook.launchers.client.kubernetes_jobs import CONTAINER
+from tfd_notebook.launchers.client.session import Channel
+from tfd_notebook.launchers.engine import POLL_SECONDS, Engine, HostState, Phase
+from tfd_notebook.launchers.remote import RemoteHost, join_agent
 from tfd_notebook.net import validation
+from tfd_notebook.net.host import address_towards
 
-#: Name of the container with the agent.
-CONTAINER = "agent"
+_HANDSHAKE_SECONDS = 60.0
+#: Seconds to wait for the final state of a pod whose process has ended.
+_END_SECONDS = 8.0
 _INDEX = "batch.kubernetes.io/job-completion-index"
 #: Reasons of a waiting container that is not started again without a change.
 _PERMANENT = (
@@ -23,6 +32,7 @@ _PERMANENT = (
     "RunContainerError",
 )
 _STARTING = ("", "ContainerCreating", "PodInitializing")
+SHOW_FIX = "see kubectl describe pod"
 _IMAGE_FIX = "check image=, and that the nodes may pull it, such as with a pull secret of "
 _IMAGE_FIX += "service_account="
 _FIXES = {
@@ -42,51 +52,91 @@ _reason_of = validation.matching(re.compile(r"[A-Za-z0-9_.:,-]{0,1024}"), "a rea
 _index = validation.matching(re.compile(r"0|[1-9]\d{0,5}"), "the index of a pod")
 
 
+class PodHost(RemoteHost):
+    """A pod of a job, with an agent behind an exec connection."""
+
+    def __init__(
+        self, engine: Engine[PodHost], api: KubernetesApi, python: str, index: int, label: str
+    ) -> None:
+        super().__init__(label)
+        self._engine, self._api, self._python, self.index = engine, api, python, index
+        self._opening: ExecConnection | None = None
+        self.closed = False
+
+    def use(self, pod: Pod) -> None:
+        """Connect to this pod."""
+        self.pod, self.peer_address = pod, pod.address
+
+    def connect(self, agent: str, start: bool) -> Channel:
+        state = self._engine.state(self)
+        if state.ends:
+            raise self._lost(state, start)
+        try:
+            return self._connect(agent, start)
+        except AgentLost as error:
+            state = self._engine.await_end(self, _END_SECONDS)
+            raise (self._lost(state, start) if state.ends else error) from None
+        except (LaunchError, OSError) as error:
+            # A pod that has just ended refuses the connection, or the process ends with it.
+            seconds = _END_SECONDS if isinstance(error, OSError) else POLL_SECONDS
+            if start and (state := self._engine.await_end(self, seconds)).ends:
+                raise self._lost(state, start) from None
+            raise
+
+    def _connect(self, agent: str, start: bool) -> Channel:
+        channel = self._api.open_exec(
+            self.pod.name, CONTAINER, [self._python, *join_agent(agent, start)]
+        )
+        channel.has_ended = self._has_ended
+        self._opening = channel
+        # Close the channel of a pod that sends no handshake.
+        watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
+        watch.start()
+        try:
+            self._engine.check()
+            channel.open()
+            self.read_handshake(channel, reconnect=not start)
+            self._engine.check()
+        except BaseException:
+            channel.close()
+            raise
+        finally:
+            watch.cancel()
+            self._opening = None
+        with contextlib.suppress(OSError):  # no route: the allow list has no address of this host
+            self.own_address = address_towards(self.peer_address)
+        return channel
+
+    def _has_ended(self) -> bool:
+        try:
+            return self._engine.state(self).ends
+        except (TfdError, OSError):
+            return False
+
+    def _lost(self, state: HostState, start: bool) -> LaunchError:
+        if start:
+            return self._engine.start_error(self, state)
+        # The session keeps the text of the error only.
+        return AgentLost(f"{self.label}: {state.reason}; {state.fix}")
+
+    def interrupt(self) -> None:
+        """Close a connection that is opening."""
+        if (opening := self._opening) is not None:
+            opening.close()
+
+    def close(self) -> None:
+        self.closed = True
+        if all(host.closed for host in self._engine.hosts):
+            self._engine.stop()
+
+
 @dataclass(frozen=True)
-class Pod:
-    """The state of a pod.
+class Pod(HostState):
+    """The state of a pod, with its index in the job and its IP address."""
 
-    Parameters
-    ----------
-    name : str
-    index : int
-        Its index in the job.
-    running : bool
-        True if its process runs.
-    address : str
-        Its IP address, or an empty string.
-    reason : str
-        Reason of its state in the API's words, such as ``"OOMKilled"``.
-    pending : str
-        Why it does not run yet, as a sentence, or an empty string.
-    ended : str
-        Why it cannot run any more, as a sentence, or an empty string.
-    """
-
-    name: str
-    index: int
-    running: bool = False
+    name: str = ""
+    index: int = 0
     address: str = ""
-    reason: str = ""
-    pending: str = ""
-    ended: str = ""
-
-    @property
-    def lacks_node(self) -> bool:
-        """True if no node can run it."""
-        return self.reason == "Unschedulable"
-
-    @property
-    def needs_user(self) -> bool:
-        """True if it waits for something that does not change without the user."""
-        return self.reason in _PERMANENT
-
-    @property
-    def fix(self) -> str:
-        """The next step for its state."""
-        if "Image" in self.reason:
-            return _IMAGE_FIX
-        return _FIXES.get(self.reason, "see kubectl describe pod")
 
 
 def parse(item: Any, owner: str) -> Pod | None:
@@ -108,18 +158,22 @@ def parse(item: Any, owner: str) -> Pod | None:
     for container in _entries(status, "containerStatuses"):
         if container.get("name") == CONTAINER:
             state = _record(container, "state")
-    reason, ended = _ended(name, metadata, status, state)
-    if ended:
-        return Pod(name, index, address=address, reason=reason, ended=ended)
-    if "running" in state and address:
-        return Pod(name, index, running=True, address=address)
-    reason, pending = _pending(name, status, _record(state, "waiting"))
-    return Pod(name, index, address=address, reason=reason, pending=pending)
+    code, reason = _ended(name, metadata, status, state)
+    phase: Phase = "ended"
+    if not reason and "running" in state and address:
+        phase = "running"
+    elif not reason:
+        code, reason = _pending(name, status, _record(state, "waiting"))
+        if code not in _PERMANENT:
+            phase = "queued" if code == "Unschedulable" else "starting"
+    return Pod(phase, reason, _fix(code), name, index, address)
 
 
-def missing(name: str, index: int) -> Pod:
-    """Return the state of a pod that the API does not have any more."""
-    return Pod(name, index, reason="Deleted", ended=f"pod {name} was deleted")
+def _fix(code: str) -> str:
+    """Return the next step for a reason in the API's words; empty without a reason."""
+    if "Image" in code:
+        return _IMAGE_FIX
+    return _FIXES.get(code, SHOW_FIX) if code else ""
 
 
 def _ended(
@@ -144,7 +198,8 @@ def _ended(
         return "Deleted", f"pod {name} was deleted"
     code = terminated.get("exitCode")
     exit_status = f" with status {code}" if isinstance(code, int) else ""
-    return reason, _sentence(f"pod {name} ended{exit_status} ({reason or phase})", terminated)
+    reason = reason or phase or "Ended"
+    return reason, _sentence(f"pod {name} ended{exit_status} ({reason})", terminated)
 
 
 def _pending(name: str, status: dict[str, Any], waiting: dict[str, Any]) -> tuple[str, str]:
@@ -159,12 +214,12 @@ def _pending(name: str, status: dict[str, Any], waiting: dict[str, Any]) -> tupl
 
 
 def event_message(reply: Any) -> tuple[str, str]:
-    """Return reason and message of the last warning in a list of events, or two empty strings."""
+    """Return message and fix of the last warning in a list of events, or two empty strings."""
     warnings = [item for item in _entries(reply, "items") if item.get("type") == "Warning"]
     if not warnings:
         return "", ""
     last = max(warnings, key=lambda item: _text(item, "lastTimestamp"))
-    return _reason(last), _text(last, "message")
+    return _text(last, "message"), _fix(_reason(last))
 
 
 def _sentence(start: str, record: dict[str, Any]) -> str:
