@@ -18,18 +18,16 @@ from tfd_notebook.agent.bridges import rendezvous
 def main() -> None:
     """Read the arguments from standard input, and serve connections until the bridge ends."""
     arguments = json.loads(sys.stdin.buffer.readline())
+    handshake = rendezvous.describe(arguments["address"])
     key = {
         "host": arguments["part"],
+        "token": handshake["token"],
         "process": int(os.environ["SLURM_NODEID"]),
         "node": os.environ.get("SLURMD_NODENAME", ""),
     }
     rendezvous.close_pipes()
     bridge = rendezvous.RendezvousBridge(
-        arguments,
-        rendezvous.describe(arguments["address"]),
-        key,
-        os.getppid(),
-        "its Slurm job ends",
+        arguments, handshake, key, os.getppid(), "its Slurm job ends"
     )
     signal.signal(signal.SIGTERM, lambda *_: bridge.report_end())
     bridge.run()

@@ -116,8 +116,8 @@ class RendezvousHost(RemoteHost):
         self._idle: secure_channel.AuthenticatedChannel | None = None
         self._loss_reason = ""
         self._closed = False
-        #: The address of the first connection.
-        self._origin = ""
+        #: Address and key of the first connection. Other hosts have the secret, too.
+        self._origin: tuple[str, str] | None = None
 
     def offer(
         self, channel: secure_channel.AuthenticatedChannel, header: Mapping[str, Any]
@@ -135,14 +135,14 @@ class RendezvousHost(RemoteHost):
         bool
             True if the process must connect again.
         """
-        origin = channel.ends[0]
+        origin = channel.ends[0], str(header.get("token", ""))
         with self._changed:
             if self._closed:
                 return False
             self._origin = self._origin or origin
             if origin != self._origin:
                 log.warning(
-                    "a connection from %s in the place of %s was closed", origin, self.label
+                    "a connection from %s in the place of %s was closed", origin[0], self.label
                 )
                 return True
             if self._idle is not None:  # the process gave this connection up

@@ -29,13 +29,13 @@ def rendezvous() -> Iterator[Rendezvous]:
 
 
 def connect_from(
-    address: str, rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+    address: str, rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch, **key: str
 ) -> secure_channel.AuthenticatedChannel:
     with monkeypatch.context() as patch:
         connect = functools.partial(socket.create_connection, source_address=(address, 0))
         patch.setattr(socket, "create_connection", connect)
         channel = secure_channel.connect(f"127.0.0.1:{rendezvous.port}", rendezvous.secret)
-    channel.send(KEY)
+    channel.send({**KEY, **key})
     return channel
 
 
@@ -57,6 +57,29 @@ def test_other_host_cannot_take_the_session_of_a_host(
                 pytest.raises(EOFError),
             ):
                 liar.receive(60)
+    host.close()
+
+
+def test_process_at_the_same_address_cannot_take_the_session_of_a_host(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes behind one gateway have one address, and Slurm's nodes have numbers as keys."""
+    host = RendezvousHost("one", rendezvous)
+    rendezvous.expect({("0", 1): host})
+    for token in ("first", "second", "", "first"):
+        with (
+            concurrent.futures.ThreadPoolExecutor(1) as pool,
+            connect_from("127.0.0.1", rendezvous, monkeypatch, token=token) as channel,
+        ):
+            if token == "first":
+                session = pool.submit(host.connect, "0123456789ab", True)
+                assert channel.receive(60)[0] == {"agent": "0123456789ab", "mode": "start"}
+                channel.close()
+                with pytest.raises(OSError, match="closed"):
+                    session.result(60)
+            else:
+                with pytest.raises(EOFError):
+                    channel.receive(60)
     host.close()
 
 
