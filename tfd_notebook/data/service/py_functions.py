@@ -20,7 +20,7 @@ import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data import py_functions
 from tfd_notebook._compat.tf_data.py_functions import install
@@ -52,19 +52,37 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 #: Packages whose functions use no state of the user.
 _LIBRARIES = {"keras", "numpy", "tensorflow", "tf_keras"} | sys.stdlib_module_names
 
-#: Classes of objects whose state changes while they are used, by module and name.
-_STATEFUL = (
+#: Classes of objects whose state changes while they are used, by module and name. The first ones
+#: generate random numbers.
+_GENERATORS = (
     ("numpy.random", "BitGenerator"),
     ("numpy.random", "Generator"),
     ("numpy.random", "RandomState"),
     ("random", "Random"),
-    ("tensorflow", "Variable"),
     ("tensorflow", "random.Generator"),
+    ("keras", "random.SeedGenerator"),
+)
+_CONTENTS = (
+    ("tensorflow", "Variable"),
     ("tensorflow", "lookup.experimental.DenseHashTable"),
     ("tensorflow", "lookup.experimental.MutableHashTable"),
     ("keras", "Variable"),
-    ("keras", "random.SeedGenerator"),
 )
+
+
+class State(NamedTuple):
+    """An object with changing state that a Python function refers to.
+
+    Parameters
+    ----------
+    name : str
+        Its path and its class.
+    generates : bool
+        Whether it generates random numbers.
+    """
+
+    name: str
+    generates: bool
 
 
 def find_functions(graph_def: Any) -> list[str]:
@@ -149,19 +167,22 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     return names, blob
 
 
-def copied_state(token: str) -> tuple[str, ...]:
-    """Return the objects with changing state that a function refers to, with their classes.
+def copied_state(token: str) -> tuple[State, ...]:
+    """Return the objects with changing state that a function refers to.
 
     Each data worker has a copy of them, as they are when the function is sent. Of long containers,
     only the first items are examined.
     """
-    classes = tuple(_stateful_classes())
-    found: dict[str, None] = {}
-    for path, value in _reachable(token, _DEPTH, classes):
-        if isinstance(value, classes):
-            found[f"{path} ({type(value).__name__})"] = None
-    named, more = [*found][:_NAMED], len(found) - _NAMED
-    return (*named, f"{more} other objects") if more > 0 else tuple(named)
+    generators, contents = tuple(_imported(_GENERATORS)), tuple(_imported(_CONTENTS))
+    found: dict[State, None] = {}
+    for path, value in _reachable(token, _DEPTH, generators + contents):
+        if isinstance(value, generators + contents):
+            name = f"{path} ({type(value).__name__})"
+            found[State(name, isinstance(value, generators))] = None
+    named, others = [*found][:_NAMED], [*found][_NAMED:]
+    if others:
+        named.append(State(f"{len(others)} other objects", any(each.generates for each in others)))
+    return tuple(named)
 
 
 def names_random(token: str) -> bool:
@@ -213,8 +234,8 @@ def _layers(registered: Any) -> list[Any]:
     return [function, *reversed(users)]
 
 
-def _stateful_classes() -> Iterator[type]:
-    for module, name in _STATEFUL:
+def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
+    for module, name in classes:
         if module in sys.modules:
             with contextlib.suppress(AttributeError):
                 yield operator.attrgetter(name)(sys.modules[module])

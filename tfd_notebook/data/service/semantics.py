@@ -481,13 +481,9 @@ class Semantics:
                 "distribute the dataset again after a variable has changed",
             )
         if facts.states:
+            names = " and ".join(state.name for state in facts.states)
             yield change(
-                "python",
-                f"each data worker has a copy of {' and '.join(facts.states)} as it is now",
-                "create it inside the function, or use functions of the modules random and "
-                "numpy.random, whose seeds differ on each data worker"
-                if "Generator)" in facts.states[0] or "Random" in facts.states[0]
-                else "distribute the dataset again after it has changed",
+                "python", f"each data worker has a copy of {names} as it is now", _renewal(facts)
             )
         if tables:
             yield change(
@@ -516,3 +512,19 @@ class Semantics:
         if node_kind(node) == "Zip" and self._graph.is_enumeration(node):
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
+
+
+def _renewal(facts: Facts) -> str:
+    """Return the next step for objects with state that Python functions refer to."""
+    generates = {state.generates for state in facts.states}
+    steps = []
+    if True in generates:
+        steps.append(
+            "create it inside the function, or use functions of the modules random and "
+            "numpy.random, whose seeds differ on each data worker"
+        )
+    if False in generates:
+        steps.append("distribute the dataset again after it has changed")
+    if len(steps) < 2:
+        return steps[0]
+    return f"for the generator, {steps[0]}. For the other objects, {steps[1]}"

@@ -24,7 +24,7 @@ def found(function: Any) -> tuple[str, ...]:
     """Return the state of a function of a pipeline."""
     dataset = Range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64))
     (token,) = examine(dataset).tokens
-    return copied_state(token)
+    return tuple(state.name for state in copied_state(token))
 
 
 def generator() -> np.random.Generator:

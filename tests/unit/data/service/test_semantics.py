@@ -334,18 +334,32 @@ def test_changes_are_found_by_mode(name: str) -> None:
         assert not any(change.refused for change in pipeline.changes(mode, 1))
 
 
+class Seeded(random.Random):
+    """A generator with the state of another class."""
+
+
+RENEW, CREATE = "distribute the dataset again after it", "create it inside the function"
+
+
 @pytest.mark.parametrize(
-    ("state", "name"),
+    ("state", "name", "fix"),
     [
-        (np.random.default_rng(1), "Generator"),
-        (np.random.RandomState(1), "RandomState"),
-        (random.Random(1), "Random"),
-        (tf.Variable(1), "ResourceVariable"),
-        (tf.random.Generator.from_seed(1), "Generator"),
-        (types.SimpleNamespace(random=np.random.default_rng(1)), "state.random (Generator)"),
+        (np.random.default_rng(1), "Generator", CREATE),
+        (np.random.RandomState(1), "RandomState", CREATE),
+        (np.random.PCG64(1), "PCG64", CREATE),
+        (random.Random(1), "Random", CREATE),
+        (Seeded(1), "Seeded", CREATE),
+        (tf.Variable(1), "ResourceVariable", RENEW),
+        (tf.random.Generator.from_seed(1), "Generator", CREATE),
+        (
+            types.SimpleNamespace(random=np.random.default_rng(1)),
+            "state.random (Generator)",
+            CREATE,
+        ),
+        (types.SimpleNamespace(Random=tf.Variable(1)), "state.Random (ResourceVariable)", RENEW),
     ],
 )
-def test_state_of_a_python_function_is_found(state: Any, name: str) -> None:
+def test_state_of_a_python_function_is_found(state: Any, name: str, fix: str) -> None:
     def used(value: int) -> int:
         return value + (state is None)
 
@@ -354,8 +368,16 @@ def test_state_of_a_python_function_is_found(state: Any, name: str) -> None:
     (change,) = pipeline.changes("OFF", 2)
     assert change.kind == "python"
     assert name in change.what
-    assert change.fix.startswith("distribute" if "Variable" in name else "create it inside")
+    assert change.fix.startswith(fix)
     assert pipeline.changes("OFF", 2, in_process=True) == []
+
+
+def test_generator_and_variable_have_a_step_each() -> None:
+    state = [tf.Variable(1), np.random.default_rng(1)]
+    dataset = numbers().map(lambda x: tf.numpy_function(lambda v: v + len(state), [x], tf.int64))
+    (change,) = changes(dataset, "OFF")
+    assert change.fix.startswith(f"for the generator, {CREATE}")
+    assert f"For the other objects, {RENEW}" in change.fix
 
 
 def test_python_function_without_state_is_sound() -> None:
