@@ -57,7 +57,8 @@ class Limit:
     expected_gain : float, optional
         Expected throughput after the change, relative to the current one. None if unknown.
     service : str
-        Whether a tf.data service would help here. Empty if that was not examined.
+        Whether a tf.data service would help here, or the cost of the stages that this process runs
+        after it. Empty if that was not examined.
 
     See Also
     --------

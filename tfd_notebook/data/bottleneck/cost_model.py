@@ -270,6 +270,25 @@ class Measurement:
         """Share of the time that the consumer waited."""
         return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
 
+    def after_service(self, last: Stage) -> str:
+        """Return a clause about the stages after a tf.data service, or an empty text.
+
+        Parameters
+        ----------
+        last : Stage
+            The pipeline's last stage, whose costs were measured.
+        """
+        stages = [*last.walk()]
+        here = [stage for stage in stages if stage.kind not in ("DataService", "Prefetch")]
+        if not here or not any(stage.kind == "DataService" for stage in stages):
+            return ""
+        clause = f"this process runs {', '.join(stage.label for stage in reversed(here))} after it"
+        if not self.lanes or not self.seconds:
+            return clause
+        parts = (part for lane in self.lanes for part in lane.parts)
+        seconds = sum(part.seconds for part in parts if part.stage in here)
+        return f"{clause}, busy {100 * min(1.0, seconds / self.seconds):.0f} % of the time"
+
     def figures(self) -> dict[str, float]:
         """Return the figures for a `Limit`."""
         return {

@@ -234,7 +234,8 @@ class LiveLimit:
                 "without it"
             )
             text = hint if prefetched else f"{text}, or {hint}"
-        return Limit(bottleneck.kind, bottleneck.name, share, figures, text)
+        here = measurement.after_service(self._last)
+        return Limit(bottleneck.kind, bottleneck.name, share, figures, text, service=here)
 
 
 def worker_limit(

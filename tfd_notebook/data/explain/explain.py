@@ -455,22 +455,11 @@ class _Explanation:
             return 1e3
         return 1 / max(1 - self._measurement.wait_fraction, 1e-3)
 
-    def _here(self) -> str:
-        """Return a clause about the stages after the service, or an empty text."""
-        stages = [s for s in self._last.walk() if s.kind not in ("DataService", "Prefetch")]
-        parts = (part for lane in self._measurement.lanes for part in lane.parts)
-        seconds = sum(part.seconds for part in parts if part.stage in stages)
-        if not stages or not self._measurement.seconds:
-            return ""
-        names = ", ".join(stage.label for stage in reversed(stages))
-        busy = min(1.0, seconds / self._measurement.seconds)
-        return f"this process runs {names} after it, busy {100 * busy:.0f} % of the time"
-
     def _service(self, kind: str) -> str:
         """Return whether a tf.data service helps, as a clause about it. Empty if unknown."""
         alone = self._alone
         if self._use is not None and alone is None:
-            return self._here()
+            return self._measurement.after_service(self._last)
         if (
             kind == "none"
             and self._step is not None

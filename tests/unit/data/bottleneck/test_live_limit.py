@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook._compat.tf_data.meter import MetricTotals
+from tfd_notebook._compat.tf_data.pipeline_model import Model, Node
 from tfd_notebook.data.bottleneck import live_limit
 from tfd_notebook.data.bottleneck.live_limit import NOTHING, LiveLimit
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions, WorkerUtilization
@@ -33,13 +34,20 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now, self.elements, self.waited = 100.0, 0, 0.0
+        self.batch_seconds = 0.0
         clock = SimpleNamespace(perf_counter=lambda: self.now, time=time.time)
         monkeypatch.setattr(live_limit, "time", clock)
-        monkeypatch.setattr(live_limit, "model_of", lambda resource: None)
+        monkeypatch.setattr(live_limit, "model_of", lambda resource: self.model)
         monkeypatch.setattr(live_limit, "processors", lambda: CORES)
         self.live, self.iterator = LiveLimit(), Iterator(**options)
         self.sampler: Any = SimpleNamespace(cpu=0.1, locked=0.0, machine=1.0)
         self.cpu = 0.5
+
+    @property
+    def model(self) -> Model:
+        """TensorFlow's model of a batch after the service."""
+        batch = Node(1, "Batch", False, (2,), self.elements, self.batch_seconds, 1.0, 0)
+        return Model({1: batch, 2: Node(2, "DataService", True, (), 0, 0.0, 1.0, 0)}, 1)
 
     def read(self, *rates: int) -> Limit:
         """Return the bottleneck after seconds with these numbers of elements."""
@@ -51,6 +59,7 @@ class Run:
             self.now += 1.0
             self.elements += rate
             self.waited += 0.95
+            self.batch_seconds += 0.25
             totals = MetricTotals(self.elements, 8 * self.elements, self.waited)
             self.live.update(self.iterator, totals, self.sampler, workers, True)
         return self.live.limit
@@ -99,3 +108,23 @@ class TestAdviceOfNow:
         run.read(*[100] * 7)
         run.iterator = Iterator()
         assert run.read(100) == NOTHING
+
+
+class TestCostOfTheStagesAfterTheService:
+    @pytest.mark.parametrize("seconds", [4, 7])  # in the first window, and in the second one
+    def test_it_is_in_the_sentence_of_the_table(self, run: Run, seconds: int) -> None:
+        run.iterator.dataset = run.iterator.dataset.batch(4).prefetch(2)
+        limit = run.read(*[100] * seconds)
+        assert limit.service == "this process runs batch(4) after it, busy 25 % of the time"
+        assert limit.sentence().endswith(f"Service: {limit.service}.")
+
+    def test_without_them_there_is_none(self, run: Run) -> None:
+        run.iterator.dataset = run.iterator.dataset.prefetch(2)
+        assert run.read(*[100] * 7).service == ""
+
+    def test_without_a_model_it_has_no_figure(
+        self, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(live_limit, "model_of", lambda resource: None)
+        run.iterator.dataset = run.iterator.dataset.batch(4)
+        assert run.read(*[100] * 7).service == "this process runs batch(4) after it"
