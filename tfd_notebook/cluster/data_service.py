@@ -89,10 +89,13 @@ class ClusterDataService:
         buffer: int | None = None,
         sinks: Sequence[Callable[[Any], object]] = (),
         discard: bool = True,
+        semantics: str | None = None,
     ) -> Stream:
         """Return a `Stream` that iterates `dataset` in a background thread. It is not started yet.
 
-        A running stream of that name is stopped first, so that a cell can be run again.
+        A running stream of that name is stopped first, so that a cell can be run again. The stream
+        has the elements of `dataset`. If that reads through the service, `distribute` has examined
+        it, and its `semantics` applies to the stream.
 
         Parameters
         ----------
@@ -107,6 +110,8 @@ class ClusterDataService:
         discard : bool
             Whether elements are dropped until the stream is iterated for the first time.
             Default true.
+        semantics : None
+            An argument of `distribute`. Any value raises an error.
 
         Raises
         ------
@@ -116,6 +121,13 @@ class ClusterDataService:
             The cluster is not running.
         """
         self._context.require_running()
+        if semantics is not None:
+            raise errors.UsageError(
+                f"invalid semantics={semantics!r} of a stream: it has the elements of its dataset, "
+                "which distribute has examined",
+                fix='pass it to distribute: dataset.apply(cluster.distribute("dynamic", '
+                "semantics=...))",
+            )
         with self._context.lock:
             if name is None:
                 taken = self._streams

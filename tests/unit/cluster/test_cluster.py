@@ -280,6 +280,14 @@ def test_stop_is_final_and_idempotent(cluster):
             call()
 
 
+@pytest.mark.parametrize("value", ["checked", "same", "tensorflow", "strict"])
+def test_stream_has_the_semantics_of_its_dataset(cluster, value):
+    with pytest.raises(errors.UsageError, match=f"semantics='{value}' of a stream") as caught:
+        cluster.stream(None, semantics=value)
+    assert "pass it to distribute" in str(caught.value.fix)
+    assert not cluster.streams
+
+
 def test_cluster_can_be_inspected_before_the_start(fake):
     cluster = tfd.Cluster(data_workers=1, launcher=fake, start=False)
     assert cluster.state == "new"
