@@ -228,6 +228,7 @@ def _without_data(definition: Any) -> Any:
         copied = small.library.function.add()
         copied.signature.CopyFrom(function.signature)
         copied.node_def.extend(_without_constants(function.node_def))
+        copied.ret.update(function.ret)
     return small
 
 

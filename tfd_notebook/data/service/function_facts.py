@@ -58,14 +58,32 @@ class Functions:
     """
 
     def __init__(self, library: Iterable[Any]) -> None:
-        self._bodies = {each.signature.name: list(each.node_def) for each in library}
+        self._library = {each.signature.name: each for each in library}
         self._facts: dict[str, Facts] = {}
+        self._bodies: dict[str, list[tuple[Any, Facts, Facts]]] = {}
         self.visited = 0
 
     @property
     def nodes(self) -> Iterator[Any]:
         """The nodes of all functions."""
-        return (node for body in self._bodies.values() for node in body)
+        return (node for function in self._library.values() for node in function.node_def)
+
+    def arguments_of(self, name: str) -> list[str]:
+        """Return the names of the arguments of a function, with those that it captures."""
+        function = self._library.get(name)
+        return [] if function is None else [each.name for each in function.signature.input_arg]
+
+    def results_of(self, name: str) -> list[str]:
+        """Return the outputs of nodes that a function returns."""
+        function = self._library.get(name)
+        if function is None:
+            return []
+        return [function.ret[each.name] for each in function.signature.output_arg]
+
+    def body_of(self, name: str) -> list[tuple[Any, Facts, Facts]]:
+        """Return the nodes of a function, with their facts and those of functions they call."""
+        self._function(name)
+        return self._bodies.get(name, [])
 
     def facts_of(self, node: Any) -> Facts:
         """Return the facts of the functions that a node calls, and of those that they call."""
@@ -75,15 +93,18 @@ class Functions:
         return facts
 
     def _function(self, name: str) -> Facts:
-        if name in self._facts or name not in self._bodies:
+        if name in self._facts or name not in self._library:
             return self._facts.get(name, Facts())
         self._facts[name] = facts = Facts()  # for a function that calls itself
-        body = self._bodies[name]
-        constants = {each.name: each for each in body if each.op == "Const"}
-        for node in body:
+        nodes = self._library[name].node_def
+        constants = {each.name: each for each in nodes if each.op == "Const"}
+        body = []
+        for node in nodes:
             self.visited += 1
-            facts = facts.plus(_facts_of(node, constants)).plus(self.facts_of(node))
-        self._facts[name] = facts
+            own, called = _facts_of(node, constants), self.facts_of(node)
+            body.append((node, own, called))
+            facts = facts.plus(own).plus(called)
+        self._facts[name], self._bodies[name] = facts, body
         return facts
 
 

@@ -17,9 +17,8 @@ from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
+from tfd_notebook.data.service.random_parts import CERTAINLY, Parts, RandomParts
 
-#: Operations that select elements with a function.
-_SELECTING = ("Filter", "TakeWhile", "FlatMap", "Interleave", "LegacyParallelInterleave")
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
 #: The effect of operations that count, by kind, if each data worker gets a share of the sources.
@@ -42,10 +41,9 @@ class Flow:
 
     divided: bool = False  # several units of the sources can have produced them
     hinted: bool = False  # a shard(SHARD_HINT) is before it
-    drawn: bool = False  # a random source is before it
     only_drawn: bool = False  # all sources before it are random
     endless: bool = False
-    noisy: bool = False  # a function before it draws numbers
+    random: Parts = ()  # the parts of its elements that depend on random numbers
     shuffled: bool = False  # elements that follow each other do not belong together
     reordered: bool = False  # the order differs in each iteration
     reselected: bool = False  # the elements may differ in each iteration
@@ -100,6 +98,7 @@ class Semantics:
 
     def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
         self._graph = DatasetGraph(definition, deterministic)
+        self._random = RandomParts(self._graph.functions)
         self._stages = {} if last is None else nodes_of(definition, last)
         self._visited = 0
 
@@ -191,7 +190,7 @@ class Semantics:
     @property
     def visited(self) -> int:
         """The number of nodes that were examined."""
-        return self._visited + self._graph.functions.visited
+        return self._visited + self._graph.functions.visited + self._random.visited
 
     def _is_examined(self, node: Any, facts: Facts) -> bool:
         """Return True if a function takes elements, by their numbers, of datasets that allow it."""
@@ -215,32 +214,29 @@ class Semantics:
         if kind == "Shard":
             hinted = hinted or self._graph.constant(node, 1) == -1
         source = kind == "Random"
+        drawn = source and not self._graph.is_seeded_source(node)
         selects = kind == "DirectedInterleave"  # the first input selects the others
-        drawn = source or any(each.drawn for each in before)
-        draws = facts.draws or facts.generates or facts.names
-        noisy = draws or any(each.noisy for each in before)
+        parts = [each.random for each in before]
         random_order = (effect == "ordering" and not self._graph.is_seeded(node)) or facts.shuffles
+        selection = self._random.selection(node, parts)
         reordered = any(each.reordered for each in before)
         return Flow(
             divided,
             hinted,
-            drawn,
             source or (bool(before) and all(each.only_drawn for each in before)),
             self._is_endless(kind, node, before),
-            noisy,
+            (CERTAINLY,) if drawn else self._random.after(node, self._graph.before(node), parts),
             effect == "ordering"
             or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
             reordered
             or random_order
             or self._graph.is_unordered(node)
-            or (kind in _SELECTING and facts.names)
-            or (selects and drawn),
+            or (bool(selection) and (selects or facts.names)),
             any(each.reselected for each in before if not (selects and each.only_drawn))
             or (reordered and self._selects_by_position(node, effect))
-            or (kind in (*_SELECTING, "Unique") and (noisy or drawn))
+            or (bool(selection) and not (selects and self._selects_all(node)))
             or (facts.shuffles and facts.condenses)
-            or (selects and drawn and stops_early(node))
-            or (source and not self._graph.is_seeded_source(node))
+            or drawn
             or kind == "Sampling",
         )
 
@@ -251,6 +247,10 @@ class Semantics:
         return effect in ("pairing", "counting", "neighbors", "reducing") and not (
             node_kind(node) in ("Unique", "AssertCardinality") or self._graph.keeps_all(node)
         )
+
+    def _selects_all(self, node: Any) -> bool:
+        """Return True if a selection of datasets delivers all of their elements."""
+        return self._graph.selects_at_random(node) and not stops_early(node)
 
     def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
         if kind == "Repeat":
@@ -302,7 +302,7 @@ class Semantics:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
         path = self._graph.path(node) if effect == "external" else ""
-        if kind == "Cache" and not path and any(each.noisy or each.drawn for each in before):
+        if kind == "Cache" and not path and any(each.random or each.reselected for each in before):
             yield change(
                 "random",
                 "each epoch fills it again, with other random numbers",
@@ -438,16 +438,19 @@ class Semantics:
                 "use deterministic=True",
                 refused=True,
             )
-        drawn = kind in (*_SELECTING, "DirectedInterleave") and any(each.drawn for each in before)
-        if (kind in _SELECTING and (facts.draws or facts.generates)) or drawn or kind == "Sampling":
+        parts = [each.random for each in before]
+        selection = self._random.selection(node, parts)
+        if selection == CERTAINLY or kind == "Sampling":
             yield change(
                 "order",
                 f"the random selection differs on each data worker, {loses}",
                 'use processing_mode="dynamic", or select after distribute',
                 refused=True,
             )
-        elif kind in _SELECTING and (facts.names or any(each.noisy for each in before)):
-            source = "a Python function" if facts.names else "an operation before it"
+        elif selection:
+            source = "an operation before it" if any(parts) else "an operation in it"
+            if facts.names:
+                source = "a Python function"
             yield change(
                 "order",
                 f"if it selects or orders by random numbers of {source}, the result differs on "

@@ -470,6 +470,166 @@ def test_python_function_that_selects_in_one_order_is_sound(create: Callable[[],
     assert changes(create(), "DATA") == []
 
 
+def drawn(dataset: Any = None, seed: int | None = None, **options: Any) -> Any:
+    """Return pairs of a number and a random number."""
+    elements = numbers() if dataset is None else dataset
+    return elements.map(lambda x: (x, tf.random.uniform((), seed=seed)), **options)
+
+
+def generated_drawn() -> Any:
+    generator = tf.random.Generator.from_seed(1)
+    return numbers().map(lambda x: (x, generator.uniform(())))
+
+
+def above(x: Any, number: Any) -> Any:
+    return number > 0.5
+
+
+@tf.function
+def swapped(x: Any, number: Any) -> Any:
+    return number, x
+
+
+def grouped_by(key: Callable[..., Any], dataset: Any) -> Any:
+    return dataset.group_by_window(
+        lambda *parts: tf.cast(key(*parts), tf.int64), lambda _, group: group.batch(2), 2
+    )
+
+
+#: Pipelines whose elements are selected or ordered by random numbers.
+SELECTED_AT_RANDOM: dict[str, Callable[[], Any]] = {
+    "filter": lambda: drawn().filter(above),
+    "generator state": lambda: generated_drawn().filter(above),
+    "changed order of parts": lambda: drawn().map(swapped).filter(lambda number, x: number > 0.5),
+    "dict": lambda: (
+        drawn().map(lambda x, n: {"a": x, "b": n}).filter(lambda parts: parts["b"] > 0.5)
+    ),
+    "later": lambda: drawn().shuffle(3, seed=1).repeat(2).take(9).prefetch(2).filter(above),
+    "batches": lambda: drawn().batch(3).filter(lambda x, n: tf.reduce_any(n > 0.5)),
+    "elements of batches": lambda: drawn().padded_batch(3).unbatch().filter(above),
+    "parallel": lambda: drawn(num_parallel_calls=2).filter(above),
+    "derived": lambda: drawn().map(lambda x, n: tf.cast(n, tf.int64) + x).filter(lambda x: x > 3),
+    "zip": lambda: D.zip((numbers(), drawn())).filter(lambda x, pair: pair[1] > 0.5),
+    "random source": lambda: D.zip((D.random(), numbers())).filter(lambda n, x: n > 3),
+    "concatenate": lambda: drawn().concatenate(drawn(seed=1)).filter(above),
+    "take_while": lambda: drawn().take_while(above),
+    "unique": lambda: drawn().map(lambda x, n: tf.cast(n * 3, tf.int64)).unique(),
+    "groups": lambda: grouped_by(above, drawn()),
+    "random groups": lambda: grouped_by(lambda x: draw(), numbers()),
+    "choice": lambda: D.choose_from_datasets(
+        [numbers(), numbers()], drawn().map(lambda x, n: tf.cast(n > 0.5, tf.int64))
+    ),
+    "size of a dataset": lambda: drawn().flat_map(lambda x, n: D.range(tf.cast(n * 3, tf.int64))),
+    "inside": lambda: numbers().flat_map(lambda x: D.range(x).filter(lambda y: draw())),
+    "captured": lambda: drawn().flat_map(
+        lambda x, n: D.range(x).filter(lambda y: tf.cast(y, tf.float32) > n)
+    ),
+    "branch": lambda: numbers().filter(lambda x: tf.cond(x > 3, draw, lambda: True)),
+    "loop": lambda: numbers().filter(
+        lambda x: tf.reduce_any(tf.map_fn(lambda _: draw(), tf.range(3), tf.bool))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED_AT_RANDOM)
+def test_random_selection_is_refused_if_results_are_divided(name: str) -> None:
+    pipeline = graph_inspection.examine(SELECTED_AT_RANDOM[name]()).semantics
+    found = [change for change in pipeline.changes("DATA", 2) if change.kind == "order"]
+    assert [change.refused for change in found] == [True]
+    assert "the random selection differs on each data worker" in found[0].what
+    assert "order" not in {change.kind for change in pipeline.changes("OFF", 2)}
+    assert not pipeline.keeps_elements("OFF")
+
+
+#: Pipelines with random numbers that do not select or order elements.
+RANDOM_AND_SOUND: dict[str, Callable[[], Any]] = {
+    "label": lambda: drawn().filter(lambda x, n: x > 3),
+    "label of a function": lambda: drawn().map(swapped).filter(lambda n, x: x > 3),
+    "label of a dict": lambda: (
+        drawn().map(lambda x, n: {"a": x, "b": n}).filter(lambda parts: parts["a"] > 3)
+    ),
+    "label later": lambda: drawn().repeat(2).prefetch(2).filter(lambda x, n: x > 3),
+    "labels": lambda: grouped_by(lambda x, n: x % 2, drawn()),
+    "zip": lambda: D.zip((drawn(), numbers())).filter(lambda pair, x: x > 3),
+    "random source": lambda: D.zip((D.random(), numbers())).filter(lambda n, x: x > 3),
+    "in the function": lambda: numbers().interleave(
+        lambda x: drawn(D.range(x).filter(lambda y: y != 2))
+    ),
+    "element of a function": lambda: numbers().flat_map(
+        lambda x: D.from_tensors((x, tf.random.uniform(())))
+    ),
+    "replaced": lambda: drawn().map(lambda x, n: x).filter(lambda x: x > 3),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM_AND_SOUND)
+def test_random_numbers_that_do_not_select_are_sound(name: str) -> None:
+    pipeline = graph_inspection.examine(RANDOM_AND_SOUND[name]()).semantics
+    assert [change for change in pipeline.changes("DATA", 2) if change.kind != "grouping"] == []
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: drawn(seed=1).filter(above),
+        lambda: D.sample_from_datasets([numbers(), numbers()], seed=1),
+        lambda: D.zip((D.random(seed=1), numbers())).filter(lambda n, x: n > 3),
+        lambda: numbers().flat_map(lambda x: drawn(D.range(x), seed=1).filter(above)),
+    ],
+)
+def test_selection_with_a_seed_is_the_same_on_each_data_worker(create: Callable[[], Any]) -> None:
+    assert kinds(create(), "DATA") == {"random"}
+    assert graph_inspection.examine(create()).semantics.keeps_elements("OFF")
+
+
+@pytest.mark.parametrize(
+    ("create", "source"),
+    [
+        (lambda: drawn(seed=1, num_parallel_calls=2).filter(above), "an operation before it"),
+        (
+            lambda: numbers().interleave(
+                lambda x: D.range(tf.random.uniform((), 0, 4, tf.int64, seed=1)),
+                num_parallel_calls=2,
+            ),
+            "an operation in it",
+        ),
+        (
+            lambda: drawn().window(2).flat_map(lambda x, n: D.zip((x, n))),
+            "an operation before it",
+        ),
+        (
+            lambda: numbers().flat_map(lambda x: drawn(D.range(x)).filter(above)),
+            "an operation in it",
+        ),
+        (
+            lambda: drawn().filter(lambda x, n: tf.size(tf.range(n)) > 0),
+            "an operation before it",
+        ),
+    ],
+)
+def test_possible_random_selection_is_a_warning(create: Callable[[], Any], source: str) -> None:
+    found = [change for change in changes(create(), "DATA") if change.kind == "order"]
+    assert [change.refused for change in found] == [False]
+    assert f"by random numbers of {source}" in found[0].what
+
+
+def test_functions_are_followed_only_if_they_draw() -> None:
+    dataset = numbers().map(lambda x: x + 1).filter(lambda x: x > 3).flat_map(D.range)
+    definition = graph_inspection.definition_of(dataset)
+    pipeline = semantics.Semantics(definition)
+    pipeline.changes("DATA", 2)
+    nodes = sum(len(function.node_def) for function in definition.library.function)
+    assert pipeline.visited == len(pipeline.ops) + nodes
+
+
+@pytest.mark.parametrize(
+    "create", [lambda: numbers().shuffle(9).take(3).cache(), lambda: drawn().filter(above).cache()]
+)
+def test_random_selection_in_a_cache_changes_in_each_epoch(create: Callable[[], Any]) -> None:
+    (change,) = (each for each in changes(create(), "OFF") if each.kind == "random")
+    assert "each epoch fills it again" in change.what
+
+
 def test_method_with_a_global_generator_has_a_copy() -> None:
     class Selector:
         def above(self, x: Any) -> Any:
