@@ -1,9 +1,10 @@
 """CPU per batch through an in-process cluster, against the bare pipeline and TensorFlow's defaults.
 
-The benchmark compares three cases:
+The benchmark compares four cases:
 
 * the plain pipeline;
 * ``Cluster(launcher="inprocess")`` with its defaults, without compression and with local transfer;
+* the same with ``semantics="same"``, which leaves this pipeline as it is;
 * a dispatcher and a worker of this process with the defaults of ``tf.data.experimental.service``.
 
 All of them do the same work in this process. The difference in CPU is the cost of the transfer. The
@@ -81,15 +82,21 @@ def main() -> None:
         figures = _pairs.interleave(
             {
                 "cluster": per_batch(pipeline().apply(cluster.distribute("off")), batches),
+                "same": per_batch(
+                    pipeline().apply(cluster.distribute("off", semantics="same")), batches
+                ),
                 "pipeline": per_batch(pipeline(), batches),
                 "defaults": per_batch(pipeline().apply(defaults), batches),
             },
             rounds,
         )
     against = {name: _pairs.compare(figures["cluster"], figures[name]) for name in figures}
+    same = _pairs.compare(figures["same"], figures["cluster"])
     print(f"in-process cluster, ms of CPU per batch, against the pipeline: {against['pipeline']}")
     print(f"against TensorFlow's defaults: {against['defaults']}")
+    print(f'semantics="same", against the default: {same}')
     unit = "ms of CPU per batch"
+    _pairs.report("inprocess_transfer, same", same, unit)
     _pairs.report("inprocess_transfer, against TensorFlow's defaults", against["defaults"], unit)
     _pairs.report("inprocess_transfer", against["pipeline"], unit)
     # The threads of the iterators would crash at the exit, and delay the end of the data worker.

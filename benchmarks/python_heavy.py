@@ -5,7 +5,8 @@ process runs one such function at a time, independently of ``num_parallel_calls`
 are two processes.
 
 The elements are sent in batches of 8, as recommended for small elements. Single elements cost the
-consumer about 1 ms each. The line before the last has this figure.
+consumer about 1 ms each. The line before the last has this figure. The line before that compares
+``semantics="same"``, which leaves this pipeline as it is, with the default.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def main() -> None:
                 ("local", dataset),
             )
         }
+        same = batches.apply(cluster.distribute("off", semantics="same"))
+        measurements["same"] = per_second(same, elements, processes, BATCH)
         figures = _pairs.interleave(measurements, rounds)
     results = {
         what: _pairs.compare(figures[f"cluster, {what}"], figures[f"local, {what}"])
@@ -107,6 +110,8 @@ def main() -> None:
     }
     for what, result in results.items():
         print(f"two data workers against a local pipeline with AUTOTUNE, {what}: {result}")
+    same_result = _pairs.compare(figures["same"], figures["cluster, batches"])
+    _pairs.report("python_heavy, same", same_result, UNIT)
     _pairs.report("python_heavy (one at a time)", results["single"], UNIT)
     _pairs.report("python_heavy", results["batches"], UNIT)
     # The threads of the local iterator would crash at the interpreter's exit.
