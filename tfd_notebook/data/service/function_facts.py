@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tfd_notebook._compat.tf_data.graph import data_inputs
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
-from tfd_notebook.data.service.py_functions import State, copied_state, names_random
+from tfd_notebook.data.service.python_state import State, copied_state, names_random
 
 #: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
 _DRAWING = (

@@ -13,14 +13,12 @@ import gc
 import inspect
 import itertools
 import logging
-import operator
-import re
 import reprlib
 import sys
 import types
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfd_notebook._compat.tf_data import py_functions
 from tfd_notebook._compat.tf_data.py_functions import install
@@ -35,54 +33,15 @@ LARGEST = 200_000_000
 #: Bytes above which garbage is collected before functions are sent.
 _LARGE = 1_000_000
 
+#: Depth to which the objects that a function refers to are examined for the cause of an error.
 _DEPTH = 6
-#: As `_DEPTH`, for the search for names, which are less certain in code that is further away.
-_NEAR = 3
-
-#: Names that suggest random numbers, or a random order.
-_RANDOM = re.compile("random|shuffle|permutation|permuted|rng", re.IGNORECASE)
-#: Number of items of a container, and of objects of a function, that are examined for state.
+#: Number of items of a container, and of objects of a function, that are examined.
 _ITEMS, _OBJECTS = 1_000, 10_000
-#: Number of objects with state that a message names.
-_NAMED = 3
-
 #: Values without state. Lists of them are often long.
 _PLAIN = (str, bytes, int, float, complex, type(None))
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 #: Packages whose functions use no state of the user.
 _LIBRARIES = {"keras", "numpy", "tensorflow", "tf_keras"} | sys.stdlib_module_names
-
-#: Classes of objects whose state changes while they are used, by module and name. The first ones
-#: generate random numbers.
-_GENERATORS = (
-    ("numpy.random", "BitGenerator"),
-    ("numpy.random", "Generator"),
-    ("numpy.random", "RandomState"),
-    ("random", "Random"),
-    ("tensorflow", "random.Generator"),
-    ("keras", "random.SeedGenerator"),
-)
-_CONTENTS = (
-    ("tensorflow", "Variable"),
-    ("tensorflow", "lookup.experimental.DenseHashTable"),
-    ("tensorflow", "lookup.experimental.MutableHashTable"),
-    ("keras", "Variable"),
-)
-
-
-class State(NamedTuple):
-    """An object with changing state that a Python function refers to.
-
-    Parameters
-    ----------
-    name : str
-        Its path and its class.
-    generates : bool
-        Whether it generates random numbers.
-    """
-
-    name: str
-    generates: bool
 
 
 def find_functions(graph_def: Any) -> list[str]:
@@ -167,41 +126,7 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     return names, blob
 
 
-def copied_state(token: str) -> tuple[State, ...]:
-    """Return the objects with changing state that a function refers to.
-
-    Each data worker has a copy of them, as they are when the function is sent. Of long containers,
-    only the first items are examined.
-    """
-    generators, contents = tuple(_imported(_GENERATORS)), tuple(_imported(_CONTENTS))
-    found: dict[State, None] = {}
-    for path, value in _reachable(token, _DEPTH, generators + contents):
-        if isinstance(value, generators + contents):
-            name = f"{path} ({type(value).__name__})"
-            found[State(name, isinstance(value, generators))] = None
-    named, others = [*found][:_NAMED], [*found][_NAMED:]
-    if others:
-        named.append(State(f"{len(others)} other objects", any(each.generates for each in others)))
-    return tuple(named)
-
-
-def names_random(token: str) -> bool:
-    """Return True if a function, or an object that it refers to, has a name for random numbers."""
-    return any(_names_random(value) for _, value in _reachable(token, _NEAR))
-
-
-def _names_random(value: Any) -> bool:
-    if inspect.ismodule(value):
-        return _RANDOM.search(value.__name__) is not None
-    kind = type(getattr(value, "__self__", value))
-    names = {kind.__name__, kind.__module__}
-    function = getattr(value, "__func__", value)  # of a method
-    if inspect.isfunction(function):
-        names |= _names(function.__code__)
-    return any(map(_RANDOM.search, names))
-
-
-def _reachable(token: str, depth: int, leaves: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+def reachable(token: str, depth: int, leaves: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yield the objects that a function refers to, and the function, with their paths.
 
     Objects of the types `leaves` are yielded without those that they refer to.
@@ -220,7 +145,7 @@ def _reachable(token: str, depth: int, leaves: tuple[type, ...] = ()) -> Iterato
             inner_depth = depth if isinstance(value, _CONTAINERS) else depth - 1
             for name, inner in _referenced_objects(value):
                 if not isinstance(inner, _PLAIN):
-                    todo.append((_joined(path, name), inner, inner_depth))
+                    todo.append((joined(path, name), inner, inner_depth))
 
 
 def _layers(registered: Any) -> list[Any]:
@@ -232,13 +157,6 @@ def _layers(registered: Any) -> list[Any]:
         if isinstance(each, functools.partial) or not _is_library(getattr(each, "__module__", ""))
     ]
     return [function, *reversed(users)]
-
-
-def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
-    for module, name in classes:
-        if module in sys.modules:
-            with contextlib.suppress(AttributeError):
-                yield operator.attrgetter(name)(sys.modules[module])
 
 
 class FunctionWatch:
@@ -321,11 +239,11 @@ def _find_unpicklable(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
         for name, inner in _referenced_objects(value):
             if _failure(inner) is not None:
                 further, innermost = _find_unpicklable(inner, depth - 1)
-                return _joined(name, further), innermost
+                return joined(name, further), innermost
     return "", value
 
 
-def _joined(path: str, name: str) -> str:
+def joined(path: str, name: str) -> str:
     """Return the path of an attribute, or of an item, of the object at `path`."""
     return f"{path}.{name}" if path and name and not name.startswith("[") else path + name
 
@@ -339,7 +257,7 @@ def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
         if _is_library(value.__globals__.get("__name__")):
             return
         yield from py_functions.closed_over(value).items()
-        for name in _names(value.__code__):
+        for name in names_in(value.__code__):
             if name in value.__globals__:
                 yield name, value.__globals__[name]
         defaults = value.__defaults__ or ()
@@ -353,7 +271,7 @@ def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", value.func
     elif issubclass(type(value), _CONTAINERS):
         yield from _items(value)
-    elif isinstance(value, type) and _is_users(value):
+    elif isinstance(value, type) and _is_users_class(value):
         for name, member in [*vars(value).items()]:
             if isinstance(member, property):
                 member = member.fget
@@ -362,14 +280,20 @@ def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, member
     elif not isinstance(value, (type, logging.Logger)):  # which is sent by its name
         yield from _attributes(value)
-        yield from (("", kind) for kind in type(value).__mro__ if _is_users(kind))
+        yield from (("", kind) for kind in type(value).__mro__ if _is_users_class(kind))
+
+
+def is_users(function: types.FunctionType) -> bool:
+    """Return True for a function that the user has defined, not an installed package."""
+    module = function.__globals__.get("__name__")
+    return not _is_library(module) and "-packages" not in function.__code__.co_filename
 
 
 def _is_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] in _LIBRARIES
 
 
-def _is_users(kind: type) -> bool:
+def _is_users_class(kind: type) -> bool:
     """Return True for a class that the user has defined, not an installed package."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return not _is_library(kind.__module__) and "-packages" not in file
@@ -400,9 +324,10 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                         yield name, member.__get__(value)
 
 
-def _names(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function's code."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 def _arguments(function: Any) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
+from tfd_notebook.data.service.python_state import CONTENT, COUNTER, GENERATOR
 from tfd_notebook.data.service.random_parts import CERTAINLY, Parts, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
@@ -517,17 +518,22 @@ class Semantics:
         return name if stage is not None else f"{name}()"
 
 
+#: The next step for an object that Python functions refer to, by its kind.
+_STATE_STEPS = {
+    GENERATOR: "create it inside the function, or use functions of the modules random and "
+    "numpy.random, whose seeds differ on each data worker",
+    COUNTER: "call the function after distribute, or make what it counts a part of the element",
+    CONTENT: "distribute the dataset again after it has changed",
+}
+
+
 def _renewal(facts: Facts) -> str:
     """Return the next step for objects with state that Python functions refer to."""
-    generates = {state.generates for state in facts.states}
-    steps = []
-    if True in generates:
-        steps.append(
-            "create it inside the function, or use functions of the modules random and "
-            "numpy.random, whose seeds differ on each data worker"
-        )
-    if False in generates:
-        steps.append("distribute the dataset again after it has changed")
-    if len(steps) < 2:
-        return steps[0]
-    return f"for the generator, {steps[0]}. For the other objects, {steps[1]}"
+    kinds = {state.kind for state in facts.states}
+    steps = {kind: step for kind, step in _STATE_STEPS.items() if kind in kinds}
+    if len(steps) == 1:
+        return next(iter(steps.values()))
+    return ". ".join(
+        f"{'For' if number else 'for'} the {kind}, {step}"
+        for number, (kind, step) in enumerate(steps.items())
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import logging
 import random
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook.data.service.graph_inspection import examine
-from tfd_notebook.data.service.py_functions import copied_state
+from tfd_notebook.data.service.python_state import copied_state
 
 Range = tf.data.Dataset.range
 
@@ -156,6 +157,80 @@ def test_state_of_each_kind_of_function_is_found(name: str) -> None:
     function, expected = FUNCTIONS[name]
     (state,) = found(function)
     assert state.split(".")[-1] == expected
+
+
+total, limit = 0, [3]
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.count, self.sums, self.loaded = 0, {"a": 0}, None
+
+    def __call__(self, x: Any) -> Any:
+        self.count += 1
+        return x
+
+    def method(self, x: Any) -> Any:
+        self.count = self.count + int(x)  # no augmented assignment, which is not found
+        self.sums["a"] += int(x)
+        return x
+
+    def load(self, x: Any) -> Any:
+        if self.loaded is None:
+            self.loaded = limit
+        result = Counting()
+        result.count += 1
+        result.sums["a"] += 1
+        return x
+
+
+def count_globally(x: Any) -> Any:
+    global total
+    total = total + 1
+    return x
+
+
+def load_globally(x: Any) -> Any:
+    global total
+    total = limit[0]
+    sums = {"a": 1}
+    sums["a"] += 1
+    return x + sums["a"]
+
+
+def counting() -> Callable[[Any], Any]:
+    count = 0
+    sums = {"a": 0}
+
+    def function(x: Any) -> Any:
+        nonlocal count
+        count -= 1
+        sums["a"] += count
+        return x
+
+    return function
+
+
+COUNTERS: dict[str, tuple[Any, set[str]]] = {
+    "nonlocal": (counting(), {"count", "sums"}),
+    "global": (count_globally, {"total"}),
+    "callable": (Counting(), {"self.count"}),
+    "method": (Counting().method, {"self.sums"}),
+    "inner function": (lambda x: count_globally(x), {"count_globally.total"}),
+    "loaded once": (Counting().load, set()),
+    "set": (load_globally, set()),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_variable_that_a_function_changes_is_found(name: str) -> None:
+    function, expected = COUNTERS[name]
+    assert {each.partition(" (")[0] for each in found(function)} == expected
+
+
+def test_iterator_is_state() -> None:
+    numbers = {"next": itertools.count()}
+    assert found(lambda x: next(numbers["next"])) == ("numbers['next'] (count)",)
 
 
 def test_generator_function_has_no_state_of_its_dataset() -> None:

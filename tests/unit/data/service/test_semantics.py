@@ -357,6 +357,7 @@ RENEW, CREATE = "distribute the dataset again after it", "create it inside the f
             CREATE,
         ),
         (types.SimpleNamespace(Random=tf.Variable(1)), "state.Random (ResourceVariable)", RENEW),
+        (itertools.count(), "state (count)", "call the function after distribute"),
     ],
 )
 def test_state_of_a_python_function_is_found(state: Any, name: str, fix: str) -> None:
@@ -377,7 +378,7 @@ def test_generator_and_variable_have_a_step_each() -> None:
     dataset = numbers().map(lambda x: tf.numpy_function(lambda v: v + len(state), [x], tf.int64))
     (change,) = changes(dataset, "OFF")
     assert change.fix.startswith(f"for the generator, {CREATE}")
-    assert f"For the other objects, {RENEW}" in change.fix
+    assert f"For the variable or table, {RENEW}" in change.fix
 
 
 def test_python_function_without_state_is_sound() -> None:

@@ -1,0 +1,152 @@
+"""State and random numbers of the Python functions of a pipeline.
+
+Each data worker in another process has a copy of the objects that a function refers to. The copies
+do not follow the originals, and each of them changes separately.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import itertools
+import operator
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from tfd_notebook.data.service.py_functions import is_users, joined, names_in, reachable
+
+#: Depth to which objects that a function refers to are examined for state.
+_DEPTH = 6
+#: As `_DEPTH`, for the search for names, which are less certain in code that is further away.
+_NEAR = 3
+#: Names that suggest random numbers, or a random order.
+_RANDOM = re.compile("random|shuffle|permutation|permuted|rng", re.IGNORECASE)
+#: Number of objects with state that a message names.
+_NAMED = 3
+
+#: Instructions of Python 3.10, and of later versions.
+_ARITHMETIC = re.compile("INPLACE_|BINARY_(?!SUBSCR|SLICE)")
+_MOVES = re.compile("SWAP|ROT_")
+_COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
+
+GENERATOR, COUNTER, CONTENT = "generator", "counter", "variable or table"
+#: Classes of objects whose state changes while they are used, by module and name.
+_CLASSES = {
+    GENERATOR: (
+        ("numpy.random", "BitGenerator"),
+        ("numpy.random", "Generator"),
+        ("numpy.random", "RandomState"),
+        ("random", "Random"),
+        ("tensorflow", "random.Generator"),
+        ("keras", "random.SeedGenerator"),
+    ),
+    COUNTER: (("collections.abc", "Iterator"),),
+    CONTENT: (
+        ("tensorflow", "Variable"),
+        ("tensorflow", "lookup.experimental.DenseHashTable"),
+        ("tensorflow", "lookup.experimental.MutableHashTable"),
+        ("keras", "Variable"),
+    ),
+}
+
+
+class State(NamedTuple):
+    """An object with changing state that a Python function refers to.
+
+    Parameters
+    ----------
+    name : str
+        Its path and its class.
+    kind : {"generator", "counter", "variable or table"}
+        A counter is any object that the calls of the function change.
+    """
+
+    name: str
+    kind: str
+
+
+def copied_state(token: str) -> tuple[State, ...]:
+    """Return the objects with changing state that a function refers to.
+
+    Of long containers, only the first items are examined.
+    """
+    classes = {kind: tuple(_imported(names)) for kind, names in _CLASSES.items()}
+    leaves = tuple(each for kind in classes.values() for each in kind)
+    found: dict[State, None] = {}
+    for path, value in reachable(token, _DEPTH, leaves):
+        kind = next((kind for kind, types in classes.items() if isinstance(value, types)), None)
+        if kind is not None:
+            found[State(f"{path} ({type(value).__name__})", kind)] = None
+        elif inspect.isfunction(value) and is_users(value):
+            is_called = path in ("", "__call__")  # other methods of a class may not be
+            for name in _counted(value.__code__):
+                if is_called or not name.startswith("self."):
+                    place = name if is_called else joined(path, name)
+                    found[State(f"{place} (which it changes)", COUNTER)] = None
+    named, others = [*found][:_NAMED], [*found][_NAMED:]
+    if others:
+        named.append(State(f"{len(others)} other objects", others[0].kind))
+    return tuple(named)
+
+
+def names_random(token: str) -> bool:
+    """Return True if a function, or an object that it refers to, has a name for random numbers."""
+    return any(_names_random(value) for _, value in reachable(token, _NEAR))
+
+
+def _names_random(value: Any) -> bool:
+    if inspect.ismodule(value):
+        return _RANDOM.search(value.__name__) is not None
+    kind = type(getattr(value, "__self__", value))
+    names = {kind.__name__, kind.__module__}
+    function = getattr(value, "__func__", value)  # of a method
+    if inspect.isfunction(function):
+        names |= names_in(function.__code__)
+    return any(map(_RANDOM.search, names))
+
+
+def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
+    for module, name in classes:
+        if module in sys.modules:
+            with contextlib.suppress(AttributeError):
+                yield operator.attrgetter(name)(sys.modules[module])
+
+
+def _counted(code: types.CodeType) -> Iterator[str]:
+    """Yield the variables outside of a function that it changes, as in ``count += 1``.
+
+    A variable that a function only sets is omitted, such as a model that the first call loads.
+    """
+    instructions = [*dis.get_instructions(code)]
+    for number, instruction in enumerate(instructions):
+        if not _ARITHMETIC.match(instruction.opname) or instruction.argrepr == "[]":
+            continue
+        after = itertools.islice(instructions, number + 1, None)
+        store = next((each for each in after if not _MOVES.match(each.opname)), instruction)
+        if not store.opname.startswith("STORE_"):
+            continue
+        path = [store]
+        if store.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+            path = _changed_object(instructions[:number], store)
+        scope, name = path[0].opname.rpartition("_")[2], path[0].argval
+        is_outside = scope == "GLOBAL" or (scope == "DEREF" and name in code.co_freevars)
+        if is_outside or (scope == "FAST" and name == "self"):
+            yield ".".join(str(each.argval) for each in path if each.opname != "STORE_SUBSCR")
+
+
+def _changed_object(before: list[Any], store: Any) -> list[Any]:
+    """Return the instructions that load the object of an augmented assignment, then `store`."""
+    while before and before[-1].opname not in _COPIES:
+        before.pop()
+    while before and before[-1].opname in _COPIES:
+        before.pop()
+    if store.opname == "STORE_SUBSCR":
+        del before[-1:]  # the key
+    path = [*before[-1:], store]
+    while path[0].opname == "LOAD_ATTR" and len(path) <= len(before):
+        path.insert(0, before[-len(path)])
+    return path
