@@ -48,6 +48,7 @@ class Flow:
     shuffled: bool = False  # elements that follow each other do not belong together
     reordered: bool = False  # the order differs in each iteration
     reselected: bool = False  # the elements may differ in each iteration
+    stateful: bool = False  # a Python function before it uses an object with state
 
 
 @dataclass
@@ -239,6 +240,7 @@ class Semantics:
             or (facts.shuffles and facts.condenses)
             or drawn
             or kind == "Sampling",
+            bool(facts.states) or any(each.stateful for each in before),
         )
 
     def _selects_by_position(self, node: Any, effect: str | None) -> bool:
@@ -307,6 +309,12 @@ class Semantics:
             yield change(
                 "random",
                 "each epoch fills it again, with other random numbers",
+                "call cache() after distribute",
+            )
+        elif kind == "Cache" and not path and any(each.stateful for each in before):
+            yield change(
+                "captured",
+                "each epoch fills it again, with the state that Python functions then have",
                 "call cache() after distribute",
             )
         if path:

@@ -623,6 +623,15 @@ def test_functions_are_followed_only_if_they_draw() -> None:
     assert pipeline.visited == len(pipeline.ops) + nodes
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_cache_after_a_function_with_state_changes_in_each_epoch(in_process: bool) -> None:
+    variable = tf.Variable(1)
+    added = numbers().map(lambda x: tf.numpy_function(lambda v: v + variable.numpy(), [x], x.dtype))
+    pipeline = graph_inspection.examine(added.prefetch(2).cache()).semantics
+    found = [each for each in pipeline.changes("OFF", 2, in_process) if each.kind == "captured"]
+    assert ["each epoch fills it again" in each.what for each in found] == [True]
+
+
 @pytest.mark.parametrize(
     "create", [lambda: numbers().shuffle(9).take(3).cache(), lambda: drawn().filter(above).cache()]
 )
