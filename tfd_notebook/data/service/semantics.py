@@ -213,8 +213,8 @@ class Semantics:
         if kind in ("Concatenate", "Zip", "DirectedInterleave"):
             divided = True
         hinted = any(each.hinted for each in before)
-        if kind == "Shard":
-            hinted = hinted or self._graph.constant(node, 1) == -1
+        if kind == "Shard" and self._graph.constant(node, 1) == -1:
+            hinted = divided = True
         source = kind == "Random"
         drawn = source and not self._graph.is_seeded_source(node)
         selects = kind == "DirectedInterleave"  # the first input selects the others
@@ -317,6 +317,15 @@ class Semantics:
                 "each epoch fills it again, with the state that Python functions then have",
                 "call cache() after distribute",
             )
+        if mode == "HINT" and kind in ("Concatenate", "DirectedInterleave"):
+            read = before[1:] if kind == "DirectedInterleave" else before
+            if any(each.hinted for each in read) and not all(each.hinted for each in read):
+                yield change(
+                    "counting",
+                    "elements of its datasets without shard(SHARD_HINT, SHARD_HINT) occur "
+                    f"{_times(mode, workers)}",
+                    f"call shard(SHARD_HINT, SHARD_HINT) after {user_name(kind)}()",
+                )
         if path:
             yield change(
                 "external",
@@ -337,8 +346,7 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
-        joining = ", and more if data workers join later" if mode == "DYNAMIC" else ""
-        times = f"up to {workers} times{joining}"
+        joining, times = _joining(mode), _times(mode, workers)
         endless = any(each.endless for each in before)
         if effect == "pairing" and not self._graph.is_enumeration(node):
             if kind == "DirectedInterleave" and self._graph.selects_at_random(node):
@@ -524,6 +532,15 @@ class Semantics:
         if node_kind(node) == "Zip" and self._graph.is_enumeration(node):
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
+
+
+def _joining(mode: str) -> str:
+    """Return a clause about data workers that join later, or an empty text."""
+    return ", and more if data workers join later" if mode == "DYNAMIC" else ""
+
+
+def _times(mode: str, workers: int) -> str:
+    return f"up to {workers} times{_joining(mode)}"
 
 
 #: The next step for an object that Python functions refer to, by its kind.

@@ -671,6 +671,31 @@ def test_hint_divides_at_the_shard() -> None:
     assert kinds(numbers().shard(SHARE, SHARE).shuffle(3), "HINT") == set()
 
 
+def hinted(dataset: Any = None) -> Any:
+    elements = numbers() if dataset is None else dataset
+    return elements.shard(SHARE, SHARE)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: hinted().concatenate(numbers()),
+        lambda: numbers().concatenate(hinted()),
+        lambda: D.sample_from_datasets([hinted(), numbers()]),
+        lambda: hinted(generated()).take(3),  # its source is one unit
+    ],
+)
+def test_part_without_the_hint_is_delivered_by_each_data_worker(create: Callable[[], Any]) -> None:
+    (change,) = (each for each in changes(create(), "HINT", 3) if each.kind == "counting")
+    assert "occur up to 3 times" in change.what or "9 may arrive" in change.what
+    assert not graph_inspection.examine(create()).semantics.keeps_elements("HINT")
+
+
+def test_hint_after_several_datasets_divides_all_of_them() -> None:
+    assert kinds(hinted(numbers().concatenate(numbers())), "HINT") == set()
+    assert kinds(hinted().concatenate(hinted()), "HINT") == set()
+
+
 @pytest.mark.parametrize(
     "create",
     [
