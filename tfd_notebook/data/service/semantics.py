@@ -119,7 +119,7 @@ class Semantics:
         found: dict[tuple[str, str], Change] = {}
         for operation in self.operations(mode, workers, in_process):
             for change in operation.changes:
-                if workers < 2 and change.refused:
+                if workers < 2 and (change.refused or change.kind == "external"):
                     change = dataclasses.replace(
                         change,
                         what=f"with a second data worker, {change.what}",
@@ -172,7 +172,9 @@ class Semantics:
 
         In mode ``"OFF"``, each of them then delivers all of these elements.
         """
-        changing = ("pairing", "order", "counting", "neighbors", "unknown")
+        changing = ["pairing", "order", "counting", "neighbors", "unknown"]
+        if mode not in ("OFF", "DATA"):
+            changing.append("external")
         operations = list(self.operations(mode, 2))
         return not (
             any(change.kind in changing for each in operations for change in each.changes)
@@ -327,11 +329,15 @@ class Semantics:
                     f"call shard(SHARD_HINT, SHARD_HINT) after {user_name(kind)}()",
                 )
         if path:
-            yield change(
-                "external",
-                f"each data worker writes all of its elements to {path}",
-                "write after distribute, where one process does it",
-            )
+            what = f"each data worker writes all of its elements to {path}"
+            if kind == "Cache":
+                what += ", and fails while another one writes there"
+            if kind == "Cache" and by_source:
+                what += (
+                    ". Later, it delivers the whole file instead of its share, so elements may be "
+                    f"missing, or occur {_times(mode, workers)}"
+                )
+            yield change("external", what, "write after distribute, where one process does it")
 
     def _by_source(
         self,

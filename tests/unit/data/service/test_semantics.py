@@ -696,6 +696,22 @@ def test_hint_after_several_datasets_divides_all_of_them() -> None:
     assert kinds(hinted().concatenate(hinted()), "HINT") == set()
 
 
+def test_file_of_a_cache_replaces_the_share_of_a_data_worker() -> None:
+    pipeline = graph_inspection.examine(numbers().cache("somewhere")).semantics
+    for mode in ("DYNAMIC", "FILE"):
+        (change,) = pipeline.changes(mode, 3)
+        assert "fails while another one writes there" in change.what
+        assert "elements may be missing, or occur up to 3 times" in change.what
+        assert not pipeline.keeps_elements(mode)
+    for mode in ("OFF", "DATA"):
+        (change,) = pipeline.changes(mode, 3)
+        assert "fails while another one writes there" in change.what
+        assert "missing" not in change.what
+        assert pipeline.keeps_elements(mode)
+    (change,) = pipeline.changes("DYNAMIC", 1)
+    assert change.what.startswith("with a second data worker, each data worker writes")
+
+
 @pytest.mark.parametrize(
     "create",
     [
