@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
-from tfd_notebook._compat.tf_data.pipeline_model import kind_of
-from tfd_notebook.data.service.function_facts import Functions
+from tfd_notebook.data.service.function_facts import READERS, Functions
 from tfd_notebook.data.service.operations import (
     COUNTER,
     EXPANDING,
@@ -20,8 +19,46 @@ from tfd_notebook.data.service.operations import (
 _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
-_READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 _BATCHES = ("Batch", "PaddedBatch", "MapAndBatch")
+#: Operations through which TensorFlow's auto-sharding finds the files, and others.
+_DIVIDED_BY_FILE = (
+    "AssertCardinality",
+    "Batch",
+    "Cache",
+    "Concatenate",
+    "Filter",
+    "FlatMap",
+    "Interleave",
+    "Map",
+    "MapAndBatch",
+    "Options",
+    "PaddedBatch",
+    "Prefetch",
+    "Rebatch",
+    "Repeat",
+    "Shard",
+    "Shuffle",
+    "ShuffleAndRepeat",
+    "Skip",
+    "Take",
+    "Unbatch",
+    "Window",
+    "Zip",
+)
+_NOT_BY_FILE = (
+    "DirectedInterleave",
+    "GroupByReducer",
+    "GroupByWindow",
+    "IgnoreErrors",
+    "Random",
+    "Range",
+    "Scan",
+    "Snapshot",
+    "TakeWhile",
+    "Tensor",
+    "TensorSlice",
+    "Unique",
+)
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
 _DATA_BYTES = 10_000
@@ -58,12 +95,6 @@ class DatasetGraph:
         )
 
     @cached_property
-    def reads_files(self) -> bool:
-        """True if an operation, or a function, reads a file format."""
-        nodes = (*self.nodes.values(), *self.functions.nodes)
-        return any(kind_of(node.op) in _READERS for node in nodes)
-
-    @cached_property
     def batched_again(self) -> set[str]:
         """The names of batches that are joined to larger ones, and are therefore examples."""
         found: set[str] = set()
@@ -78,13 +109,27 @@ class DatasetGraph:
             joined[node.name] = inner | {node.name} if kind in _BATCHES else inner
         return found
 
-    @property
-    def sources(self) -> int:
-        """The number of sources that elements come from."""
-        return sum(
-            not self.before(node) and self.effect(node) not in (COUNTER, "random")
-            for node in self.ordered
-        )
+    @cached_property
+    def file_or_data(self) -> tuple[str, Any]:
+        """The mode that TensorFlow uses for ``"FILE_OR_DATA"``, and the node that ends another one.
+
+        It is ``"FILE"`` or ``"DATA"``, or ``"FILE_OR_DATA"`` if that is unknown. The node is the
+        reason for ``"DATA"`` if TensorFlow has divided files before it. Otherwise it is None.
+        """
+        by_file = False
+        todo = self.ordered[-1:]
+        while todo:  # in TensorFlow's order
+            node = todo.pop()
+            kind, before = node_kind(node), self.before(node)
+            if kind in READERS or self.functions.facts_of(node).reads:
+                by_file = True
+            elif kind in _DIVIDED_BY_FILE and before:
+                todo += reversed(before)
+            elif kind in _NOT_BY_FILE:
+                return "DATA", node if by_file else None
+            else:
+                return "FILE_OR_DATA", None
+        return "FILE", None
 
     @cached_property
     def ordered(self) -> list[Any]:

@@ -18,6 +18,8 @@ _DRAWING = (
     "SampleDistorted",
     "TruncatedNormal",
 )
+#: Operations that read a file format.
+READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 #: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
 _GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
 
@@ -37,6 +39,7 @@ class Facts(NamedTuple):
     names: bool = False  # a Python function that may draw numbers
     drops: bool = False  # an incomplete last batch
     condenses: bool = False  # a dataset to a result, or to some of its elements
+    reads: bool = False  # files
 
     def plus(self, other: Facts) -> Facts:
         """Return the properties of two functions together."""
@@ -129,6 +132,7 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         names=bool(token) and names_random(token),
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
         condenses=node.op == "ReduceDataset" or effect in ("counting", "neighbors", "reducing"),
+        reads=kind in READERS,
     )
 
 

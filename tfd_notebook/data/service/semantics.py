@@ -134,10 +134,9 @@ class Semantics:
         The parameters are those of `changes`. If the caller sets the `flow` of an operation, the
         operations after it see that.
         """
-        if mode == "FILE_OR_DATA" and not self._graph.reads_files:
-            mode = "DATA"
-        elif mode == "FILE_OR_DATA" and self._graph.sources < 2:
-            mode = "FILE"
+        twice = None
+        if mode == "FILE_OR_DATA":
+            mode, twice = self._graph.file_or_data
         if mode == "HINT" and not self.has_hint:
             mode = "OFF"  # each data worker then delivers the whole dataset
         flows: dict[str, Flow] = {}
@@ -164,6 +163,17 @@ class Semantics:
                     if change.kind != "python" or not in_process
                 ],
             )
+            if node is twice:
+                operation.changes.append(
+                    Change(
+                        "counting",
+                        operation.name,
+                        "because of it, TensorFlow divides the results, after it has divided the "
+                        "files, so elements are missing",
+                        'use processing_mode="dynamic" or "data"',
+                        refused=True,
+                    )
+                )
             yield operation
             flows[node.name] = operation.flow
 

@@ -774,6 +774,91 @@ def test_file_or_data_depends_on_the_source() -> None:
     assert kinds(numbers().shuffle(3).take(1), "FILE_OR_DATA") == {"order"}
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Any]:
+    """Return a function that returns a dataset of four files with three numbers each."""
+    directory = tmp_path_factory.mktemp("records")
+    for number in range(4):
+        np.arange(3 * number, 3 * number + 3).tofile(directory / f"{number}.bin")
+    names = [str(path) for path in sorted(directory.iterdir())]
+
+    def read() -> Any:
+        return tf.data.FixedLengthRecordDataset(names, 8).map(
+            lambda record: tf.io.decode_raw(record, tf.int64)[0]
+        )
+
+    return read
+
+
+def divided(dataset: Any, policy: tf.data.experimental.AutoShardPolicy) -> Any:
+    """Return the elements of each of two data workers. None if TensorFlow cannot divide them."""
+    elements = []
+    for worker in range(2):
+        try:
+            variant = tf.raw_ops.AutoShardDataset(
+                input_dataset=dataset._variant_tensor,
+                num_workers=2,
+                index=worker,
+                auto_shard_policy=policy.value,
+                num_replicas=1,
+                output_types=dataset._flat_types,
+                output_shapes=dataset._flat_shapes,
+            )
+        except tf.errors.NotFoundError:
+            return None
+        shard = dataset_ops._VariantDataset(variant, dataset.element_spec)
+        elements.append(str([tf.nest.map_structure(np.array, each) for each in shard]))
+    return elements
+
+
+#: Operations on a dataset that reads files.
+AFTER_FILES: dict[str, Callable[[Any], Any]] = {
+    "sound": lambda files: (
+        files.map(lambda x: x + 1, num_parallel_calls=2).filter(lambda x: x > 3).prefetch(2)
+    ),
+    "batches": lambda files: files.batch(2).unbatch().padded_batch(2),
+    "parallel batches": lambda files: files.batch(2, num_parallel_calls=2),
+    "rebatch": lambda files: files.batch(2).rebatch(3),
+    "window": lambda files: files.window(2).flat_map(lambda w: w.batch(2)),
+    "parts": lambda files: files.take(9).skip(1).shard(2, 0).repeat(2).cache(),
+    "interleave": lambda files: files.interleave(D.range, num_parallel_calls=2),
+    "groups": lambda files: grouped(lambda group: group.batch(2), files),
+    "reducer": lambda files: files.apply(
+        tf.data.experimental.group_by_reducer(lambda x: x % 2, summed())
+    ),
+    "enumerate": lambda files: files.enumerate(),
+    "scan": lambda files: files.scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),
+    "take_while": lambda files: files.take_while(lambda x: x < 9),
+    "unique": lambda files: files.unique(),
+    "errors": lambda files: files.ignore_errors(),
+    "files": lambda files: D.zip((files, files.concatenate(files))),
+    "choice": lambda files: D.choose_from_datasets([files, files], D.range(2).repeat(6)),
+    "number first": lambda files: numbers().concatenate(files),
+    "number last": lambda files: files.concatenate(numbers()),
+    "slices last": lambda files: files.concatenate(D.from_tensor_slices(np.arange(3))),
+    "pair": lambda files: D.zip((files, numbers())),
+    "random": lambda files: D.zip((files, D.random(seed=1))),
+    "scan last": lambda files: files.concatenate(AFTER_FILES["scan"](files)),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_FILES)
+def test_mode_file_or_data_divides_as_tensorflow(name: str, records: Callable[[], Any]) -> None:
+    policies = tf.data.experimental.AutoShardPolicy
+    dataset = AFTER_FILES[name](records())
+    by_file, by_data, automatic = (
+        divided(dataset, policy) for policy in (policies.FILE, policies.DATA, policies.AUTO)
+    )
+    pipeline = graph_inspection.examine(dataset).semantics
+    found = pipeline.changes("FILE_OR_DATA", 2)
+    twice = [each for each in found if "after it has divided the files" in each.what]
+    assert pipeline.changes("FILE" if by_file else "DATA", 2) == [
+        each for each in found if each not in twice
+    ]
+    assert automatic in (by_file, by_data) or twice
+    assert all(each.refused for each in twice)
+
+
 def test_change_names_operation_line_and_amount() -> None:
     import tfd_notebook
 
