@@ -418,6 +418,20 @@ def test_file_cache_of_several_workers_is_explained(cluster: tfd.Cluster, tmp_pa
     assert "cache(file) after distribute" in str(caught.value.fix)
 
 
+def test_complete_file_of_a_cache_is_delivered_by_each_data_worker(
+    cluster: tfd.Cluster, tmp_path: Path
+) -> None:
+    kept = D.range(6).cache(str(tmp_path / "kept"))
+    expected = numbers(kept)
+    with pytest.warns(UserWarning, match=r"delivers the whole file.*occur up to 2 times"):
+        read = kept.apply(cluster.distribute("dynamic"))
+    assert numbers(read) == sorted(2 * expected)
+    with pytest.warns(UserWarning, match="fails while another one writes there"):
+        divided = kept.apply(cluster.distribute("data"))
+    assert numbers(divided) == expected
+    assert numbers(kept.apply(cluster.distribute("dynamic", semantics="same"))) == expected
+
+
 def test_file_cache_of_a_loop_that_was_left_is_explained(tmp_path: Path) -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="left") as left:
         with pytest.warns(UserWarning, match="writes all of its elements"):
