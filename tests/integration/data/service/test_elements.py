@@ -258,6 +258,7 @@ def test_each_dtype_arrives_unchanged(cluster: tfd.Cluster) -> None:
     assert {"bfloat16", "bool", "complex128", "float16", "int4", "qint16", "string"} <= {*tensors}
     check(cluster, Dataset.from_tensors(tensors))
     check(cluster, Dataset.from_tensor_slices(tensors))
+    check_explained(cluster, Dataset.from_tensors(tensors))
 
 
 @pytest.mark.parametrize("kind", IN_PROCESS)
@@ -335,14 +336,21 @@ def test_datasets_cannot_be_saved(cluster: tfd.Cluster, tmp_path: Path) -> None:
         cluster.save(Range(4).window(2), str(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize("cluster", ["local"], indirect=True)
-@pytest.mark.parametrize(
-    "kind",
-    ["ragged", "optional", "array", "variant", "sparse", "slices", "extension type", "nested"],
-)
-def test_explain_reads_each_type(cluster: tfd.Cluster, kind: str) -> None:
-    dataset = TYPES[kind]().repeat().apply(cluster.distribute("off"))
-    limit = tfd.explain(dataset, seconds=0.3)
+def check_explained(cluster: tfd.Cluster, dataset: Any) -> None:
+    """Check that `explain` and the doctor read the elements."""
+    read = dataset.repeat().apply(cluster.distribute("off"))
+    limit = tfd.explain(read, seconds=0.3)
     assert limit.figures["elements_per_s"] > 0
     assert "compression" not in limit.advice
-    assert "TFD824" not in [finding.code for finding in tfd.doctor(dataset)]
+    assert "TFD824" not in [finding.code for finding in tfd.doctor(read)]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_explain_reads_each_type(cluster: tfd.Cluster, kind: str) -> None:
+    check_explained(cluster, TYPES[kind]())
+
+
+@pytest.mark.parametrize("cluster", ["inprocess"], indirect=True)
+@pytest.mark.parametrize("kind", IN_PROCESS)
+def test_explain_reads_types_of_local_memory(cluster: tfd.Cluster, kind: str) -> None:
+    check_explained(cluster, IN_PROCESS[kind][0]())
