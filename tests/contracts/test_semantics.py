@@ -1,11 +1,15 @@
 """Random pipelines: an epoch through a service has the elements of an epoch without it.
 
-A difference must have a finding. ``make test-semantics`` tries many more pipelines.
+A difference must have a finding. ``make test-semantics`` tries many more pipelines. It also counts
+findings without a difference. In a small pipeline, the change that a finding names can be absent.
+An example is a ``take`` that takes all elements.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -35,11 +40,17 @@ TOGETHER = 10
 FILES = 4
 #: Kinds of changes after which an epoch may have other elements.
 CHANGING = {"pairing", "order", "counting", "neighbors", "grouping", "external", "unknown"}
+#: Kinds of changes after which an epoch may use an earlier state.
+KEEPING = {"captured", "python"}
+#: Ways to draw numbers that repeat on the data workers, or in each epoch.
+REPEATING = ("seeded", "generator", "augmentation")
+SHARE = tf.data.experimental.SHARD_HINT
 
 #: Operations whose result depends on the order of their elements, on their values, or on both.
 BY_ORDER = {"take", "skip", "take_while", "shard", "scan", "enumerate", "zip", "choose", "sample"}
 BY_VALUE = {
     "filter",
+    "noisy_filter",
     "take_while",
     "interleave",
     "flat_map",
@@ -64,12 +75,14 @@ class Pipeline:
 
 
 def sources() -> st.SearchStrategy[Step]:
-    size = st.integers(0, 12)
+    size, seed = st.integers(0, 12), st.sampled_from([None, 1])
     return st.one_of(
         st.tuples(st.just("range"), size),
         st.tuples(st.just("slices"), size),
         st.tuples(st.just("generator"), size),
+        st.tuples(st.just("random"), size, seed),
         st.tuples(st.just("files")),
+        st.tuples(st.just("list_files"), st.booleans(), seed),
     )
 
 
@@ -82,6 +95,9 @@ def steps() -> st.SearchStrategy[Step]:
     return st.one_of(
         step("map", st.booleans()),
         step("filter", small),
+        step("noisy_filter", small),
+        step("normalization"),
+        step("lookup"),
         step("take", st.integers(-1, 8)),
         step("skip", st.integers(0, 8)),
         step("shuffle", small, seed, st.booleans()),
@@ -98,6 +114,7 @@ def steps() -> st.SearchStrategy[Step]:
         step("inner_zip"),
         step("inner_shuffle"),
         step("cache"),
+        step("cache_file"),
         step("prefetch"),
         step("repeat", st.integers(1, 2)),
         step("concatenate", sources()),
@@ -109,6 +126,7 @@ def steps() -> st.SearchStrategy[Step]:
         step("variable"),
         step("table"),
         step("python"),
+        step("python_variable"),
     )
 
 
@@ -116,15 +134,32 @@ PIPELINES = st.builds(
     Pipeline,
     sources(),
     st.lists(steps(), max_size=5).map(tuple),
-    st.sampled_from(["none", "unseeded", "seeded", "generator", "stateless"]),
+    st.sampled_from(
+        [
+            "none",
+            "unseeded",
+            "seeded",
+            "generator",
+            "augmentation",
+            "stateless",
+            "numpy",
+            "counter",
+        ]
+    ),
 )
+#: The place of ``shard(SHARD_HINT, SHARD_HINT)`` among the steps. None without it.
+HINTS = st.one_of(st.none(), st.integers(0, 5))
+#: Numbers for the names of files.
+_numbers = itertools.count()
 
 
 class Build:
-    """Creates the dataset of a `Pipeline`, and changes the state that it captures."""
+    """Creates the datasets of a `Pipeline`, and changes the state that they capture."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._files = [str(path) for path in sorted(directory.glob("*.bin"))]
+        self._sent = False
         self.variable = tf.Variable(0, dtype=tf.int64)
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
 
@@ -132,7 +167,9 @@ class Build:
         self.variable.assign_add(1000)
         self.table.insert(tf.range(200, dtype=tf.int64), tf.range(200, dtype=tf.int64) * 7)
 
-    def __call__(self, pipeline: Pipeline) -> Any:
+    def __call__(self, pipeline: Pipeline, sent: bool = False) -> Any:
+        """Return a dataset. One that is `sent` to a service has the hint and separate files."""
+        self._sent = sent
         dataset = self._source(*pipeline.source)
         for name, *arguments in pipeline.steps:
             dataset = getattr(self, f"_{name}")(dataset, *arguments)
@@ -141,7 +178,9 @@ class Build:
         options.autotune.enabled = False
         return dataset.map(_draw(pipeline.draw)).with_options(options)
 
-    def _source(self, kind: str, size: int = 0) -> Any:
+    def _source(self, kind: str, size: int = 0, seed: int | None = None) -> Any:
+        if kind == "random":
+            return D.random(seed).take(size).map(lambda x: x % 12)
         if kind == "range":
             return D.range(size)
         if kind == "slices":
@@ -149,14 +188,34 @@ class Build:
         if kind == "generator":
             signature = tf.TensorSpec((), tf.int64)
             return D.from_generator(lambda: iter(range(size)), output_signature=signature)
-        records = tf.data.FixedLengthRecordDataset(self._files, 8)
+        if kind == "list_files":
+            names = D.list_files(str(self._directory / "*.bin"), shuffle=bool(size), seed=seed)
+            records = names.flat_map(lambda name: tf.data.FixedLengthRecordDataset(name, 8))
+        else:
+            records = tf.data.FixedLengthRecordDataset(self._files, 8)
         return records.map(lambda record: tf.io.decode_raw(record, tf.int64)[0])
+
+    def _hint(self, dataset: Any) -> Any:
+        return dataset.shard(SHARE, SHARE) if self._sent else dataset
 
     def _map(self, dataset: Any, parallel: bool) -> Any:
         return dataset.map(lambda x: x * 2 + 1, num_parallel_calls=2 if parallel else None)
 
     def _filter(self, dataset: Any, divisor: int) -> Any:
         return dataset.filter(lambda x: x % (divisor + 1) != 0)
+
+    def _noisy_filter(self, dataset: Any, divisor: int) -> Any:
+        noisy = dataset.map(lambda x: (x, tf.random.uniform(())))
+        filtered = noisy.filter(lambda x, number: x % (divisor + 1) != 0)
+        return filtered.map(lambda x, number: x)
+
+    def _normalization(self, dataset: Any) -> Any:
+        layer = keras.layers.Normalization(axis=None, mean=4.0, variance=4.0)
+        return dataset.map(lambda x: tf.cast(layer(tf.cast([x], tf.float32))[0] * 2, tf.int64))
+
+    def _lookup(self, dataset: Any) -> Any:
+        layer = keras.layers.StringLookup(vocabulary=[str(number) for number in range(9)])
+        return dataset.map(lambda x: layer(tf.as_string(x)))
 
     def _take(self, dataset: Any, count: int) -> Any:
         return dataset.take(count)
@@ -212,6 +271,9 @@ class Build:
     def _cache(self, dataset: Any) -> Any:
         return dataset.cache()
 
+    def _cache_file(self, dataset: Any) -> Any:
+        return dataset.cache(str(self._directory / f"cache{next(_numbers)}"))
+
     def _prefetch(self, dataset: Any) -> Any:
         return dataset.prefetch(2)
 
@@ -248,18 +310,31 @@ class Build:
         return dataset.map(lambda x: x + self.table.lookup(x))
 
     def _python(self, dataset: Any) -> Any:
-        return dataset.map(
-            lambda x: tf.ensure_shape(
-                tf.numpy_function(lambda v: v + np.int64(1), [x], tf.int64), ()
-            )
-        )
+        return dataset.map(lambda x: _python_call(lambda v: v + np.int64(1), x))
+
+    def _python_variable(self, dataset: Any) -> Any:
+        variable = self.variable
+        return dataset.map(lambda x: _python_call(lambda v: v + variable.numpy(), x))
+
+
+def _python_call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return tf.ensure_shape(tf.numpy_function(function, arguments, tf.int64), ())
 
 
 def _draw(kind: str) -> Callable[[Any], Any]:
     generator = tf.random.Generator.from_seed(1)
+    noise = keras.layers.GaussianNoise(1.0, seed=1) if kind == "augmentation" else None
+    numpy_generator = np.random.default_rng(1)
+    counter = itertools.count()
 
     def draw(x: Any) -> Any:
         limit = tf.int64.max
+        if noise is not None:
+            return x, tf.bitcast(noise(tf.zeros([2]), training=True), tf.int64)
+        if kind == "numpy":
+            return x, _python_call(lambda: numpy_generator.integers(limit))
+        if kind == "counter":
+            return x, _python_call(lambda: np.int64(next(counter)))
         if kind == "unseeded":
             return x, tf.random.uniform((), maxval=limit, dtype=tf.int64)
         if kind == "seeded":
@@ -299,10 +374,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(60 + 5 * COUNT)  # ten pipelines take some seconds, most of it waiting
 def test_every_difference_has_a_finding(clusters: list[tfd.Cluster], directory: Path) -> None:
     seen: Counter[str] = Counter()
-    mode = st.sampled_from(["dynamic", "data", "off", "file"])
+    mode = st.sampled_from(["dynamic", "data", "off", "file", "file_or_data", "hint"])
     semantics = st.sampled_from(["tensorflow", "same"])
-    case = st.tuples(PIPELINES, mode, st.sampled_from(clusters), semantics).filter(
-        lambda case: case[1] != "file" or _uses_only_files(case[0])
+    case = (
+        st.tuples(PIPELINES, mode, st.sampled_from(clusters), semantics, HINTS)
+        .filter(lambda case: case[1] != "file" or _uses_only_files(case[0]))
+        .map(lambda case: (_hinted(case[0], case[4]) if case[1] == "hint" else case[0], *case[1:4]))
     )
 
     @hypothesis.settings(
@@ -315,75 +392,128 @@ def test_every_difference_has_a_finding(clusters: list[tfd.Cluster], directory: 
     @hypothesis.given(st.lists(case, min_size=TOGETHER, max_size=TOGETHER))
     def check(cases: list[tuple[Pipeline, str, tfd.Cluster, str]]) -> None:
         with ThreadPoolExecutor(TOGETHER) as pool:
-            seen.update(pool.map(lambda case: compare(directory, *case), cases))
+            for results in pool.map(lambda case: compare(directory, *case), cases):
+                seen.update(results)
 
     check()
-    print(f"\n{COUNT} pipelines: {dict(seen)}")
+    print(f"\n{COUNT} pipelines, 0 silent differences")
+    for result, count in sorted(seen.items()):
+        print(f"{count:7,} {result}")
+
+
+def _hinted(pipeline: Pipeline, place: int | None) -> Pipeline:
+    if place is None:
+        return pipeline
+    steps = pipeline.steps
+    return dataclasses.replace(pipeline, steps=(*steps[:place], ("hint",), *steps[place:]))
+
+
+def _sources_of(pipeline: Pipeline) -> list[Step]:
+    others = [each for step in pipeline.steps for each in step if isinstance(each, tuple)]
+    return [pipeline.source, *others]
+
+
+def _has(pipeline: Pipeline, *names: str) -> bool:
+    return any(name in names for name, *_ in pipeline.steps)
 
 
 def _uses_only_files(pipeline: Pipeline) -> bool:
-    others = [each for step in pipeline.steps for each in step if isinstance(each, tuple)]
-    return all(source == ("files",) for source in (pipeline.source, *others))
+    return all(kind in ("files", "list_files") for kind, *_ in _sources_of(pipeline))
 
 
 def compare(
     directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cluster, semantics: str
-) -> str:
-    """Return the result for a pipeline. Fail if a difference has no finding."""
+) -> list[str]:
+    """Return the results for a pipeline. Fail if a difference has no finding."""
     build = Build(directory)
-    dataset = build(pipeline)
+    dataset = sent = build(pipeline)
+    if _has(pipeline, "hint", "cache_file"):
+        sent = build(pipeline, sent=True)
     workers = sum(task.role == "data_worker" for task in cluster.tasks)
     in_process = cluster.name.startswith("inprocess")
-    examined = graph_inspection.examine(dataset).semantics
-    found = examined.changes(mode_of(mode), workers, in_process)
-    kinds = {change.kind for change in found}
-    repeatable = examined.keeps_elements("OFF")  # else each epoch differs, also without a service
+    repeatable = graph_inspection.examine(dataset).semantics.keeps_elements("OFF")
+    times = workers if mode == "off" or (mode == "hint" and not _has(pipeline, "hint")) else 1
     if semantics == "same":
-        return compare_same(build, dataset, pipeline, mode, cluster, repeatable)
-    read = dataset.apply(cluster.distribute(mode, semantics="tensorflow"))
+        # A pipeline that is not repeatable differs in each epoch, also without a service.
+        return compare_same(build, dataset, sent, pipeline, mode, cluster, repeatable, times)
+    found = graph_inspection.examine(sent).semantics.changes(mode_of(mode), workers, in_process)
+    kinds = {change.kind for change in found}
+    later = kinds & KEEPING or any("same order in each epoch" in each.what for each in found)
+    read = cluster.distribute(mode, semantics="tensorflow")(sent)
     epochs = []
     for _ in range(2):
         try:
             epochs.append((elements(dataset), elements(read)))
-        except tfd.errors.DataError as error:
-            if error.code != tfd.errors.DataError.code:
-                raise
-            return "cannot be divided"  # fewer files or elements than data workers
+        except tf.errors.OpError as error:
+            return [_failure(error, pipeline, kinds)]
         build.change_state()
-    times = workers if mode == "off" else 1
-    same = True
+    same = []
     for number, (alone, through) in enumerate(epochs):
         expected = Counter({x: times * n for x, n in Counter(x for x, _ in alone).items()})
-        equal = Counter(x for x, _ in through) == expected
-        same = same and equal
-        if repeatable and not kinds & CHANGING and not (number and "captured" in kinds):
-            assert equal, f"{kinds}: {sorted(expected.elements())}, {sorted(through)}"
+        same.append(Counter(x for x, _ in through) == expected)
+        if repeatable and not kinds & CHANGING and not (number and later):
+            assert same[-1], f"{kinds}: {sorted(expected.elements())}, {sorted(through)}"
+    drawn = [number for _, through in epochs for _, number in through]
+    repeats = _has(pipeline, "cache", "cache_file", "repeat") or times > 1
     if pipeline.draw == "unseeded":
-        drawn = [number for _, through in epochs for _, number in through]
-        repeats = any(name in ("cache", "repeat") for name, *_ in pipeline.steps)
-        assert repeats or len(set(drawn)) == len(drawn)
-    elif pipeline.draw in ("seeded", "generator"):
+        assert _has(pipeline, "cache", "cache_file", "repeat") or len(set(drawn)) == len(drawn)
+    elif pipeline.draw in REPEATING:
         assert "random" in kinds
+    elif pipeline.draw in ("numpy", "counter"):
+        assert in_process or "python" in kinds
+        assert not in_process or repeats or len(set(drawn)) == len(drawn)
     elif pipeline.draw == "stateless" and repeatable and not kinds & CHANGING:
         assert dict(epochs[0][0]) == dict(epochs[0][1])
-    return f"{'same' if same else 'different'}{', with a finding' if found else ''}"
+    results = [f"{'same' if all(same) else 'different'}{', with a finding' if found else ''}"]
+    if repeatable and all(same):
+        results += _without_difference(pipeline, kinds, drawn, bool(epochs[1][0]))
+    return results
+
+
+def _failure(error: Exception, pipeline: Pipeline, kinds: set[str]) -> str:
+    """Return the result for an epoch that TensorFlow has refused. Raise an unexpected error."""
+    if not isinstance(error, tfd.errors.DataError):
+        assert _has(pipeline, "cache_file")  # of which an operation after it reads a part
+        return "fails without a service"
+    if error.code != tfd.errors.DataError.code:
+        raise error
+    if "cache" in str(error):
+        assert "external" in kinds
+        return "cannot write the cache, with a finding"
+    return "cannot be divided"  # fewer files or elements than data workers
+
+
+def _without_difference(
+    pipeline: Pipeline, kinds: set[str], drawn: list[int], is_read: bool
+) -> Iterator[str]:
+    """Yield the kinds of findings of a pipeline whose elements are the same in both epochs."""
+    changing = (kinds & CHANGING) - {"grouping"}
+    if changing:
+        yield f"{' and '.join(sorted(changing))} without a difference"
+    elif kinds & KEEPING and is_read and pipeline.draw not in ("numpy", "counter"):
+        yield f"{' and '.join(sorted(kinds & KEEPING))} without a difference"
+    if pipeline.draw in REPEATING and len(drawn) > 1 and len(set(drawn)) == len(drawn):
+        yield "random without a difference"
 
 
 def compare_same(
     build: Build,
     dataset: Any,
+    sent: Any,
     pipeline: Pipeline,
     mode: str,
     cluster: tfd.Cluster,
     repeatable: bool,
-) -> str:
+    times: int,
+) -> list[str]:
     """Return the result for a pipeline with ``semantics="same"``. Fail if elements differ."""
     try:
-        read = dataset.apply(cluster.distribute(mode, semantics="same"))
+        read = cluster.distribute(mode, semantics="same")(sent)
     except tfd.errors.DataChanged:
-        return "refused"
-    times = sum(task.role == "data_worker" for task in cluster.tasks) if mode == "off" else 1
-    parts = divide(dataset, mode_of(mode), cluster.name.startswith("inprocess"))
+        return ["refused by same"]
+    parts = divide(sent, mode_of(mode), cluster.name.startswith("inprocess"))
+    if parts is not None and parts.local and not parts.boundary:
+        times = 1  # all of it runs here
     elements_certain = number_certain = repeatable
     if repeatable and parts is not None and parts.local:
         elements_certain, number_certain = _certain(pipeline)
@@ -391,10 +521,8 @@ def compare_same(
     for _ in range(2):
         try:
             alone, through = elements(dataset), elements(read)
-        except tfd.errors.DataError as error:
-            if error.code != tfd.errors.DataError.code:
-                raise
-            return "cannot be divided"  # fewer files or elements than data workers
+        except tf.errors.OpError as error:
+            return [_failure(error, pipeline, {"external"})]
         if elements_certain:
             expected = Counter({x: times * n for x, n in Counter(x for x, _ in alone).items()})
             assert Counter(x for x, _ in through) == expected
@@ -403,22 +531,24 @@ def compare_same(
         drawn += [number for _, number in through]
         expected_draws += [number for _, number in alone]
         build.change_state()
-    repeats = any(name in ("cache", "repeat") for name, *_ in pipeline.steps)
-    if pipeline.draw in ("unseeded", "generator"):
+    repeats = _has(pipeline, "cache", "cache_file", "repeat")
+    if pipeline.draw in ("unseeded", "generator", "augmentation", "numpy", "counter"):
         assert repeats or len(set(drawn)) == len(drawn)
     elif pipeline.draw == "seeded" and len(drawn) == len(expected_draws):
         assert Counter(drawn) == Counter(expected_draws)
-    return "same elements" if elements_certain else "same number" if number_certain else "read"
+    result = "same elements" if elements_certain else "same number" if number_certain else "read"
+    return [f"{result} by same"]
 
 
 def _certain(pipeline: Pipeline) -> tuple[bool, bool]:
     """Return whether the elements, and their number, are the same in any order of arrival."""
-    order = elements = number = True
+    elements = number = True
+    # In each epoch in another order, also without a service.
+    order = not any(kind == "list_files" and args[0] for kind, *args in _sources_of(pipeline))
     for name, *_ in pipeline.steps:
         number = number and not (name == "take_while" and not order)
         number = number and not (name in BY_VALUE and not elements)
         elements = elements and not (name in BY_ORDER and not order) and name not in GROUPING
-        # In each epoch in another order, also without a service.
         order = order and name not in ("shuffle", "inner_shuffle", "sample")
     return elements, number
 
