@@ -18,7 +18,7 @@ from tfd_notebook.cluster.adaptation import (
     failed,
 )
 from tfd_notebook.cluster.config import check_roles
-from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.data.consume.consumers import Consumer
 from tfd_notebook.launchers import base
@@ -45,7 +45,7 @@ class Adaptation:
 
     Parameters
     ----------
-    context : ClusterContext
+    servers : ClusterServers
     bounds : Bounds
     scale : callable
         Changes the number of data workers. It takes the number and returns when they are
@@ -53,17 +53,17 @@ class Adaptation:
     """
 
     def __init__(
-        self, context: ClusterContext, bounds: Bounds, scale: Callable[[int], None]
+        self, servers: ClusterServers, bounds: Bounds, scale: Callable[[int], None]
     ) -> None:
-        self._context, self._bounds, self._scale = context, bounds, scale
-        self._monitor, self._task_manager = context.monitor, context.task_manager
+        self._servers, self._bounds, self._scale = servers, bounds, scale
+        self._monitor, self._task_manager = servers.monitor, servers.task_manager
         self._history = History()
         self._ready_since: dict[str, float] = {}
         self._served: set[str] = set()
         self._ended: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, name=f"tfd-adapt-{context.name}", daemon=True
+            target=self._run, name=f"tfd-adapt-{servers.name}", daemon=True
         )
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class Adaptation:
             start_seconds=self._monitor.start_seconds,
             loads=tuple(
                 load
-                for name, consumer in self._context.consumers.running()
+                for name, consumer in self._servers.consumers.running()
                 if (load := self._load(name, consumer)) is not None
             ),
         )
@@ -181,7 +181,7 @@ class Adaptation:
             paused=state == "paused",
             useful=None if use.shared is None else use.shared.count,
             bottleneck=bottleneck if bottleneck in _NOT_WORKERS else "",
-            keeps=kept(use, self._context.policy.on_loss),
+            keeps=kept(use, self._servers.policy.on_loss),
         )
 
 
@@ -202,7 +202,7 @@ def kept(use: Delivery, on_loss: str) -> str:
 
 
 def check_bounds(
-    context: ClusterContext, launcher: base.Launcher, minimum: object, maximum: object
+    servers: ClusterServers, launcher: base.Launcher, minimum: object, maximum: object
 ) -> Bounds:
     """Return the valid range of `minimum` to `maximum` data workers.
 
@@ -224,11 +224,11 @@ def check_bounds(
             f"invalid range: the minimum {low} is larger than the maximum {high}",
             fix=f"cluster.adapt({high}, {low})",
         )
-    context.require_running()
-    task_manager = context.task_manager
+    servers.require_running()
+    task_manager = servers.task_manager
     if task_manager.is_external:
         raise errors.Unsupported(
-            f"cluster {context.name!r} was not started by tfd and cannot be scaled"
+            f"cluster {servers.name!r} was not started by tfd and cannot be scaled"
         )
     if task_manager.has_static_sharding:
         raise errors.StateError(
@@ -236,6 +236,6 @@ def check_bounds(
             fix='use processing_mode="dynamic" in a new cluster',
         )
     check_roles(launcher, {Role.DATA_WORKER: high})
-    planned = {**context.monitor.planned, Role.DATA_WORKER: high, Role.DISPATCHER: 1}
-    admin_policy.limits().check_cluster(context.config.launcher, sum(planned.values()), 0, ())
-    return Bounds(low, high, context.policy.start_timeout)
+    planned = {**servers.monitor.planned, Role.DATA_WORKER: high, Role.DISPATCHER: 1}
+    admin_policy.limits().check_cluster(servers.config.launcher, sum(planned.values()), 0, ())
+    return Bounds(low, high, servers.policy.start_timeout)

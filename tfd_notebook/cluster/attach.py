@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook.cluster import registry
+from tfd_notebook.cluster import registry, servers
 from tfd_notebook.cluster.cluster import Cluster, running
 from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
@@ -160,19 +160,17 @@ def attach(
                 )
         config = spec.unpack(description["config"])
 
-        def adopt(cluster: Cluster) -> tuple[base.TaskHost, base.AdoptedCluster]:
-            task_host, adopted = agents.adopt(config, cluster._monitor.apply)
+        def adopt(publish: base.OnEvent) -> tuple[base.TaskHost, base.AdoptedCluster]:
+            task_host, adopted = agents.adopt(config, publish)
             if isinstance(location, RemoteDetachedCluster):
                 adopted = dataclasses.replace(adopted, description=description)
             return task_host, adopted
 
-        cluster = _from_running_tasks(config, base.launcher(config.launcher, config.options), adopt)
+        launcher = base.launcher(config.launcher, config.options)
+        return _from_running_tasks(config, launcher, adopt, connect)
     except BaseException:
         agents.close()
         raise
-    if connect:
-        cluster._training.hide_gpus_from_kernel()
-    return cluster
 
 
 def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
@@ -201,8 +199,8 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )
 
-    def adopt(cluster: Cluster) -> tuple[external.ExternalTaskHost, base.AdoptedCluster]:
-        task_host = external.ExternalTaskHost(jobs, name, cluster._monitor.apply, **known)
+    def adopt(publish: base.OnEvent) -> tuple[base.TaskHost, base.AdoptedCluster]:
+        task_host = external.ExternalTaskHost(jobs, name, publish, **known)
         # The task of this process may never listen, and the cluster is ready without it.
         numbers = dict.fromkeys((event.task.partition(":")[0] for event in task_host.first), 0)
         for event in task_host.first:
@@ -220,21 +218,16 @@ def _attach_external(target: Any, name: str, connect: bool) -> Cluster:
     existing = running().get(name)
     if existing is not None and existing.config == config:
         return existing
-    cluster = _from_running_tasks(config, launcher, adopt)
-    if connect:
-        cluster._training.hide_gpus_from_kernel()
-    return cluster
+    return _from_running_tasks(config, launcher, adopt, connect)
 
 
 def _from_running_tasks(
     config: spec.ClusterConfig,
     launcher: base.Launcher,
-    adopt: Callable[[Cluster], tuple[base.TaskHost, base.AdoptedCluster]],
+    adopt: Callable[[base.OnEvent], tuple[base.TaskHost, base.AdoptedCluster]],
+    connect: bool,
 ) -> Cluster:
-    """Return a cluster of tasks that are running already.
-
-    `adopt` connects to the tasks and sends their events to the cluster's monitor.
-    """
+    """Return a cluster of tasks that are running already; see `Lifecycle.adopt`."""
     with registry.locked() as registered:
         if config.name in registry.clusters():
             raise errors.NameTaken(
@@ -242,7 +235,7 @@ def _from_running_tasks(
                 fix="stop or leave that cluster first",
             )
         cluster = registered[config.name] = Cluster._create(config, launcher)
-    cluster._lifecycle.adopt(lambda: adopt(cluster))
+    cluster._lifecycle.adopt(adopt, connect)
     return cluster
 
 
@@ -261,7 +254,7 @@ def start(options: ClusterOptions, hours: float | None) -> Cluster:
     check_hours(hours)
     config, _ = options.configure()
     before = registry.clusters()
-    if config.name in before or not is_detached(config.name):
+    if config.name in before or not servers.is_detached(config.name):
         cluster = Cluster(**vars(options))
         try:
             cluster.detach(hours)
@@ -279,11 +272,6 @@ def start(options: ClusterOptions, hours: float | None) -> Cluster:
             )
         cluster.detach(hours)
     return cluster
-
-
-def is_detached(name: str) -> bool:
-    """Return True if a detached cluster of this user on this host has that name."""
-    return any(cluster.name == name for cluster in detached.detached())
 
 
 def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetachedCluster:

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import inspect
 import re
-import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -15,20 +14,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tfd_notebook import views
 from tfd_notebook._compat.tf_data import graph
-from tfd_notebook.cluster import registry
+from tfd_notebook.cluster import registry, runs
 from tfd_notebook.cluster.config import ClusterOptions
-from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.cluster.handles import ClusterDispatcher, TaskHandle
-from tfd_notebook.cluster.lease import Lease
 from tfd_notebook.cluster.lifecycle import Lifecycle
-from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.cluster.reports import ClusterReports
-from tfd_notebook.cluster.runs import Runs
-from tfd_notebook.cluster.task_manager import TaskManager
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.data.consume import observe
-from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service import distribute as service
 from tfd_notebook.launchers import base
 from tfd_notebook.model.handle import Handle
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tfd_notebook.data.consume.stream import Stream
-    from tfd_notebook.data.service.saving import Saving
     from tfd_notebook.resolvers.cluster import OwnResolver
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -48,32 +40,33 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def _part(
+    part: str, function: Callable[Concatenate[Any, _P], _R]
+) -> Callable[Concatenate[Cluster, _P], _R]:
+    """Return a method of `Cluster` that calls `function` with a part as the first argument.
+
+    It has the name, the signature and the docstring of `function`, without the part.
+    """
+
+    @functools.wraps(function)
+    def call(self: Cluster, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return function(getattr(self, part), *args, **kwargs)
+
+    call.__module__, call.__qualname__ = __name__, f"Cluster.{function.__name__}"
+    return _documented_by(function)(cast("Callable[Concatenate[Cluster, _P], _R]", call))
+
+
 def _documented_by(source: Any) -> Callable[[_Method], _Method]:
-    """Copy the docstring of the function that a method calls, without the parameter `cluster`."""
+    """Copy the docstring of the function that a method calls, without the parameter of the part."""
 
     def copy(method: _Method) -> _Method:
         # Python 3.13 removes the indentation of docstrings.
-        parameter = r"(?m)^ *cluster : DataServiceProtocol\n"
+        parameter = r"(?m)^ *(cluster : DataServiceProtocol|servers : ClusterServers)\n"
         method.__doc__ = re.sub(parameter, "", source.__doc__)
         graph.keep_unconverted(method)  # a tf.function may call it
         return method
 
     return copy
-
-
-def _part(
-    part: str, method: Callable[Concatenate[Any, _P], _R]
-) -> Callable[Concatenate[Cluster, _P], _R]:
-    """Return a method with the signature and docstring of `method` that calls it on a part."""
-
-    @functools.wraps(method)
-    def call(self: Cluster, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        result: _R = getattr(getattr(self, part), method.__name__)(*args, **kwargs)
-        return result
-
-    call.__module__, call.__qualname__ = __name__, f"Cluster.{method.__name__}"
-    graph.keep_unconverted(call)  # a tf.function may call it
-    return cast("Callable[Concatenate[Cluster, _P], _R]", call)
 
 
 class _ClusterType(type):
@@ -186,26 +179,11 @@ class Cluster(Handle, metaclass=_ClusterType):
         return cluster
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
-        consumers = Consumers(task_of=lambda address: self._monitor.task_at(address))
-        self._monitor = Monitor(
-            config,
-            consumers,
-            coordinator=lambda tasks: self._training.row(tasks),
-            memory_cause=lambda: self._data_service.memory_cause(),
-            interrupted=lambda task: self._data_service.record_interruption(task),
-        )
-        self._task_manager = TaskManager(config, launcher, self._monitor)
-        self._context = context = ClusterContext(
-            config, consumers, self._monitor, self._task_manager, threading.RLock()
-        )
-        self._lease = Lease(context, lambda: self._training.used)
-        self._data_service = ClusterDataService(context, self, self._lease.store_description)
-        self._training = ParameterServerTraining(context, self, self._lease.store_description)
-        self._runs = Runs(context)
-        self._reports = ClusterReports(context, self._data_service)
-        self._lifecycle = Lifecycle(
-            context, self._data_service, self._training, self._lease, cluster=self
-        )
+        self._servers = servers = ClusterServers(config, launcher, self)
+        self._monitor, self._task_manager = servers.monitor, servers.task_manager
+        self._data_service = ClusterDataService(servers)
+        self._training = ParameterServerTraining(servers)
+        self._lifecycle = Lifecycle(servers, self._data_service, self._training)
         # atexit runs callbacks in reverse order: register again, to run before the launchers'.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)
@@ -255,10 +233,16 @@ class Cluster(Handle, metaclass=_ClusterType):
 
     # Lease
 
-    detach = _part("_lease", Lease.detach)
-    renew = _part("_lease", Lease.renew)
+    detach = _part("_servers", ClusterServers.detach)
+    renew = _part("_servers", ClusterServers.renew)
 
     # Data service
+
+    @property
+    def _service(self) -> ClusterDataService:
+        """The data service. Raises StateError unless the cluster runs and has a dispatcher."""
+        self._data_service.require_service()
+        return self._data_service
 
     @_documented_by(service.distribute)
     def distribute(
@@ -274,9 +258,8 @@ class Cluster(Handle, metaclass=_ClusterType):
         target_workers: str = "AUTO",
         semantics: str = "checked",
     ) -> Callable[[Any], Any]:
-        self._data_service.require_service()
         return service.distribute(
-            self._data_service,
+            self._service,
             processing_mode,
             job_name=job_name,
             consumer_index=consumer_index,
@@ -289,16 +272,7 @@ class Cluster(Handle, metaclass=_ClusterType):
             target_workers=target_workers,
         )
 
-    @_documented_by(service.register)
-    def register(
-        self,
-        dataset: Any,
-        dataset_id: str | None = None,
-        compression: str | None = "auto",
-        semantics: str = "checked",
-    ) -> str:
-        self._data_service.require_service()
-        return service.register(self._data_service, dataset, dataset_id, compression, semantics)
+    register = _part("_service", service.register)
 
     @_documented_by(service.from_dataset_id)
     def from_dataset_id(
@@ -314,9 +288,8 @@ class Cluster(Handle, metaclass=_ClusterType):
         cross_trainer_cache: Any = None,
         target_workers: str = "AUTO",
     ) -> Any:
-        self._data_service.require_service()
         return service.from_dataset_id(
-            self._data_service,
+            self._service,
             processing_mode,
             dataset_id,
             element_spec,
@@ -329,28 +302,15 @@ class Cluster(Handle, metaclass=_ClusterType):
             target_workers=target_workers,
         )
 
-    @_documented_by(service.save)
-    def save(
-        self,
-        dataset: Any,
-        path: str,
-        compression: str | None = "AUTO",
-        timeout: float = 600.0,
-        semantics: str = "checked",
-        wait: bool = True,
-    ) -> Saving:
-        self._data_service.require_service()
-        return service.save(
-            self._data_service, dataset, path, compression, timeout, semantics, wait
-        )
+    save = _part("_service", service.save)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
         """Return `dataset` with its throughput shown under `name`.
 
         The result is still a ``tf.data.Dataset``.
         """
-        self._context.require_running()
-        return observe.watch(dataset, self._context.consumers, name)
+        self._servers.require_running()
+        return observe.watch(dataset, self._servers.consumers, name)
 
     stream = _part("_data_service", ClusterDataService.stream)
 
@@ -380,7 +340,7 @@ class Cluster(Handle, metaclass=_ClusterType):
 
     strategy = _part("_training", ParameterServerTraining.strategy)
     coordinator = _part("_training", ParameterServerTraining.coordinator)
-    run = _part("_runs", Runs.run)
+    run = _part("_servers", runs.run)
     recover = _part("_training", ParameterServerTraining.recover)
 
     @property
@@ -402,24 +362,24 @@ class Cluster(Handle, metaclass=_ClusterType):
         """Return the tasks as a DataFrame with the columns `model.snapshot.TASK_COLUMNS`."""
         return self.snapshot().to_frame()
 
-    logs = _part("_reports", ClusterReports.logs)
-    stacks = _part("_reports", ClusterReports.stacks)
-    limits = _part("_reports", ClusterReports.limits)
-    gpus = _part("_reports", ClusterReports.gpus)
-    jobs = _part("_reports", ClusterReports.jobs)
-    what_if = _part("_reports", ClusterReports.what_if)
+    logs = _part("_servers", ClusterServers.logs)
+    stacks = _part("_servers", ClusterServers.stacks)
+    gpus = _part("_servers", ClusterServers.gpus)
+    limits = _part("_data_service", ClusterDataService.limits)
+    jobs = _part("_data_service", ClusterDataService.jobs)
+    what_if = _part("_data_service", ClusterDataService.what_if)
 
     # State
 
     @property
     def name(self) -> str:
         """The name of the cluster."""
-        return self._context.name
+        return self._servers.name
 
     @property
     def config(self) -> ClusterConfig:
         """The checked configuration of the cluster."""
-        return self._context.config
+        return self._servers.config
 
     @property
     def state(self) -> str:
@@ -429,12 +389,12 @@ class Cluster(Handle, metaclass=_ClusterType):
     @property
     def version(self) -> Hashable:
         """A value that is different after each change of `snapshot`."""
-        return self._monitor.version, self._training.row_version
+        return self._monitor.version
 
     @property
     def detached(self) -> bool:
         """True if the cluster outlives this kernel."""
-        return self._lease.detached
+        return self._servers.detached
 
     @property
     def ended(self) -> bool:
@@ -448,7 +408,7 @@ class Cluster(Handle, metaclass=_ClusterType):
     @property
     def tasks(self) -> tuple[TaskHandle, ...]:
         """The current tasks, the dispatcher first."""
-        manager, limit = self._task_manager, self._reports.worker_limit
+        manager, limit = self._task_manager, self._data_service.worker_limit
         return tuple(
             TaskHandle(row.task, row.role, row.state, row.address, row.pid, manager, limit)
             for row in self._monitor.tasks()
@@ -463,8 +423,8 @@ class Cluster(Handle, metaclass=_ClusterType):
         StateError
             The cluster has no data worker, and therefore no dispatcher.
         """
-        self._context.require_dispatcher()
-        return ClusterDispatcher(self._context, self._lifecycle)
+        self._servers.require_dispatcher()
+        return ClusterDispatcher(self._servers, self._lifecycle)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return views.mimebundle(self.snapshot())

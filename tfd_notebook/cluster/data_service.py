@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors, views
-from tfd_notebook.agent import work_dir as agent_work_dir
-from tfd_notebook.cluster import server_config
-from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.task_manager import BLOCKED_SECONDS, DISPATCHER
-from tfd_notebook.data.bottleneck.live_limit import NOTHING
-from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.bottleneck.advice import few_splits
+from tfd_notebook.data.bottleneck.classification import is_busy
+from tfd_notebook.data.bottleneck.live_limit import NOTHING, ProcessSampler
+from tfd_notebook.data.bottleneck.live_limit import worker_limit as limit_of_worker
+from tfd_notebook.data.bottleneck.scaling_estimate import forecast
+from tfd_notebook.data.bottleneck.usage import Workers, processors, workers_of
+from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.stream import Stream
 from tfd_notebook.data.service.journal import Journal, JournalState
-from tfd_notebook.data.service.protocols import Registered, TaskEnvironment
+from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import TaskRow
-from tfd_notebook.model.spec import Policy, Role
+from tfd_notebook.model.spec import Policy, Role, check_count
 from tfd_notebook.model.stacks import BlockedFunction
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.bottleneck.scaling_estimate import Forecast
+    from tfd_notebook.views import Table
 
 #: Bytes that must remain free for the journal's records.
 _SPARE_BYTES = 100_000
 #: Longer than the timeout of the agent's request to a task.
 _INSPECT_SECONDS = 15.0
+#: Seconds for which a consumer is measured before an estimate.
+_FORECAST_SECONDS = 3
 
 
 class ClusterDataService:
@@ -34,21 +44,16 @@ class ClusterDataService:
 
     Parameters
     ----------
-    context : ClusterContext
-    owner : object
-    on_change : callable
-        Called after the configuration of the dispatcher has changed.
+    servers : ClusterServers
     """
 
-    def __init__(
-        self, context: ClusterContext, owner: object, on_change: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._owner = weakref.ref(owner)
-        self._on_change = on_change
-        self._monitor, self._task_manager = context.monitor, context.task_manager
-        self._journal: Journal | None = None
-        self._registered: dict[str, Registered] = {}
+    def __init__(self, servers: ClusterServers) -> None:
+        self._servers = servers
+        self._monitor, self._task_manager = servers.monitor, servers.task_manager
+        #: The consumers in this process that read from the cluster.
+        self.consumers = servers.consumers
+        #: The datasets that this process registered, by id.
+        self.registered = servers.monitor.registered
         self._functions = FunctionWatch()
         self._streams: dict[str, Stream] = {}
         #: The actual name of each stream, by the requested name.
@@ -59,27 +64,22 @@ class ClusterDataService:
     @property
     def owner(self) -> object:
         """The cluster, if it is still referenced."""
-        return self._owner()
+        return self._servers.cluster
 
     @property
     def name(self) -> str:
         """The name of the cluster."""
-        return self._context.name
+        return self._servers.name
 
     @property
     def policy(self) -> Policy:
         """The restarts, timeouts and other supervision of the tasks."""
-        return self._context.policy
+        return self._servers.policy
 
     @property
     def streams(self) -> Mapping[str, Stream]:
         """The streams that `stream` created, by name."""
         return dict(self._streams)
-
-    @property
-    def consumers(self) -> Consumers:
-        """The consumers in this process that read from the cluster."""
-        return self._context.consumers
 
     def stream(
         self,
@@ -120,7 +120,7 @@ class ClusterDataService:
         StateError
             The cluster is not running.
         """
-        self._context.require_running()
+        self._servers.require_running()
         if semantics is not None:
             raise errors.UsageError(
                 f"invalid semantics={semantics!r} of a stream: it has the elements of its dataset, "
@@ -128,7 +128,7 @@ class ClusterDataService:
                 fix='pass it to distribute: dataset.apply(cluster.distribute("dynamic", '
                 "semantics=...))",
             )
-        with self._context.lock:
+        with self._servers.lock:
             if name is None:
                 taken = self._streams
                 name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
@@ -153,27 +153,12 @@ class ClusterDataService:
     @property
     def journal(self) -> Journal | None:
         """The dispatcher's journal, or None if it keeps none."""
-        work_dir = self._task_manager.work_dir
-        if work_dir is None:
-            return None
-        keep_seconds = server_config.keep_seconds(self._context.config.service)
-        if not self._task_manager.on_this_host and not agent_work_dir.is_url(work_dir):
-            copy = self._task_manager.journal_copy
-            if self._journal is None or self._journal.work_dir != copy.directory:
-                self._journal = Journal(copy.directory, copy.refresh, keep_seconds)
-        elif self._journal is None or self._journal.work_dir != work_dir:
-            self._journal = Journal(work_dir, keep_seconds=keep_seconds)
-        return self._journal
-
-    @property
-    def registered(self) -> dict[str, Registered]:
-        """The datasets that this process registered, by id."""
-        return self._registered
+        return self._task_manager.journal
 
     @property
     def worker_tags(self) -> tuple[str, ...]:
         """The tags of its data workers."""
-        return self._context.config.service.worker_tags
+        return self._servers.config.service.worker_tags
 
     @property
     def service_in_process(self) -> bool:
@@ -194,23 +179,6 @@ class ClusterDataService:
     def reconnects(self) -> Mapping[str, int]:
         """The number of reconnects to each host."""
         return self._monitor.reconnects
-
-    def memory_cause(self) -> str:
-        """Return a sentence about the largest buffer of the distributed datasets, or "".
-
-        The sentence starts with a space.
-        """
-        buffers = [buffer for known in list(self.registered.values()) for buffer in known.buffers]
-        if not buffers:
-            return ""
-        largest = max(buffers, key=lambda buffer: buffer.bytes or 0)
-        return f" The likely cause is {largest.words}"
-
-    def record_interruption(self, task: str) -> None:
-        """Record in the journal's open iterations that a task of the service has stopped."""
-        with contextlib.suppress(errors.TfdError):  # The host may be lost.
-            if self.journal is not None:
-                self.journal.interrupt(task)
 
     def kept(self) -> str:
         """Return the open passes and the size of the journal as text. Empty without a journal."""
@@ -286,22 +254,174 @@ class ClusterDataService:
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
-        with self._context.lock:
+        with self._servers.lock:
             if self._task_manager.has_current_workers():
                 return
-            if not self._context.config.service.fault_tolerant and self.consumers.reading():
+            if not self._servers.config.service.fault_tolerant and self.consumers.reading():
                 raise errors.StateError(
                     "sharding by file or data needs a restart of the dispatcher; without "
                     "fault_tolerant, this would end the current reads",
                     fix="finish reading first, or use Service(fault_tolerant=True)",
                 )
             self._task_manager.enable_static_sharding()
-        self._on_change()
+        self._servers.store_description()
+
+    # Reports
+
+    def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
+        """Return the bottlenecks of a consumer in the last hour.
+
+        Parameters
+        ----------
+        name : str, optional
+            A stream or an observed dataset, as in the table of streams. Default: the one that was
+            served last.
+
+        Returns
+        -------
+        tuple of (float, Limit)
+            Time in seconds since the epoch and bottleneck, for every 5 seconds, the latest last.
+            `tfd_notebook.compare` compares two of them.
+
+        Raises
+        ------
+        UnknownName
+            No consumer has or had that name.
+        """
+        source = self.consumers.latest() if name is None else self.consumers.named(name)
+        return tuple(source.live.history) if source is not None else ()
+
+    def worker_limit(self, task: str) -> Limit:
+        """Return the bottleneck of one data worker."""
+        latest = self.consumers.latest()
+        return limit_of_worker(
+            task,
+            workers_of(self._monitor.snapshot().tasks),
+            self.service_on_this_host and is_busy(sampler.busy_cores(), processors()),
+            None if latest is None else latest.live.delivery,
+            None if latest is None else latest.live.limit,
+        )
+
+    def jobs(self) -> Table:
+        """Return the iterations of all data jobs, from the dispatcher's journal.
+
+        Of jobs without a name, the latest 1,000 finished iterations are listed.
+
+        Returns
+        -------
+        Table
+            One row for each iteration (pass) of a data job, with the columns ``job mode pass state
+            readers read_here_by splits splits_total workers_done note``. A line below the rows has
+            the number of open passes and the size of the journal.
+
+            - ``state``: ``"running"``, ``"finished"``, ``"left"`` by its last reader, or
+              ``"discarded"`` by the dispatcher some time later.
+            - ``readers``: number of consumers that read it now, in all processes.
+            - ``read_here_by``: the consumers of this process that read it.
+            - ``splits``: number of source splits assigned to workers. With ``"dynamic"`` over
+              single elements, each element is a split.
+            - ``splits_total``: number of all splits, or None if unknown.
+            - ``workers_done``: number of workers that have finished.
+            - ``note``: the reason for which a pass does not deliver each element once. Empty if
+              it does. Tasks that restarted before this process attached are not included.
+
+        Raises
+        ------
+        StateError
+            The dispatcher keeps no journal.
+        """
+        self._servers.require_dispatcher()
+        journal = self.journal
+        if journal is None:
+            raise errors.StateError(
+                "listing the jobs failed: this cluster's dispatcher keeps no journal",
+                fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
+            )
+        readers: dict[str, list[str]] = {}
+        for row in self._monitor.snapshot().streams:
+            if row.state == "running" and row.job:
+                readers.setdefault(row.job, []).append(row.name)
+        registered = self.registered
+        splits = {key: known.splits.count for key, known in registered.items() if known.splits}
+        return views.jobs_table(journal.read(), readers, splits)
+
+    def what_if(self, *data_workers: int) -> Table:
+        """Estimate the current consumer's throughput with other numbers of data workers.
+
+        Measures the consumer for 3 seconds first.
+
+        Parameters
+        ----------
+        *data_workers : int
+            Numbers of data workers. Default 2, 4, 8.
+
+        Returns
+        -------
+        Table
+            One row for each number and for the current number. Columns: ``data_workers``,
+            ``elements_per_s``, its expected range ``low`` to ``high``, and the bottleneck
+            ``because``. New workers on this host share its processors. Waiting Python code is
+            not modeled. If the source has fewer splits than workers, a line below the rows
+            reports it.
+
+        Raises
+        ------
+        StateError
+            No consumer reads through the data workers.
+        """
+        for count in data_workers:
+            check_count("data_workers", count)
+        self._servers.require_running()
+        return views.forecast_table(*self._forecast(data_workers or (2, 4, 8)))
+
+    def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
+        """Return an estimate for each of `counts`, and advice if more workers cannot help."""
+        source = self.consumers.latest()
+        if source is None or not self.data_workers():
+            raise errors.StateError(
+                "estimate failed: no consumer reads from the cluster",
+                fix="start a stream, cluster.stream(dataset).start(), and try again",
+            )
+        if not source.live.through_service:
+            raise errors.StateError(
+                "estimate failed: the current dataset does not read from the data workers",
+                fix="read dataset.apply(cluster.distribute('dynamic')), and try again",
+            )
+        workers, process = Workers(self), ProcessSampler()
+        readings = [self.consumers.measure(source)]
+        for _ in range(_FORECAST_SECONDS):
+            time.sleep(1.0)
+            readings.append(self.consumers.measure(source))
+        process.sample()
+        used = workers.read()
+        first, last = readings[0], readings[-1]
+        if last.elements == first.elements:
+            raise errors.StateError(
+                f"estimate failed: no element was delivered for {_FORECAST_SECONDS} s",
+                fix="see cluster.limit for the cause",
+            )
+        rates = [b.elements - a.elements for a, b in itertools.pairwise(readings)]
+        delivery = source.live.delivery
+        forecasts = forecast(
+            sorted({*counts, len(used)}),
+            workers=len(used),
+            rates=[float(rate) for rate in rates],
+            wait_fraction=min(1.0, (last.waited - first.waited) / _FORECAST_SECONDS),
+            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or process.cpu,
+            consumer_cpu=0.0 if self.service_in_process else process.cpu,
+            cores=processors() if self.service_on_this_host else None,
+            behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
+            useful=delivery.can_use if delivery is not None else lambda count: count,
+        )
+        limited = any(row.because == "splits" for row in forecasts)
+        return forecasts, few_splits(delivery) if delivery is not None and limited else ""
+
+    # Requirements
 
     def require_service(self) -> None:
         """Raise StateError unless the cluster runs and has a dispatcher."""
-        self._context.require_running()
-        self._context.require_dispatcher()
+        self._servers.require_running()
+        self._servers.require_dispatcher()
 
 
 def of(cluster: Any) -> ClusterDataService:

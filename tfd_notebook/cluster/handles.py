@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tfd_notebook import errors
-from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.lifecycle import Lifecycle
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
 from tfd_notebook.data.op_errors import as_op_errors
 from tfd_notebook.model.handle import Handle
@@ -45,8 +45,8 @@ class ClusterDispatcher(Handle):
 
     _instead = "send its target"
 
-    def __init__(self, context: ClusterContext, lifecycle: Lifecycle) -> None:
-        self._context, self._lifecycle = context, lifecycle
+    def __init__(self, servers: ClusterServers, lifecycle: Lifecycle) -> None:
+        self._servers, self._lifecycle = servers, lifecycle
 
     @property
     def target(self) -> str:
@@ -57,10 +57,10 @@ class ClusterDispatcher(Handle):
         StateError
             The cluster was never started, so the dispatcher has no address yet.
         """
-        row = self._context.monitor.snapshot().task(DISPATCHER)
+        row = self._servers.monitor.snapshot().task(DISPATCHER)
         if row is None or not row.address:
             raise errors.StateError(
-                f"the dispatcher of cluster {self._context.name!r} was not started",
+                f"the dispatcher of cluster {self._servers.name!r} was not started",
                 fix="cluster.start()",
             )
         return f"grpc://{row.address}"
@@ -74,17 +74,17 @@ class ClusterDispatcher(Handle):
     @as_op_errors()
     def start(self) -> None:
         """Start the cluster, or restart the dispatcher on its port if it has ended."""
-        if self._context.monitor.state == "new":
+        if self._servers.monitor.state == "new":
             self._lifecycle.start()
             return
-        row = self._context.monitor.snapshot().task(DISPATCHER)
+        row = self._servers.monitor.snapshot().task(DISPATCHER)
         if row is None or row.state.ended:
             self._lifecycle.restart(DISPATCHER)
 
     @as_op_errors()
     def stop(self) -> None:
         """Stop the cluster, because it cannot work without its dispatcher."""
-        if self._context.monitor.state != "new":
+        if self._servers.monitor.state != "new":
             self._lifecycle.stop()
 
     @as_op_errors()
@@ -99,23 +99,23 @@ class ClusterDispatcher(Handle):
             The dispatcher still runs after `timeout` seconds.
         """
         check_timeout(timeout)
-        if self._context.monitor.state == "new":
+        if self._servers.monitor.state == "new":
             raise errors.StateError(
-                f"the dispatcher of cluster {self._context.name!r} was not started",
+                f"the dispatcher of cluster {self._servers.name!r} was not started",
                 fix="cluster.start()",
             )
         if not self._lifecycle.wait_ended(timeout):
             raise errors.TimeLimit(
-                f"the dispatcher of cluster {self._context.name!r} still runs after {timeout:g} s",
+                f"the dispatcher of cluster {self._servers.name!r} still runs after {timeout:g} s",
                 fix="cluster.stop() ends it",
             )
         return True
 
     @property
     def _runs(self) -> bool:
-        return self._context.monitor.state != "new" and not self._lifecycle.ended
+        return self._servers.monitor.state != "new" and not self._lifecycle.ended
 
     def __repr__(self) -> str:
-        where = f" at {self.target}" if self._context.monitor.state != "new" else ""
-        state = "" if self._runs else f", {self._context.monitor.state}"
-        return f"<dispatcher of cluster {self._context.name!r}{where}{state}>"
+        where = f" at {self.target}" if self._servers.monitor.state != "new" else ""
+        state = "" if self._runs else f", {self._servers.monitor.state}"
+        return f"<dispatcher of cluster {self._servers.name!r}{where}{state}>"

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.cluster.adaptation_loop import Adaptation, check_bounds
-from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
-from tfd_notebook.cluster.lease import Lease
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.cluster.watchdog import Watchdog
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.launchers import base
-from tfd_notebook.model.events import ExpiryChanged, LeaseChanged, StateChanged
+from tfd_notebook.model.events import ExpiryChanged, StateChanged
 from tfd_notebook.model.spec import Role, check_count, check_timeout, count_name
 
 _STOP_SECONDS = 10.0
@@ -29,27 +28,20 @@ class Lifecycle:
 
     Parameters
     ----------
-    context : ClusterContext
+    servers : ClusterServers
     data_service : ClusterDataService
     training : ParameterServerTraining
-    lease : Lease
-    cluster : object
-        The cluster in the registry.
     """
 
     def __init__(
         self,
-        context: ClusterContext,
+        servers: ClusterServers,
         data_service: ClusterDataService,
         training: ParameterServerTraining,
-        lease: Lease,
-        *,
-        cluster: object,
     ) -> None:
-        self._context, self._cluster = context, cluster
-        self._data_service, self._training, self._lease = data_service, training, lease
-        self._monitor, self._task_manager = context.monitor, context.task_manager
-        self._consumers = context.consumers
+        self._servers, self._data_service, self._training = servers, data_service, training
+        self._monitor, self._task_manager = servers.monitor, servers.task_manager
+        self._consumers = servers.consumers
         self._adaptation: Adaptation | None = None
         self._pid = os.getpid()
         #: True once the cluster has begun to end.
@@ -67,26 +59,26 @@ class Lifecycle:
         LaunchError
             A task failed to start. All tasks are stopped again.
         """
-        with self._context.lock:
+        with self._servers.lock:
             if self._monitor.state in ("ready", "degraded"):
                 return
             if self._monitor.state != "new":
                 raise errors.StateError(
-                    f"cluster {self._context.name!r} is {self._monitor.state} and cannot be "
+                    f"cluster {self._servers.name!r} is {self._monitor.state} and cannot be "
                     "started again",
                     fix="create a new one with tfd.Cluster(...)",
                 )
             self._data_service.task_environment = TaskEnvironment.now()
             self._start_monitoring()
-            self._lease.notify_of_namesake()
+            self._servers.notify_of_namesake()
             try:
                 self._task_manager.start_all()
                 if self.is_ending:
                     raise errors.LaunchError(
-                        f"cluster {self._context.name!r} was stopped while it started"
+                        f"cluster {self._servers.name!r} was stopped while it started"
                     )
-                if self._context.policy.time_limit is not None:
-                    self._monitor.apply(ExpiryChanged(self._context.policy.time_limit))
+                if self._servers.policy.time_limit is not None:
+                    self._monitor.apply(ExpiryChanged(self._servers.policy.time_limit))
             except BaseException as error:
                 was_ending = self.is_ending
                 self._end("failed")
@@ -96,13 +88,13 @@ class Lifecycle:
                     if isinstance(error, errors.TfdError) and not self._monitor.why_lost:
                         notices = [notice.what for notice in self._monitor.snapshot().notices][-1:]
                         raise errors.LaunchError(
-                            f"cluster {self._context.name!r} ended while it started"
+                            f"cluster {self._servers.name!r} ended while it started"
                             + "".join(f": {what}" for what in notices)
                         ) from None
                 raise
             self._training.hide_gpus_from_kernel()
             self._monitor.apply(StateChanged("ready"))
-            self._lease.store_description()
+            self._servers.store_description()
 
     def _start_monitoring(self) -> None:
         """Publish the cluster to other processes and start its monitor."""
@@ -114,12 +106,12 @@ class Lifecycle:
             self._monitor.apply(StateChanged("new"))
             raise
         registry.notify_cluster_start()
-        policy, notice = self._context.policy, self._context.policy.time_limit_notice
+        policy, notice = self._servers.policy, self._servers.policy.time_limit_notice
         watchdog = Watchdog(
             self._task_manager,
             self._monitor,
             self._consumers,
-            self._context.policy.hang_seconds,
+            self._servers.policy.hang_seconds,
             # A limit that is shorter than that has no notice.
             0.0 if policy.time_limit is not None and policy.time_limit <= notice else notice,
             self._end,
@@ -212,8 +204,8 @@ class Lifecycle:
             )
         if Role.DATA_WORKER in counts:
             self._stop_adaptation("scale has set it")
-        with self._context.lock:
-            self._context.require_running()
+        with self._servers.lock:
+            self._servers.require_running()
             ps_count = len(self._task_manager.rows_of(Role.PS))
             if counts.pop(Role.PS, ps_count) != ps_count:
                 raise errors.Unsupported(
@@ -225,7 +217,7 @@ class Lifecycle:
             try:
                 self._training.scale(counts)
             finally:
-                self._lease.store_description()
+                self._servers.store_description()
 
     def _check_reads(self, count: int) -> None:
         """Raise StateError for an epoch whose elements `count` data workers would join wrongly."""
@@ -275,26 +267,26 @@ class Lifecycle:
         if minimum is None and maximum is None:
             self._stop_adaptation("adapt was ended")
             return
-        bounds = check_bounds(self._context, self._task_manager.launcher, minimum, maximum)
-        with self._context.lock:
-            self._context.require_running()
+        bounds = check_bounds(self._servers, self._task_manager.launcher, minimum, maximum)
+        with self._servers.lock:
+            self._servers.require_running()
             self._stop_adaptation()
-            adaptation = Adaptation(self._context, bounds, self._scale_data_workers)
+            adaptation = Adaptation(self._servers, bounds, self._scale_data_workers)
             self._adaptation = adaptation
             adaptation.start()
 
     def _scale_data_workers(self, count: int) -> None:
         """Request `count` data workers, as long as their number adapts."""
-        with self._context.lock:
+        with self._servers.lock:
             if self._adaptation is None or self._adaptation.stopped or self.is_ending:
                 return
-            self._context.require_running()
+            self._servers.require_running()
             self._check_reads(count)
             try:
                 # Their start is not awaited, so that the next decision can follow meanwhile.
                 self._task_manager.scale({Role.DATA_WORKER: count}, minimum=0)
             finally:
-                self._lease.store_description()
+                self._servers.store_description()
 
     def _stop_adaptation(self, reason: str = "") -> None:
         if self._adaptation is not None:
@@ -310,7 +302,7 @@ class Lifecycle:
         LaunchError
             The new process failed to start.
         """
-        self._context.require_running()
+        self._servers.require_running()
         self._task_manager.restart(task, {})
 
     def kill(self, task: str) -> int | None:
@@ -321,14 +313,14 @@ class Lifecycle:
         int or None
             The pid of the killed process, or None if the task had no process.
         """
-        self._context.require_running()
+        self._servers.require_running()
         return self._task_manager.task_host.kill(task)
 
     def interrupt(self) -> None:
         """Cancel all reads of this process from the cluster. The tasks keep running."""
         self._consumers.cancel_all(
             errors.Interrupted(
-                f"reading from cluster {self._context.name!r} was interrupted", fix="iterate again"
+                f"reading from cluster {self._servers.name!r} was interrupted", fix="iterate again"
             )
         )
 
@@ -348,7 +340,7 @@ class Lifecycle:
         """
         if os.getpid() != self._pid:
             return  # in a forked child, the cluster belongs to the parent
-        if not self._lease.detached:
+        if not self._servers.detached:
             self.stop()
         elif not self.ended:
             self._end("left")
@@ -358,25 +350,30 @@ class Lifecycle:
         """True if the cluster has ended, or if this process has left it."""
         return self._monitor.state in ("stopped", "failed", "lost", "left")
 
-    def adopt(self, connect: Callable[[], tuple[base.TaskHost, base.AdoptedCluster]]) -> None:
-        """Manage tasks that are running already, which `connect` connects to."""
-        with self._context.lock:
+    def adopt(
+        self,
+        adopt: Callable[[base.OnEvent], tuple[base.TaskHost, base.AdoptedCluster]],
+        connect: bool,
+    ) -> None:
+        """Manage tasks that are running already.
+
+        Parameters
+        ----------
+        adopt : callable
+            Connects to the tasks. It takes a function that it calls with their events.
+        connect : bool
+            Whether this process may coordinate the workers.
+        """
+        with self._servers.lock:
             self._start_monitoring()
             try:
-                self._adopt_tasks(*connect())
+                self._task_manager.adopt(*adopt(self._monitor.apply))
+                if connect:
+                    self._training.hide_gpus_from_kernel()
             except BaseException:
                 self._end("left")
                 raise
             self._monitor.apply(StateChanged("ready"))
-
-    def _adopt_tasks(self, task_host: base.TaskHost, adopted: base.AdoptedCluster) -> None:
-        description = adopted.description
-        self._task_manager.adopt(task_host, description["task_manager"], adopted.tasks)
-        # The servers may still hold variables of an earlier coordinator.
-        self._training.used = bool(description["used"])
-        self._monitor.apply(LeaseChanged(adopted.lease))
-        if adopted.time_limit_left is not None:
-            self._monitor.apply(ExpiryChanged(adopted.time_limit_left))
 
     def _end(self, state: str) -> None:
         with registry.locked():
@@ -390,7 +387,7 @@ class Lifecycle:
         why = f": {self._monitor.why_lost}" if state == "lost" else ""
         self._consumers.cancel_all(
             kind(
-                f"cluster {self._context.name!r} is {state}{why}",
+                f"cluster {self._servers.name!r} is {state}{why}",
                 fix="create a new one: tfd.Cluster(...)",
             )
         )
@@ -408,8 +405,6 @@ class Lifecycle:
         if self._adaptation is not None:
             self._adaptation.join(_STOP_SECONDS)
         self._monitor.close()
-        with registry.locked() as known:
-            if known.get(self._context.name) is self._cluster:
-                del known[self._context.name]
+        registry.remove_ended()
         control_socket.stop_if_unused()
         self._has_ended.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import queue
@@ -10,14 +9,16 @@ import statistics
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.cluster import registry
+from tfd_notebook.coordinator.metrics import row_version
 from tfd_notebook.data.bottleneck.usage import workers_of
 from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service.protocols import Registered
 from tfd_notebook.model.events import (
     AdaptationChanged,
     ClusterEnded,
@@ -44,7 +45,6 @@ from tfd_notebook.model.rate_history import RateHistory
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import (
     AdaptationRow,
-    CoordinatorRow,
     GpuRow,
     RankRow,
     Snapshot,
@@ -52,6 +52,9 @@ from tfd_notebook.model.snapshot import (
 )
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net.clock import Deadline
+
+if TYPE_CHECKING:
+    from tfd_notebook.coordinator.coordinator import Coordinator
 
 log = logging.getLogger("tfd_notebook")
 
@@ -90,29 +93,23 @@ class Monitor:
     Parameters
     ----------
     config : ClusterConfig
+
+    Attributes
+    ----------
     consumers : Consumers
         The consumers in this process that read from the cluster.
-    coordinator : callable
-        Takes the tasks and returns the row of the coordinator, if any.
-    memory_cause : callable
-        Returns a sentence about the largest buffer of the data workers, with a leading space.
-    interrupted : callable
-        Called in the monitor's thread with each task of the data service that stops or restarts.
+    registered : dict of str to Registered
+        The datasets that this process registered with the data service, by id.
+    coordinator : Coordinator or None
+        The current coordinator.
     """
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        consumers: Consumers,
-        coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None],
-        memory_cause: Callable[[], str],
-        interrupted: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._consumers = consumers
-        self._on_tick: Callable[[], None] = lambda: None
-        self._coordinator, self._memory_cause = coordinator, memory_cause
-        self._interrupted = interrupted
+        self.consumers = Consumers(task_of=self.task_at)
+        self.registered: dict[str, Registered] = {}
+        self.coordinator: Coordinator | None = None
+        self._on_tick: Callable[[str], None] = lambda _: None
         self._rows: dict[str, TaskRow] = {}
         #: The processes of the latest `Cluster.run`, by the names of their workers.
         self._ranks: dict[str, RankRow] = {}
@@ -127,7 +124,8 @@ class Monitor:
         self._shown_state = "new"
         self._planned: dict[Role, int] = dict(config.counts)
         self._requested: dict[Role, int] = {}
-        self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        #: Tasks of the data service that have stopped. None ends the thread.
+        self._stopped: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._journal_bytes: int | None = None
         self._expires: Deadline | None = None
@@ -141,12 +139,16 @@ class Monitor:
         self._requested_at: dict[str, float] = {}
         self._start_seconds: deque[float] = deque(maxlen=_KEPT_STARTS)
         self._thread: threading.Thread | None = None
-        consumers.connect(self.apply, lambda: workers_of(self.tasks()))
+        self.consumers.connect(self.apply, lambda: workers_of(self.tasks()))
 
     # Updates
 
-    def start(self, on_tick: Callable[[], None]) -> None:
-        """Start the thread that calls `on_tick` and executes commands."""
+    def start(self, on_tick: Callable[[str], None]) -> None:
+        """Start the thread that calls `on_tick` twice a second.
+
+        It also calls `on_tick` at once with each task of the data service that stops or restarts.
+        Otherwise, the argument is empty.
+        """
         self._on_tick = on_tick
         # Another thread may stop the cluster at this moment.
         with self._changed:
@@ -160,7 +162,7 @@ class Monitor:
         with self._changed:
             thread, self._thread = self._thread, None
         if thread is not None:
-            self._commands.put(None)
+            self._stopped.put(None)
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
@@ -176,9 +178,11 @@ class Monitor:
         return self._shown_state
 
     @property
-    def version(self) -> int:
-        """A number that increases with each event, and with each change of a task."""
-        return self._version
+    def version(self) -> Hashable:
+        """A value that is different after each change of `snapshot`. Reading it is cheap."""
+        coordinator = self.coordinator  # another thread may set it
+        row = None if coordinator is None else (id(coordinator), row_version(coordinator.store))
+        return self._version, row
 
     def apply(self, event: Event) -> None:
         """Apply an event. This is the only way in which the state changes."""
@@ -202,7 +206,7 @@ class Monitor:
             case TaskMeasured():
                 return self._update_measurement(event)
             case ConsumerMeasured():
-                stream = self._consumers.apply(event)
+                stream = self.consumers.apply(event)
                 if stream is not None and stream.state == "running":
                     self._stream_rates.add(stream.name, time.time(), stream.elements_per_s)
             case GpusMeasured():
@@ -277,7 +281,7 @@ class Monitor:
                 self._publish_notice(event, before)
                 stopped = event.state is TaskState.RESTARTING or event.state.ended
                 if stopped and self._state == "ready" and event.task.startswith(_EPOCH_ROLES):
-                    self.command(lambda: self._interrupted(event.task))
+                    self._stopped.put(event.task)
             case WorkersAdapted():
                 self.notice("info", f"{event.before} → {event.after} data workers: {event.reason}")
             case AdaptationChanged() if event.reason:
@@ -305,16 +309,13 @@ class Monitor:
         """Publish a notice to the views, and write it to the log ``tfd_notebook``."""
         self.apply(Notice(severity=severity, what=what, task=task, fix=fix))
 
-    def command(self, work: Callable[[], Any]) -> None:
-        """Execute `work` in the monitor's thread. An exception becomes a notice."""
-        self._commands.put(work)
-
     # Queries
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the cluster."""
+        coordinator = self.coordinator
         # Not under the lock: the coordinator acquires its own locks.
-        coordinator = self._coordinator(self.tasks())
+        row = None if coordinator is None else coordinator.row(self.tasks())
         with self._changed:
             tasks = self.tasks()
             gpus = () if self._shown_state in _ENDED else self._gpus.values()
@@ -325,7 +326,7 @@ class Monitor:
                 launcher=self._config.launcher,
                 state=self._shown_state,
                 tasks=tasks,
-                streams=self._consumers.rows(),
+                streams=self.consumers.rows(),
                 ranks=tuple(self._ranks.values()),
                 gpus=tuple(itertools.chain.from_iterable(gpus)),
                 planned=dict(self._planned),
@@ -335,7 +336,7 @@ class Monitor:
                 journal_bytes=self._journal_bytes,
                 expires=None if self._expires is None else self._expires.wall,
                 lease=None if self._lease is None else self._lease.wall,
-                coordinator=coordinator,
+                coordinator=row,
                 adaptation=None if self._shown_state in _ENDED else self._adaptation,
             )
 
@@ -446,21 +447,16 @@ class Monitor:
                 self._shown_state = "degraded"
 
     def _work(self) -> None:
-        open_ = True
-        while open_:
-            with contextlib.suppress(queue.Empty):
-                work = self._commands.get(timeout=_TICK_SECONDS)
-                if work is None:
-                    open_ = False
-                else:
-                    self._attempt(work)
-            self._attempt(self._on_tick)
-
-    def _attempt(self, work: Callable[[], Any]) -> None:
-        try:
-            work()
-        except Exception as error:
-            self.notice("error", f"{type(error).__name__}: {error}")
+        stopped: str | None = ""
+        while stopped is not None:
+            try:
+                stopped = self._stopped.get(timeout=_TICK_SECONDS)
+            except queue.Empty:
+                stopped = ""
+            try:
+                self._on_tick(stopped or "")
+            except Exception as error:
+                self.notice("error", f"{type(error).__name__}: {error}")
 
     def _set_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
         """Set the GPUs of a host, as JSON values of `GpusMeasured`."""
@@ -517,14 +513,15 @@ class Monitor:
         memory_limit = memory.is_reason(event.reason)
         if memory_limit:
             fix = memory.FIX
-            cause = self._memory_cause() if event.task.startswith(Role.DATA_WORKER) else ""
+            if event.task.startswith(Role.DATA_WORKER):
+                cause = memory_cause(self.registered)
         if event.state is TaskState.FAILED:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
             last = cause if memory_limit else last
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
         elif event.state is TaskState.RESTARTING:
             role = Role(event.task.partition(":")[0])
-            reading = role in _EPOCH_ROLES and self._consumers.reading()
+            reading = role in _EPOCH_ROLES and self.consumers.reading()
             if event.reason == "requested" and not reading:
                 return
             what = f"{event.reason}; it is being restarted"
@@ -577,6 +574,14 @@ class Monitor:
 
     def _tasks_on(self, host: str) -> str:
         return ", ".join(row.task for row in self.rows() if row.host == host)
+
+
+def memory_cause(registered: Mapping[str, Registered]) -> str:
+    """Return a sentence about the largest buffer of the datasets, after a space, or ""."""
+    buffers = [buffer for known in list(registered.values()) for buffer in known.buffers]
+    if not buffers:
+        return ""
+    return f" The likely cause is {max(buffers, key=lambda buffer: buffer.bytes or 0).words}"
 
 
 def _deadline(seconds: float | None) -> Deadline | None:

@@ -106,6 +106,13 @@ def register_provider(kind: str, provider: Callable[[], Mapping[str, ClusterProx
     _providers[kind] = provider
 
 
+def remove_ended() -> None:
+    """Remove the clusters that have ended, which `clusters` no longer returns."""
+    global _clusters
+    with _lock:
+        _clusters = clusters()
+
+
 @contextlib.contextmanager
 def locked() -> Iterator[dict[str, RegisteredCluster]]:
     """Lock the registry and yield its clusters by name, to add or remove clusters."""

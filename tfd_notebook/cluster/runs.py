@@ -7,11 +7,10 @@ import contextlib
 import linecache
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.errors import RankFailed, RankLost, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.launchers import base
 from tfd_notebook.model.events import RankChanged, RunChanged
@@ -32,126 +31,121 @@ _Output: TypeAlias = Callable[[int, str], object]
 _NO_LIMIT = 1e9
 
 
-class Runs:
-    """The calls of `Cluster.run`, one at a time.
+def run(
+    servers: ClusterServers,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float | None = None,
+    output: Callable[[int, str], object] | None = None,
+) -> list[Any]:
+    """Call `function(*args)` next to each training worker, and return the results by rank.
+
+    Each call runs in a new process on the host of its worker, with the worker's GPUs. With
+    ``launcher="inprocess"`` it has no GPU, because the kernel holds the GPUs. The variable
+    ``TF_CONFIG`` describes all of these processes, so that
+    ``tf.distribute.MultiWorkerMirroredStrategy()`` works without arguments. Their output is
+    shown as it arrives, each line with its rank. At the first exception, after `timeout` and
+    at Ctrl-C, all processes end.
 
     Parameters
     ----------
-    context : ClusterContext
+    servers : ClusterServers
+    function : callable
+        Sent by value if it is defined in the notebook. If it has a parameter ``ctx`` without an
+        argument, it gets a context with ``worker_num``, ``num_workers``, ``job_name``,
+        ``task_index`` and ``cluster_spec``. So ``map_fun(args, ctx)`` for TFCluster works.
+    *args : object
+        Its arguments, the same for all ranks.
+    timeout : float, optional
+        Seconds. Default: no limit.
+    output : callable, optional
+        Called as ``output(rank, text)`` with new lines. If it raises, all ranks stop and `run`
+        raises the exception. Default: print each line with its rank.
+
+    Returns
+    -------
+    list
+        Numbers, text, bytes, arrays, and lists, tuples, sets and dicts of them. Tensors become
+        NumPy arrays.
+
+    Raises
+    ------
+    RankFailed
+        The function raised an exception.
+    RankLost
+        A process ended. ``Policy(restarts=)`` sets how often all ranks start again first. Use
+        ``tf.keras.callbacks.BackupAndRestore`` or a checkpoint to continue.
+    TimeLimit
+        The function did not return within `timeout`.
+    StateError
+        The cluster has no training worker, or a worker is not ready, or another call runs.
+    UsageError
+        `function` or `output` is not a callable, or the function or an argument cannot be
+        pickled.
+
+    See Also
+    --------
+    tf.distribute.MultiWorkerMirroredStrategy
     """
+    deadline = None if timeout is None else Deadline(check_seconds("timeout", timeout))
+    show = print_lines if output is None else output
+    for name, value in (("function", function), ("output", show)):
+        if not callable(value):
+            raise UsageError(f"invalid {name} {value!r}: expected a callable")
+    servers.require_running()
+    if not servers.run_lock.acquire(blocking=False):
+        raise StateError(
+            f"cluster {servers.name!r} already runs a function",
+            fix="wait until it has returned, or interrupt its cell",
+        )
+    try:
+        return _run(servers, function, _pickled(function, args), deadline, show)
+    finally:
+        servers.run_lock.release()
 
-    def __init__(self, context: ClusterContext) -> None:
-        self._context = context
-        self._running = threading.Lock()
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        timeout: float | None = None,
-        output: Callable[[int, str], object] | None = None,
-    ) -> list[Any]:
-        """Call `function(*args)` next to each training worker, and return the results by rank.
-
-        Each call runs in a new process on the host of its worker, with the worker's GPUs. With
-        ``launcher="inprocess"`` it has no GPU, because the kernel holds the GPUs. The variable
-        ``TF_CONFIG`` describes all of these processes, so that
-        ``tf.distribute.MultiWorkerMirroredStrategy()`` works without arguments. Their output is
-        shown as it arrives, each line with its rank. At the first exception, after `timeout` and
-        at Ctrl-C, all processes end.
-
-        Parameters
-        ----------
-        function : callable
-            Sent by value if it is defined in the notebook. If it has a parameter ``ctx`` without an
-            argument, it gets a context with ``worker_num``, ``num_workers``, ``job_name``,
-            ``task_index`` and ``cluster_spec``. So ``map_fun(args, ctx)`` for TFCluster works.
-        *args : object
-            Its arguments, the same for all ranks.
-        timeout : float, optional
-            Seconds. Default: no limit.
-        output : callable, optional
-            Called as ``output(rank, text)`` with new lines. If it raises, all ranks stop and `run`
-            raises the exception. Default: print each line with its rank.
-
-        Returns
-        -------
-        list
-            Numbers, text, bytes, arrays, and lists, tuples, sets and dicts of them. Tensors become
-            NumPy arrays.
-
-        Raises
-        ------
-        RankFailed
-            The function raised an exception.
-        RankLost
-            A process ended. ``Policy(restarts=)`` sets how often all ranks start again first. Use
-            ``tf.keras.callbacks.BackupAndRestore`` or a checkpoint to continue.
-        TimeLimit
-            The function did not return within `timeout`.
-        StateError
-            The cluster has no training worker, or a worker is not ready, or another call runs.
-        UsageError
-            `function` or `output` is not a callable, or the function or an argument cannot be
-            pickled.
-
-        See Also
-        --------
-        tf.distribute.MultiWorkerMirroredStrategy
-        """
-        deadline = None if timeout is None else Deadline(check_seconds("timeout", timeout))
-        show = print_lines if output is None else output
-        for name, value in (("function", function), ("output", show)):
-            if not callable(value):
-                raise UsageError(f"invalid {name} {value!r}: expected a callable")
-        self._context.require_running()
-        if not self._running.acquire(blocking=False):
-            raise StateError(
-                f"cluster {self._context.name!r} already runs a function",
-                fix="wait until it has returned, or interrupt its cell",
-            )
+def _run(
+    servers: ClusterServers,
+    function: Any,
+    pickled: bytes,
+    deadline: Deadline | None,
+    output: _Output,
+) -> list[Any]:
+    monitor = servers.monitor
+    name = getattr(function, "__name__", type(function).__name__)
+    restarts = servers.policy.restarts
+    for attempt in range(1, restarts + 2):
+        tasks = _workers(servers)
+        monitor.apply(RunChanged(name, attempt, tuple(tasks)))
+        call = _Call(servers, tasks, pickled, deadline, output)
         try:
-            return self._run(function, _pickled(function, args), deadline, show)
-        finally:
-            self._running.release()
-
-    def _run(
-        self, function: Any, pickled: bytes, deadline: Deadline | None, output: _Output
-    ) -> list[Any]:
-        monitor = self._context.monitor
-        name = getattr(function, "__name__", type(function).__name__)
-        restarts = self._context.policy.restarts
-        for attempt in range(1, restarts + 2):
-            tasks = self._workers()
-            monitor.apply(RunChanged(name, attempt, tuple(tasks)))
-            call = _Call(self._context, tasks, pickled, deadline, output)
-            try:
-                return call.results()
-            except RankLost as error:
-                if attempt > restarts:
-                    error.fix = (
-                        f"see the output above; all {restarts} restarts of tfd.Policy(restarts=) "
-                        "are used"
-                    )
-                    raise
-                monitor.notice("warning", f"{error.what}; all ranks start again")
-        raise AssertionError("unreachable")
-
-    def _workers(self) -> list[str]:
-        rows = self._context.task_manager.rows_of(Role.WORKER)
-        if not rows:
-            raise StateError(
-                f"cluster {self._context.name!r} has no training worker",
-                fix="cluster.scale(workers=2), or tfd.Cluster(workers=2)",
-            )
-        for row in rows:
-            if row.state is not TaskState.READY:
-                raise StateError(
-                    f"{row.task} is {row.state}",
-                    task=row.task,
-                    fix=f"cluster.restart({row.task!r})",
+            return call.results()
+        except RankLost as error:
+            if attempt > restarts:
+                error.fix = (
+                    f"see the output above; all {restarts} restarts of tfd.Policy(restarts=) "
+                    "are used"
                 )
-        return [row.task for row in rows]
+                raise
+            monitor.notice("warning", f"{error.what}; all ranks start again")
+    raise AssertionError("unreachable")
+
+
+def _workers(servers: ClusterServers) -> list[str]:
+    rows = servers.task_manager.rows_of(Role.WORKER)
+    if not rows:
+        raise StateError(
+            f"cluster {servers.name!r} has no training worker",
+            fix="cluster.scale(workers=2), or tfd.Cluster(workers=2)",
+        )
+    for row in rows:
+        if row.state is not TaskState.READY:
+            raise StateError(
+                f"{row.task} is {row.state}",
+                task=row.task,
+                fix=f"cluster.restart({row.task!r})",
+            )
+    return [row.task for row in rows]
 
 
 class _Call:
@@ -159,14 +153,14 @@ class _Call:
 
     def __init__(
         self,
-        context: ClusterContext,
+        servers: ClusterServers,
         tasks: Sequence[str],
         pickled: bytes,
         deadline: Deadline | None,
         output: _Output,
     ) -> None:
-        self._host: base.TaskHost = context.task_manager.task_host
-        self._monitor = context.monitor
+        self._host: base.TaskHost = servers.task_manager.task_host
+        self._monitor = servers.monitor
         self._tasks = tasks
         self._pickled = pickled
         self._deadline = deadline

@@ -17,10 +17,25 @@ from tfd_notebook.cluster.config import check_roles
 from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
+from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.launchers import base
-from tfd_notebook.model.events import GpusMeasured, PlanChanged, TaskChanged, TaskRemoved
+from tfd_notebook.model.events import (
+    ExpiryChanged,
+    GpusMeasured,
+    LeaseChanged,
+    PlanChanged,
+    TaskChanged,
+    TaskRemoved,
+)
 from tfd_notebook.model.snapshot import TaskRow
-from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, TaskState
+from tfd_notebook.model.spec import (
+    ClusterConfig,
+    Role,
+    TaskSpec,
+    TaskState,
+    pack,
+    without_values,
+)
 from tfd_notebook.model.stacks import (
     BlockedFunction,
     TaskStacks,
@@ -69,7 +84,10 @@ class TaskManager:
         #: Addresses of the tasks that `scale` removed.
         self._removed_addresses: set[str] = set()
         self._journal_copy: JournalCopy | None = None
+        self._journal: Journal | None = None
         self.work_dir: str | None = None
+        #: Whether a coordinator has used the tasks since they were started.
+        self.used = False
 
     def job_script(self) -> str:
         """Return the jobs that the launcher submits, or raise Unsupported."""
@@ -101,10 +119,17 @@ class TaskManager:
         return self._gpu_allocation.gives
 
     @property
-    def journal_copy(self) -> JournalCopy:
-        """The local copy of the journal of a dispatcher on another host."""
-        assert self._journal_copy is not None
-        return self._journal_copy
+    def journal(self) -> Journal | None:
+        """The dispatcher's journal, or None if it keeps none."""
+        directory, refresh = self.work_dir, None
+        if directory is None:
+            return None
+        if self._journal_copy is not None and not work_dir.is_url(directory):
+            directory, refresh = self._journal_copy.directory, self._journal_copy.refresh
+        if self._journal is None or self._journal.work_dir != directory:
+            keep_seconds = server_config.keep_seconds(self._config.service)
+            self._journal = Journal(directory, refresh, keep_seconds)
+        return self._journal
 
     # All tasks
 
@@ -213,28 +238,25 @@ class TaskManager:
             self._task_host.detach()
 
     def description(self) -> dict[str, Any]:
-        """Return the state that `adopt` needs in addition to the tasks, as JSON values."""
+        """Return what a process needs that attaches, in addition to the tasks, as JSON values."""
         return {
-            "counts": {str(role): count for role, count in self._monitor.planned.items()},
-            "gpu_allocation": self._gpu_allocation.pack(),
-            "static_addresses": list(self._static_addresses),
-            "removed_addresses": sorted(self._removed_addresses),
-            "work_dir": self.work_dir,
+            # The values of env may be secrets, and attaching does not need them.
+            "config": pack(without_values(self._config)),
+            "task_manager": {
+                "counts": {str(role): count for role, count in self._monitor.planned.items()},
+                "gpu_allocation": self._gpu_allocation.pack(),
+                "static_addresses": list(self._static_addresses),
+                "removed_addresses": sorted(self._removed_addresses),
+                "work_dir": self.work_dir,
+            },
+            "used": self.used,
         }
 
-    def adopt(
-        self, task_host: base.TaskHost, description: Mapping[str, Any], tasks: Iterable[TaskChanged]
-    ) -> None:
-        """Connect to tasks that are running already.
-
-        Parameters
-        ----------
-        task_host : TaskHost
-        description : mapping
-            The result of `description` in the process that started them.
-        tasks : iterable of TaskChanged
-            The current state of each task.
-        """
+    def adopt(self, task_host: base.TaskHost, adopted: base.AdoptedCluster) -> None:
+        """Connect to tasks that are running already, with the description of their process."""
+        description = adopted.description["task_manager"]
+        # The servers may still hold variables of an earlier coordinator.
+        self.used = bool(adopted.description["used"])
         self._task_host = task_host
         self._copy_journal()
         self._gpu_allocation = gpu_allocation.GpuAllocation.unpack(description["gpu_allocation"])
@@ -243,8 +265,11 @@ class TaskManager:
         self.work_dir = description["work_dir"]
         for role, count in description["counts"].items():
             self._monitor.apply(PlanChanged(Role(role), planned=count, requested=count))
-        for event in tasks:
+        for event in adopted.tasks:
             self._monitor.apply(event)
+        self._monitor.apply(LeaseChanged(adopted.lease))
+        if adopted.time_limit_left is not None:
+            self._monitor.apply(ExpiryChanged(adopted.time_limit_left))
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 from tfd_notebook._compat.keras import refuse_keras
 from tfd_notebook.cluster import registry
-from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.coordinator import connection as coordinator_connection
-from tfd_notebook.coordinator.metrics import row_version
-from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.net.task_probe import is_same_job, probe_tasks
 
@@ -34,27 +32,16 @@ class ParameterServerTraining:
 
     Parameters
     ----------
-    context : ClusterContext
-    owner : object
-        Advice names the user's variable that holds it.
-    on_change : callable
-        Called after a strategy was created or workers were scaled.
+    servers : ClusterServers
     """
 
-    def __init__(
-        self, context: ClusterContext, owner: object, on_change: Callable[[], None]
-    ) -> None:
-        self._context = context
-        self._owner = weakref.ref(owner)
-        self._on_change = on_change
-        self._monitor, self._task_manager = context.monitor, context.task_manager
+    def __init__(self, servers: ClusterServers) -> None:
+        self._servers = servers
+        self._monitor, self._task_manager = servers.monitor, servers.task_manager
         self._strategy: Any = None
         self._variable_partitioner: Any = None
-        self._coordinator: Coordinator | None = None
         #: The variables of the current strategy, with their task and bytes.
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
-        #: Whether a coordinator has used the tasks since they were started.
-        self.used = False
         #: The `build` of the latest coordinator.
         self._build: Callable[[Coordinator], Any] | None = None
 
@@ -72,12 +59,12 @@ class ParameterServerTraining:
         # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        self._context.require_running()
+        self._servers.require_running()
         return OwnResolver(
             self._task_manager.cluster_spec,
             self._handle_connection,
             lambda: coordinator_connection.closing(*self._allowed_peers()),
-            self._context.name,
+            self._servers.name,
         )
 
     def strategy(self, variable_partitioner: Any = None) -> Any:
@@ -112,20 +99,20 @@ class ParameterServerTraining:
         import tensorflow as tf
 
         coordinator_connection.require()
-        with self._context.lock:
-            self._context.require_running()
+        with self._servers.lock:
+            self._servers.require_running()
             self._require_servers()
             coordinator_connection.await_readers()
             self.stop_coordinator()
-            if self.used and self._context.policy.recycle:
+            if self._task_manager.used and self._servers.policy.recycle:
                 self._restart_servers()
             self._check_servers()
             self._variable_partitioner = variable_partitioner
             coordinator_connection.prepare(self._task_manager.cluster_spec())
-            self.used = True
+            self._task_manager.used = True
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, variable_partitioner)
             self._bind_strategy(strategy)
-        self._on_change()
+        self._servers.store_description()
         return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
@@ -153,21 +140,21 @@ class ParameterServerTraining:
         # Imports TensorFlow.
         from tfd_notebook._compat.tf_coordinator import connection
 
-        with self._context.lock:
-            self._context.require_running()
+        with self._servers.lock:
+            self._servers.require_running()
             if strategy is None:
-                if self._coordinator is None or self._coordinator.stopped:
+                if self._monitor.coordinator is None or self._monitor.coordinator.stopped:
                     self.strategy()
-                assert self._coordinator is not None
-                return self._coordinator
-            if strategy is not self._strategy or self._coordinator is None:
+                assert self._monitor.coordinator is not None
+                return self._monitor.coordinator
+            if strategy is not self._strategy or self._monitor.coordinator is None:
                 self._require_local(strategy)
                 self._bind_strategy(strategy)
                 self._variable_partitioner = connection.partitioner_of(strategy)
-            elif self._coordinator.stopped:
+            elif self._monitor.coordinator.stopped:
                 raise _stopped()
-            assert self._coordinator is not None
-            return self._coordinator
+            assert self._monitor.coordinator is not None
+            return self._monitor.coordinator
 
     def recover(
         self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
@@ -201,14 +188,18 @@ class ParameterServerTraining:
         """
         path = _latest(checkpoint) if checkpoint is not None else None
         if build is None and path is not None:
-            build = self._coordinator.build if self._coordinator is not None else self._build
-        with self._context.lock:
-            self._context.require_running()
+            build = (
+                self._monitor.coordinator.build
+                if self._monitor.coordinator is not None
+                else self._build
+            )
+        with self._servers.lock:
+            self._servers.require_running()
             self._require_servers()
             self.stop_coordinator()
             self._task_manager.await_servers()
             self.strategy(self._variable_partitioner)
-            coordinator = self._coordinator
+            coordinator = self._monitor.coordinator
             assert coordinator is not None
         if build is not None:
             with coordinator.strategy.scope():
@@ -275,7 +266,7 @@ class ParameterServerTraining:
         with coordinator_connection.consume_new_connection() as is_new:
             if not is_new:
                 return
-            self.used = True
+            self._task_manager.used = True
             coordinator_connection.close(*self._allowed_peers())
             connection.send_functions()
 
@@ -286,7 +277,7 @@ class ParameterServerTraining:
             for tasks in self._task_manager.cluster_spec().values()
             for address in tasks
         }
-        return self._context.config.allow, "localhost" if known == {"localhost"} else None
+        return self._servers.config.allow, "localhost" if known == {"localhost"} else None
 
     def _require_local(self, strategy: Any) -> None:
         """Raise UsageError unless a strategy belongs to this cluster."""
@@ -300,7 +291,7 @@ class ParameterServerTraining:
         }
         if not known.intersection((*spec.get("worker", ()), *spec.get("ps", ()))):
             raise errors.UsageError(
-                f"invalid strategy: it does not belong to cluster {self._context.name!r}",
+                f"invalid strategy: it does not belong to cluster {self._servers.name!r}",
                 fix="create it with cluster.strategy(), or with cluster.resolver",
             )
 
@@ -331,32 +322,36 @@ class ParameterServerTraining:
             self._report_lost_strategy,
             self._monitor.notice,
             self._task_manager.serve_errors_for_lost_workers,
-            self._owner(),
+            self._servers.cluster,
         )
         coordinator.build = self._build
         coordinator.store.on_change = registry.notify_change
-        self._strategy, self._coordinator = strategy, coordinator
+        self._strategy, self._monitor.coordinator = strategy, coordinator
         registry.notify_change()
 
     def _require_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
             if not self._task_manager.rows_of(role):
                 raise errors.StateError(
-                    f"cluster {self._context.name!r} has no {name}, and ParameterServerStrategy "
+                    f"cluster {self._servers.name!r} has no {name}, and ParameterServerStrategy "
                     "needs one",
                     fix="create a cluster with both: tfd.Cluster(workers=2, ps=1)",
                 )
 
     def stop_coordinator(self) -> None:
         """Stop the current coordinator, if any. Calls that wait for its results raise."""
-        coordinator, self._coordinator, self._strategy = self._coordinator, None, None
+        coordinator, self._monitor.coordinator, self._strategy = (
+            self._monitor.coordinator,
+            None,
+            None,
+        )
         if coordinator is not None:
             self._build = coordinator.build
             coordinator.stop()
 
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks and the workers of the current coordinator."""
-        coordinator, workers = self._coordinator, counts.get(Role.WORKER)
+        coordinator, workers = self._monitor.coordinator, counts.get(Role.WORKER)
         before = len(self._task_manager.rows_of(Role.WORKER))
         if coordinator is None or coordinator.stopped or workers is None or workers == before:
             self._task_manager.scale(counts)
@@ -402,7 +397,7 @@ class ParameterServerTraining:
     @property
     def has_coordinator(self) -> bool:
         """True if the cluster has a coordinator that is not stopped."""
-        coordinator = self._coordinator  # another thread may stop it
+        coordinator = self._monitor.coordinator  # another thread may stop it
         return coordinator is not None and not coordinator.stopped
 
     def current_coordinator(self) -> Coordinator:
@@ -413,23 +408,12 @@ class ParameterServerTraining:
         StateError
             The cluster has no coordinator.
         """
-        if self._coordinator is None:
+        if self._monitor.coordinator is None:
             raise errors.StateError(
-                f"cluster {self._context.name!r} has no coordinator",
+                f"cluster {self._servers.name!r} has no coordinator",
                 fix="create one: cluster.coordinator()",
             )
-        return self._coordinator
-
-    @property
-    def row_version(self) -> Hashable:
-        """A value that is different after each change of `row`."""
-        coordinator = self._coordinator
-        return None if coordinator is None else (id(coordinator), row_version(coordinator.store))
-
-    def row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
-        """Return the row of the coordinator in a snapshot, or None if there is no coordinator."""
-        coordinator = self._coordinator
-        return None if coordinator is None else coordinator.row(tasks)
+        return self._monitor.coordinator
 
 
 def _stopped() -> errors.StateError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -50,7 +51,7 @@ def _start_thread(call: Callable[[], None], name: str) -> None:
 
 
 class Watchdog:
-    """Periodic checks of a running cluster. The monitor's thread calls it twice a second.
+    """Checks of a running cluster. The monitor's thread calls it, see `Monitor.start`.
 
     Parameters
     ----------
@@ -104,7 +105,9 @@ class Watchdog:
         #: Tasks that did not answer, and were ready then, with their processes.
         self._silent: list[tuple[str, int | None]] = []
 
-    def __call__(self) -> None:
+    def __call__(self, stopped: str = "") -> None:
+        if stopped:
+            self._record_interruption(stopped)
         if self._monitor.expired:
             reason = self._monitor.expiry_reason
             self._monitor.apply(ExpiryChanged(None))
@@ -122,6 +125,12 @@ class Watchdog:
             self._incomplete, _ROUND_SECONDS, self._report_missing_consumers
         )
         self._stuck = self._report_waits(self._stuck, self._hang_seconds, self._report_stuck)
+
+    def _record_interruption(self, task: str) -> None:
+        """Record in the journal's open iterations that a task of the service has stopped."""
+        with contextlib.suppress(TfdError):  # The host may be lost.
+            if (journal := self._task_manager.journal) is not None:
+                journal.interrupt(task)
 
     def _notify_of_time_limit(self) -> None:
         """Publish a notice some time before the cluster ends at its time limit, once."""

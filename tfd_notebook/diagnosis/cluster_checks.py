@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook.agent import memory
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster import data_service
+from tfd_notebook.cluster.monitor import memory_cause
 from tfd_notebook.cluster.training import KERAS_2, NO_KERAS
 from tfd_notebook.coordinator.connection import open_port
 from tfd_notebook.data.bottleneck import advice
@@ -116,7 +117,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
             if memory.is_reason(row.reason):
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
-                    what += f".{data_service.of(cluster).memory_cause()}"
+                    what += f".{memory_cause(data_service.of(cluster).registered)}"
             yield FAILED_TASK.finding(what, fix)
 
 

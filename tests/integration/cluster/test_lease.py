@@ -193,8 +193,8 @@ def test_duplicate_names_are_refused_and_with_detaches(stays: tfd.Cluster) -> No
 # Skips the check for namesakes, as if two clusters were detached at the same moment.
 TWIN = """
 import tfd_notebook as tfd
-from tfd_notebook.cluster.lease import Lease
-Lease._require_no_detached_namesake = lambda self: None
+from tfd_notebook.cluster.servers import ClusterServers
+ClusterServers._require_no_detached_namesake = lambda self: None
 tfd.Cluster(name="twin").detach(1)
 """
 

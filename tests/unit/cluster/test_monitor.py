@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tfd_notebook._compat.tf_data.pipeline_model import Buffer
+from tfd_notebook.agent import memory
 from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service.protocols import Registered
+from tfd_notebook.model.closure_store import Store
 from tfd_notebook.model.events import (
     AdaptationChanged,
     ClusterEnded,
@@ -39,7 +44,7 @@ from tfd_notebook.net import clock
 @pytest.fixture
 def monitor() -> Monitor:
     config = ClusterConfig("c", "local", {Role.WORKER: 2})
-    monitor = Monitor(config, Consumers(), lambda tasks: None, lambda: "", lambda _: None)
+    monitor = Monitor(config)
     for task in ("worker:1", "worker:0"):
         monitor.apply(ready(task))
     return monitor
@@ -144,7 +149,7 @@ def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
     monitor.apply(StateChanged("ready"))
     monitor.apply(StateChanged("ready"))  # changes nothing
     assert monitor.snapshot().events[len(before.events) :] == (StateChanged("ready"),)
-    assert monitor.version == after.version + 1
+    assert monitor.snapshot().version == after.version + 1
 
 
 def test_adaptation_is_shown_and_its_decisions_are_notices(monitor: Monitor) -> None:
@@ -234,6 +239,54 @@ def test_monitor_can_be_closed_while_it_starts(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", close_first)
-    monitor.start(lambda: None)
+    monitor.start(lambda _: None)
     closing.join()
     assert errors == []
+
+
+def test_stopped_task_of_the_service_is_passed_on_at_once(monitor: Monitor) -> None:
+    passed: queue.Queue[str] = queue.Queue()
+    monitor.start(lambda task: passed.put(task) if task else None)
+    try:
+        monitor.apply(StateChanged("ready"))
+        monitor.apply(TaskChanged("worker:0", TaskState.RESTARTING))
+        monitor.apply(TaskChanged("data_worker:0", TaskState.RESTARTING))
+        monitor.apply(ready("data_worker:0"))
+        monitor.apply(TaskChanged("dispatcher:0", TaskState.FAILED))
+        assert [passed.get(timeout=60) for _ in range(2)] == ["data_worker:0", "dispatcher:0"]
+    finally:
+        monitor.close(60)
+    assert passed.empty()
+
+
+def test_error_of_a_check_is_a_notice(monitor: Monitor) -> None:
+    def check(task: str) -> None:
+        if task:
+            raise ValueError(f"no journal of {task}")
+
+    def reported(_: object) -> bool:
+        return monitor.snapshot().notices[-1].what == "ValueError: no journal of data_worker:0"
+
+    monitor.start(check)
+    try:
+        monitor.apply(StateChanged("ready"))
+        monitor.apply(TaskChanged("data_worker:0", TaskState.FAILED))
+        assert monitor.wait(reported, 60)
+    finally:
+        monitor.close(60)
+
+
+def test_memory_limit_of_a_data_worker_names_the_largest_buffer(monitor: Monitor) -> None:
+    buffers = (Buffer("shuffle(10)", 10, 10**9), Buffer("cache()", None, 2 * 10**9))
+    monitor.registered["1"] = Registered(-1, None, buffers=buffers)
+    for task in ("worker:0", "data_worker:0"):
+        monitor.apply(TaskChanged(task, TaskState.FAILED, reason=memory.too_much(9.0)))
+    worker, data_worker = (notice.what for notice in monitor.snapshot().notices)
+    assert "likely cause" not in worker
+    assert "The likely cause is cache(): it holds all elements, 2 GB" in data_worker
+
+
+def test_version_changes_with_the_closures_of_the_coordinator(monitor: Monitor) -> None:
+    first = monitor.version
+    monitor.coordinator = SimpleNamespace(store=Store())  # type: ignore[assignment]
+    assert monitor.version != first

@@ -15,7 +15,6 @@ from tfd_notebook.agent.work_dir import total_bytes
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.watchdog import Watchdog
 from tfd_notebook.data.bottleneck.usage import Delivery
-from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.errors import StateError
 from tfd_notebook.model.events import ClusterEnded, ExpiryChanged, TaskChanged, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
@@ -47,6 +46,9 @@ class FakeTasks:
         self.in_process = False
         self.unreachable: list[str] = []
         self.blocked: list[BlockedFunction] = []
+        #: The arguments of the journal's `interrupt`.
+        self.interrupted: list[str] = []
+        self.journal = SimpleNamespace(interrupt=self.interrupted.append)
 
     def blocked_functions(self, seconds: float) -> list[BlockedFunction]:
         return self.blocked
@@ -87,7 +89,7 @@ class Watched:
         self.tasks = tasks
         monkeypatch.setattr(clock, "now", lambda: self.now)
         config = ClusterConfig("c", "local", {Role.WORKER: 1})
-        self.monitor = Monitor(config, Consumers(), lambda _: None, lambda: "", lambda _: None)
+        self.monitor = Monitor(config)
         self.consumers = FakeConsumers(lambda: self.now)
         self.silent: dict[str, Probe] = {}
         self.probed: list[tuple[str, ...]] = []
@@ -239,6 +241,18 @@ def test_slow_end_of_a_cluster_is_requested_once(
         watched.now += TICK_SECONDS
     assert watched.ended == ["lost" if isinstance(event, TasksLost) else "stopped"]
     assert watched.threads == ["tfd-watchdog-end"]
+
+
+def test_stopped_task_is_recorded_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = FakeTasks(None)
+    watched = Watched(monkeypatch, tasks)
+    watched.tick()
+    assert tasks.interrupted == []
+    watched.tick("data_worker:1")
+    assert tasks.interrupted == ["data_worker:1"]
+    tasks.journal = None  # type: ignore[assignment]
+    watched.tick("data_worker:1")
+    assert tasks.interrupted == ["data_worker:1"]
 
 
 def test_function_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,6 @@ from tfd_notebook.cluster.gpu_allocation import GpuAllocation, HostAllocation
 from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
-from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.launchers.base import AdoptedCluster
 from tfd_notebook.launchers.client import tls_tunnels
 from tfd_notebook.launchers.client.agent_client import AgentClient
@@ -154,13 +153,7 @@ def frame(body: Any) -> bytes:
 
 
 def monitored(config: ClusterConfig | None = None) -> Monitor:
-    return Monitor(
-        config or ClusterConfig("c"),
-        Consumers(),
-        coordinator=lambda tasks: None,
-        memory_cause=lambda: "",
-        interrupted=lambda task: None,
-    )
+    return Monitor(config or ClusterConfig("c"))
 
 
 def spoilt(value: Any, chance: random.Random) -> Any:
@@ -272,7 +265,8 @@ def use_description(description: dict[str, Any]) -> None:
     manager = TaskManager(config, Fake(), monitor)
     task = from_json(TASK)
     assert isinstance(task, TaskChanged)
-    manager.adopt(AgentTaskHost(client, config.name, "/d"), description["task_manager"], [task])
+    task_host = AgentTaskHost(client, config.name, "/d")
+    manager.adopt(task_host, AdoptedCluster(description, [task]))
     monitor.snapshot()
     json.dumps(manager.description(), allow_nan=False)
     reply = {"name": config.name, "description": description, "lease": 5.0, "tasks": ["ready"]}

@@ -13,7 +13,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors, views
-from tfd_notebook.cluster import attach
+from tfd_notebook.cluster import attach, servers
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client import detached, orphans
@@ -73,7 +73,7 @@ def test_record_exists_while_the_cluster_is_detached(
     assert listed.options["hosts"] == ["ada@one", "ada@two"]
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert attach.is_detached("training")
+    assert servers.is_detached("training")
     assert not orphans.sweep()
     record.remove()
     record.remove()
