@@ -54,7 +54,7 @@ def _prepare() -> None:
     from tfd_notebook.cluster import registry
     from tfd_notebook.resolvers import providers
 
-    providers.register_clusters(registry.clusters, _attach)
+    providers.clusters, providers.attach = registry.clusters, _attach
     py_functions.make_tokens_unique()
     source_locations.record()
     if "ipykernel" in sys.modules and "IPython" in sys.modules:

@@ -1,14 +1,15 @@
-"""Registry of the clusters of this process, with providers for clusters of other processes."""
+"""Registry of the clusters of this process, with those of `resolvers.providers`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
+from tfd_notebook.resolvers import providers
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.view import ClusterProxy, ClusterView, RegisteredCluster
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 _clusters: dict[str, RegisteredCluster] = {}
 _lock = threading.RLock()
-#: Functions that return further clusters by name, by the kind of cluster.
-_providers: dict[str, Callable[[], Mapping[str, ClusterProxy]]] = {}
 _on_start: list[Callable[[], object]] = []
 #: A tuple, because other threads call the callbacks of `on_change` without a lock.
 _on_change: tuple[Callable[[], None], ...] = ()
@@ -81,7 +80,7 @@ def get_or_create(
 def proxies() -> dict[str, ClusterProxy]:
     """Return the running clusters of the providers by name, if no `Cluster` has that name."""
     running: dict[str, ClusterProxy] = {}
-    for provider in tuple(_providers.values()):
+    for provider in tuple(providers.proxies.values()):
         running.update(provider())
     for name in clusters():
         running.pop(name, None)
@@ -91,19 +90,6 @@ def proxies() -> dict[str, ClusterProxy]:
 def running_clusters() -> dict[str, ClusterView]:
     """Return the running clusters of this process and of the providers by name."""
     return {**proxies(), **clusters()}
-
-
-def register_provider(kind: str, provider: Callable[[], Mapping[str, ClusterProxy]]) -> None:
-    """Add clusters of other kinds than `Cluster` to `running_clusters`.
-
-    Parameters
-    ----------
-    kind : str
-        A provider replaces the previous one of the same kind.
-    provider : callable
-        Returns the running clusters by name.
-    """
-    _providers[kind] = provider
 
 
 def remove_ended() -> None:

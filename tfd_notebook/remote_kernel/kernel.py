@@ -134,7 +134,7 @@ class RemoteKernel(Handle):
             raise
         reconnect.send_heartbeats(self._ping, self._ended)
         _kernels.add(self)
-        registry.register_provider("kernels", _remote_clusters)
+        providers.proxies["kernels"] = _remote_clusters
         control_socket.ensure_started()
         registry.notify_cluster_start()
 
@@ -483,4 +483,4 @@ def _close_all() -> None:
             kernel.close()
 
 
-providers.register_remote_kernels(open_kernels)
+providers.remote_kernels = open_kernels

@@ -50,6 +50,7 @@ from tfd_notebook.model.snapshot import (
     TaskRow,
 )
 from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.resolvers import providers
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -419,11 +420,11 @@ class FakeProxy:
 def proxies() -> Iterator[dict[str, FakeProxy]]:
     """Yield two clusters of other kernels, by name."""
     clusters = {name: FakeProxy(name) for name in ("one", "two")}
-    registry.register_provider("fake", lambda: clusters)
+    providers.proxies["fake"] = lambda: clusters
     try:
         yield clusters
     finally:
-        registry.register_provider("fake", dict)
+        del providers.proxies["fake"]
 
 
 @pytest.mark.slow
@@ -591,12 +592,12 @@ class BlockedCluster(FakeProxy):
 @pytest.fixture
 def blocked() -> Iterator[BlockedCluster]:
     blocked_cluster = BlockedCluster("blocked")
-    registry.register_provider("blocked", lambda: {blocked_cluster.name: blocked_cluster})
+    providers.proxies["blocked"] = lambda: {blocked_cluster.name: blocked_cluster}
     try:
         yield blocked_cluster
     finally:
         blocked_cluster.release.set()
-        registry.register_provider("blocked", dict)
+        del providers.proxies["blocked"]
 
 
 def test_blocked_command_does_not_delay_other_clusters(
@@ -757,7 +758,7 @@ def test_failing_snapshot_does_not_stop_other_clusters(
 ) -> None:
     broken = BrokenCluster("broken")
     broken.broken = at_first
-    registry.register_provider("broken", lambda: {broken.name: broken})
+    providers.proxies["broken"] = lambda: {broken.name: broken}
     widget = Browser(cluster=cluster)
     try:
         panel.send("hello")
@@ -774,7 +775,7 @@ def test_failing_snapshot_does_not_stop_other_clusters(
         assert len([r for r in caplog.records if "not a number" in r.message]) == 1
     finally:
         hub.leave(widget.session)
-        registry.register_provider("broken", dict)
+        del providers.proxies["broken"]
 
 
 def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,12 +783,12 @@ def test_broken_cluster_does_not_stop_keep_alives(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
     broken, blocked = BrokenCluster("broken"), BlockedCluster("other")
     broken.broken = True
-    registry.register_provider("broken", lambda: {broken.name: broken, blocked.name: blocked})
+    providers.proxies["broken"] = lambda: {broken.name: broken, blocked.name: blocked}
     try:
         with browser(everything=True) as panel:
             until(lambda: panel.received("alive"))
     finally:
-        registry.register_provider("broken", dict)
+        del providers.proxies["broken"]
 
 
 @pytest.mark.slow
@@ -861,7 +862,7 @@ def test_nothing_is_built_or_sent_without_changes(
         checks[0] += 1
         return {"one": proxy}
 
-    registry.register_provider("fake", provide)
+    providers.proxies["fake"] = provide
     try:
         panel.send("hello")
         until(lambda: elements(panel, "one") == 0)
@@ -869,7 +870,7 @@ def test_nothing_is_built_or_sent_without_changes(
         until(lambda: checks[0] > first + 100)
         assert (proxy.built, len(panel.sent)) == (1, sent)
     finally:
-        registry.register_provider("fake", dict)
+        del providers.proxies["fake"]
 
 
 @pytest.mark.slow

@@ -162,5 +162,4 @@ class SparkClusterAdapter:
 spark_slots.register_slot_holder(
     lambda: {name: cluster.slots_held for name, cluster in running().items()}
 )
-providers.register_spark_clusters(running)
-registry.register_provider("spark", adapters)
+providers.proxies["spark"] = adapters
