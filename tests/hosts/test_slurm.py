@@ -313,7 +313,9 @@ class TestDetection:
         within(env)
         considered, _ = detection.detect({})
         close = [item.rule for item in considered if item.outcome == "partial"]
-        assert close[:2] == ["slurm", "slurm_allocation"]
+        assert close == ["slurm", "slurm_allocation", "slurm_controller"]
+        assert considered[-1].rule == "local"
+        assert env["SLURM_JOB_CPUS_PER_NODE"].isdecimal()
 
     def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
         completed = slurm.run("salloc", "-Q", "-N3", "-n3", *program(ALLOCATION), timeout=170)

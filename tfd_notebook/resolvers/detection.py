@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook._compat import pyspark as compat_pyspark
+from tfd_notebook.data.bottleneck.usage import processors
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached
@@ -113,8 +114,7 @@ def _step_tasks() -> int | None:
     """Return the number of tasks of this process's Slurm step, or None outside a step."""
     if not os.environ.get("SLURM_STEP_ID"):
         return None
-    text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
-    return int(text) if text.isdecimal() else 0
+    return _number("SLURM_STEP_NUM_TASKS")
 
 
 def _slurm(options: dict[str, Any]) -> RuleOutcome:
@@ -133,20 +133,32 @@ def _allocation(options: dict[str, Any]) -> RuleOutcome:
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return _no("SLURM_JOB_ID is not set: not in a Slurm allocation")
-    tasks, nodes = _step_tasks(), os.environ.get("SLURM_JOB_NUM_NODES", "")
-    components = ",".join(map(str, range(het_components())))
+    tasks, components = _step_tasks(), ",".join(map(str, range(het_components())))
     if tasks is None:
         why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
         cell = suggestions.srun(*[f"--het-group={components}"] * bool(components))
         return RuleOutcome("fired", why, "slurm", cell)
-    if tasks == 1 and nodes.isdecimal() and int(nodes) > 1 and not components:
-        why = (
-            f"in a step with one task: you can start tasks on the {nodes} nodes of Slurm job {job}"
-        )
-        then = f'tfd.resolve("slurm", job="{job}")'
-        cell = suggestions.srun(f"--nodes={nodes}", f"--ntasks={nodes}", then=then)
-        return RuleOutcome("fired", why, "", cell)
-    return _partial(f"in Slurm job {job}, but in a step without other tasks")
+    nodes, cpus = (_number(f"SLURM_JOB_{name}") for name in ("NUM_NODES", "CPUS_PER_NODE"))
+    if tasks != 1 or components or not nodes:
+        return _partial(f"in Slurm job {job}, but in a step without other tasks")
+    if nodes > 1:
+        each, where = 1, f"{nodes} nodes"
+    elif cpus > processors():
+        each, where = min(suggestions.TASKS, cpus), f"{cpus} CPUs"
+    else:
+        return _partial(f"in a step with one task, which has this host of Slurm job {job}")
+    cell = suggestions.srun(
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * each}",
+        then=f'tfd.resolve("slurm", job="{job}", tasks_per_node={each})',
+    )
+    why = f"in a step with one task: you can start tasks on the {where} of Slurm job {job}"
+    return RuleOutcome("fired", why, "", cell)
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if slurm_queue.is_count(text) else 0
 
 
 def _tpu(options: dict[str, Any]) -> RuleOutcome:
@@ -222,6 +234,8 @@ def _jupyter(options: dict[str, Any]) -> RuleOutcome:
 
 
 def _slurm_controller(options: dict[str, Any]) -> RuleOutcome:
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return _partial(f"in Slurm job {job}: another one would wait for hosts")
     if shutil.which("sinfo") is None or shutil.which("scontrol") is None:
         return _no("sinfo and scontrol are not installed")
     try:

@@ -9,7 +9,7 @@ from tfd_notebook.net.slurm_queue import Partition
 from tfd_notebook.resolvers.validation import Tasks
 
 #: Number of tasks and minutes of a suggested Slurm job, if the partition allows them.
-_TASKS = 2
+TASKS = 2
 _MINUTES = 60
 
 _SERVER = (
@@ -75,7 +75,7 @@ def sbatch(partition: Partition | None) -> str:
     partition : Partition, optional
         None if the partitions are unknown.
     """
-    tasks, minutes, options = _TASKS, _MINUTES, []
+    tasks, minutes, options = TASKS, _MINUTES, []
     if partition is not None:
         tasks = max(1, min(tasks, partition.cpus))
         limit = partition.minutes

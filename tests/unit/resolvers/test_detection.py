@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UnknownName
 from tfd_notebook.resolvers import detection
@@ -97,7 +97,35 @@ def test_suggested_srun_reaches_the_whole_allocation(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}")
     cell = fired()[1].cell
     assert '"srun", "--overlap", "--nodes=3", "--ntasks=3", sys' in cell
-    assert cell.endswith('# then: tfd.resolve("slurm", job="7")')
+    assert cell.endswith('# then: tfd.resolve("slurm", job="7", tasks_per_node=1)')
+
+
+@pytest.mark.parametrize(("cpus", "tasks"), [("1000", 2), ("2", 2), ("1", 0), ("", 0)])
+def test_step_with_one_task_can_start_others_on_its_host(
+    monkeypatch: pytest.MonkeyPatch, cpus: str, tasks: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    for name, value in {**ONE_TASK, "SLURM_JOB_NUM_NODES": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", cpus)
+    rule, outcome = fired()
+    if not tasks:
+        assert (rule, outcome.cell) == ("local", "cluster = tfd.Cluster(workers=2, ps=1)")
+        assert "has this host of Slurm job 7" in close()["slurm_allocation"]
+        return
+    assert rule == "slurm_allocation"
+    assert f'"srun", "--overlap", "--nodes=1", "--ntasks={tasks}", sys' in outcome.cell
+    assert f'job="7", tasks_per_node={tasks})' in outcome.cell
+    compile(outcome.cell, "cell", "exec")
+
+
+def test_no_job_is_suggested_in_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("sinfo", "scontrol"):
+        command(tmp_path, name, "echo UP")
+    for name, value in {**ONE_TASK, "SLURM_JOB_NUM_NODES": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert fired()[0] == "local"
+    assert "in Slurm job 7" in close()["slurm_controller"]
 
 
 def test_rules_have_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -132,7 +160,7 @@ def test_rules_have_their_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (
             {**ONE_TASK, "SLURM_JOB_NUM_NODES": "1"},
             "slurm_allocation",
-            "a step without other tasks",
+            "a step with one task",
         ),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "x"}, "slurm_allocation", "job 7"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "no token"),
@@ -189,9 +217,9 @@ def test_reachable_slurm_matches(tmp_path: Path) -> None:
 
 def test_own_clusters_match() -> None:
     try:
-        Cluster(launcher="fake", workers=1, ps=1, name="one")
+        tfd.Cluster(launcher="fake", workers=1, ps=1, name="one")
         assert fired()[1].resolver == "local"
-        Cluster(launcher="fake", workers=1, ps=1, name="two")
+        tfd.Cluster(launcher="fake", workers=1, ps=1, name="two")
         rule, verdict = fired()
         assert (rule, verdict.resolver) == ("local", "")
         assert "name='one'" in verdict.cell
