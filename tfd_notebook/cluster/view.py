@@ -6,6 +6,9 @@ from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfd_notebook.net import messages
+from tfd_notebook.views import stacks_table
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -112,7 +115,7 @@ class RegisteredCluster(ClusterView, Protocol):
 class ClusterProxy(ClusterView, Protocol):
     """A cluster that this process does not manage. It performs commands itself."""
 
-    def perform(self, command: str, timeout: float, **arguments: Any) -> Any:
+    def perform(self, command: str, timeout: float = ..., **arguments: Any) -> Any:
         """Perform a command of `tfd_notebook.cluster.commands.perform` and return its result.
 
         Raises
@@ -120,3 +123,43 @@ class ClusterProxy(ClusterView, Protocol):
         TfdError
             The command failed, or the cluster does not support it.
         """
+
+
+class PerformedCommands:
+    """The methods of a `ClusterProxy` that are commands of its `perform`."""
+
+    #: Always empty: `snapshot` has the streams of another process.
+    streams: Mapping[str, Any] = {}
+
+    def perform(self, command: str, timeout: float = 30.0, **arguments: Any) -> Any:
+        """Perform a command as `ClusterProxy` does."""
+        raise NotImplementedError
+
+    def logs(self, task: str | None = None, lines: int = 100) -> str:
+        """Return the last lines that a task, or every task, has written."""
+        return str(self.perform("logs", task=task, lines=lines)["text"])
+
+    def stacks(self, task: str | None = None) -> Table:
+        """Return the Python stacks of tasks, as `tfd_notebook.Cluster.stacks` does."""
+        return stacks_table(messages.stack_records(self.perform("stacks", task=task)))
+
+    def scale(self, **roles: int) -> None:
+        """Change the number of ``data_workers`` or ``workers``."""
+        self.perform("scale", 300.0, **roles)
+
+    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
+        """Adapt the number of data workers; see `tfd_notebook.Cluster.adapt`."""
+        self.perform("adapt", minimum=minimum, maximum=maximum)
+
+    def restart(self, task: str) -> None:
+        """Restart a task in a new process."""
+        self.perform("restart", 300.0, task=task)
+
+    def kill(self, task: str) -> int | None:
+        """Kill a task, to simulate a crash; return its pid."""
+        pid: int | None = self.perform("kill", task=task)
+        return pid
+
+    def interrupt(self) -> None:
+        """Cancel all reads of the other process from the cluster."""
+        self.perform("interrupt")

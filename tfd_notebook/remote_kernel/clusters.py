@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from tfd_notebook import views
+from tfd_notebook.cluster.view import PerformedCommands
 from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import RemoteError, StateError, TimeLimit
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import TaskState, check_timeout
-from tfd_notebook.net import messages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,14 +26,11 @@ _POLL_SECONDS = 0.05
 _ENDED = ("stopped", "failed", "lost", "left")
 
 
-class RemoteCluster(Handle):
+class RemoteCluster(PerformedCommands, Handle):
     """A cluster of another kernel: its state, and commands for it.
 
     Created by `RemoteKernel.clusters`.
     """
-
-    #: Always empty: the streams of the other kernel are in `snapshot`.
-    streams: Mapping[str, Any] = {}
 
     def __init__(self, kernel: RemoteKernel, name: str) -> None:
         self._kernel = kernel
@@ -91,39 +88,6 @@ class RemoteCluster(Handle):
     def to_frame(self) -> pd.DataFrame:
         """Return the tasks as `tfd_notebook.Cluster.to_frame` does."""
         return self.snapshot().to_frame()
-
-    def logs(self, task: str | None = None, lines: int = 100) -> str:
-        """Return the last lines that a task, or every task, has written."""
-        arguments: dict[str, Any] = {} if task is None else {"task": task}
-        answer = self.perform("logs", lines=lines, **arguments)
-        return str(answer["text"])
-
-    def stacks(self, task: str | None = None) -> views.Table:
-        """Return the Python stacks of tasks, as `tfd_notebook.Cluster.stacks` does."""
-        arguments: dict[str, Any] = {} if task is None else {"task": task}
-        records = self.perform("stacks", **arguments)
-        return views.stacks_table(messages.stack_records(records))
-
-    def scale(self, **roles: int) -> None:
-        """Change the number of ``data_workers`` or ``workers``."""
-        self.perform("scale", 300.0, **roles)
-
-    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
-        """Adapt the number of data workers; see `tfd_notebook.Cluster.adapt`."""
-        self.perform("adapt", minimum=minimum, maximum=maximum)
-
-    def restart(self, task: str) -> None:
-        """Restart a task in a new process."""
-        self.perform("restart", 300.0, task=task)
-
-    def kill(self, task: str) -> int | None:
-        """Kill a task, to simulate a crash; return its pid."""
-        pid: int | None = self.perform("kill", task=task)
-        return pid
-
-    def interrupt(self) -> None:
-        """Interrupt the loops in the other kernel that wait for data."""
-        self.perform("interrupt")
 
     def stop(self) -> None:
         """Stop the cluster. No-op if it has been stopped."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook._lazy import first_use
 from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster.view import PerformedCommands
 from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.launchers import spark_slots
 from tfd_notebook.model.snapshot import Snapshot, spark_state
@@ -66,16 +67,16 @@ def adapters() -> Mapping[str, SparkClusterAdapter]:
     return {name: cluster.adapter for name, cluster in running().items()}
 
 
-class SparkClusterAdapter:
+class SparkClusterAdapter(PerformedCommands):
     """Adapter of a cluster on Spark for views and commands of `tfd_notebook.cluster`.
+
+    It supports `logs` and `stop` only. Its snapshot contains the nodes.
 
     Parameters
     ----------
     cluster : TFCluster
     """
 
-    #: Clusters on Spark have no streams. Their snapshot contains the nodes.
-    streams: Mapping[str, Any] = {}
     has_coordinator = False
     detached = False
 
@@ -106,34 +107,10 @@ class SparkClusterAdapter:
         """Return the nodes, see ``Snapshot.nodes_frame``."""
         return self.snapshot().nodes_frame()
 
-    def logs(self, task: str | None = None, lines: int = 100) -> str:
-        """Return the latest lines of the output of a node, or of all nodes."""
-        return str(self.cluster.logs(task, lines))
-
     def stop(self) -> None:
         """Shut the cluster down. Nodes that still run after a minute are stopped."""
         if not self.ended:
             self.cluster.shutdown(timeout=_STOP_SECONDS)
-
-    def scale(self, *, data_workers: int = 0, workers: int = 0) -> None:
-        """Raise Unsupported, as `adapt`, `restart`, `kill`, `interrupt` and `stacks` do."""
-        self.perform("scale")
-
-    def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
-        self.perform("adapt")
-
-    def restart(self, task: str) -> None:
-        self.perform("restart")
-
-    def kill(self, task: str) -> None:
-        self.perform("kill")
-
-    def interrupt(self) -> None:
-        self.perform("interrupt")
-
-    def stacks(self, task: str | None = None) -> NoReturn:
-        self.perform("stacks")
-        raise AssertionError("unreachable")
 
     def current_coordinator(self) -> NoReturn:
         """Raise StateError: a coordinator of a cluster on Spark is not shown."""
@@ -151,7 +128,8 @@ class SparkClusterAdapter:
             self.stop()
             return self.state
         if command == "logs":
-            text = self.logs(arguments.get("task"), int(arguments.get("lines", 100)))
+            lines = int(arguments.get("lines", 100))
+            text = str(self.cluster.logs(arguments.get("task"), lines))
             return {"text": text, "offset": None}
         raise Unsupported(
             f"cluster {self.name!r} runs on Spark, which does not support {command!r}",
