@@ -121,6 +121,49 @@ def drop_a_result(inbox: Inbox) -> Any:
     return None
 
 
+def drop_a_result_of_a_dataset(inbox: Inbox) -> Any:
+    feed = DataFeed(inbox, train_mode=False)
+    for batch in feed.as_dataset(4).map(lambda rows: rows + 1):
+        feed.batch_results(batch.numpy()[:-1])
+    return None
+
+
+def return_no_results_of_a_dataset(inbox: Inbox) -> Any:
+    feed = DataFeed(inbox, train_mode=False)
+    for _ in feed.as_dataset(4).prefetch(2):
+        pass
+    return None
+
+
+def return_results_of_a_dataset_later(inbox: Inbox) -> Any:
+    """Return the results of a batch in two parts, the second one long after the batch was read."""
+    feed = DataFeed(inbox, train_mode=False)
+    for batch in feed.as_dataset(4):
+        feed.batch_results(batch.numpy()[:-1])
+        time.sleep(3.0)
+        feed.batch_results(batch.numpy()[-1:])
+    return None
+
+
+def read_a_dataset_behind_a_slow_stage(inbox: Inbox) -> Any:
+    """Return all results, although no row arrives for a long time while a stage computes."""
+    import tensorflow as tf
+
+    def slow(rows: Any) -> Any:
+        time.sleep(3.0)
+        return rows
+
+    feed = DataFeed(inbox, train_mode=False)
+    dataset = (
+        feed.as_dataset(4)
+        .prefetch(4)
+        .map(lambda rows: tf.numpy_function(slow, [rows], rows.dtype), num_parallel_calls=2)
+    )
+    for batch in dataset:
+        feed.batch_results(batch.numpy())
+    return None
+
+
 def return_no_results(inbox: Inbox) -> Any:
     feed = DataFeed(inbox, train_mode=False)
     while not feed.should_stop():
@@ -169,6 +212,10 @@ FUNCTIONS: dict[str, Callable[[Inbox], Any]] = {
         return_early,
         short_of_results,
         drop_a_result,
+        drop_a_result_of_a_dataset,
+        return_no_results_of_a_dataset,
+        return_results_of_a_dataset_later,
+        read_a_dataset_behind_a_slow_stage,
         return_no_results,
         return_results_later,
     )

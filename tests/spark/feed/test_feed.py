@@ -187,7 +187,15 @@ def test_missing_results_are_an_error(tmp_path: Path) -> None:
         list(infer_partition(range(10), running.address))
 
 
-@pytest.mark.parametrize(("function", "lacking"), [("drop_a_result", 3), ("return_no_results", 10)])
+@pytest.mark.parametrize(
+    ("function", "lacking"),
+    [
+        ("drop_a_result", 3),
+        ("return_no_results", 10),
+        ("drop_a_result_of_a_dataset", 3),
+        ("return_no_results_of_a_dataset", 10),
+    ],
+)
 def test_a_function_with_too_few_results_fails_at_the_end_of_a_partition(
     tmp_path: Path, function: str, lacking: int
 ) -> None:
@@ -196,6 +204,15 @@ def test_a_function_with_too_few_results_fails_at_the_end_of_a_partition(
         pytest.raises(NodeFailed, match=f"{lacking} rows of the last partition have no result"),
     ):
         list(infer_partition(range(10), running.address))
+
+
+@pytest.mark.parametrize(
+    "function", ["return_results_of_a_dataset_later", "read_a_dataset_behind_a_slow_stage"]
+)
+def test_slow_results_of_a_dataset_are_awaited(tmp_path: Path, function: str) -> None:
+    with node(tmp_path, function) as running:
+        assert list(infer_partition(range(4), running.address)) == [0, 1, 2, 3]
+        assert running.end() is None
 
 
 def test_results_are_never_taken_for_rows_of_another_partition(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, pack
 from tfd_notebook.spark.feed.inbox import Inbox, Source
 
+#: Interval in seconds of the checks if a loop over a dataset lacks results.
+_CHECK_SECONDS = 1.0
 _ONE_RESULT = "pass batch_results() exactly one result for each row of a batch"
 
 
@@ -79,6 +81,8 @@ class DataFeed:
         self._unanswered: deque[list[Any]] = deque()
         #: The thread that returned the latest results.
         self._answering: int | None = None
+        #: The iterators of `as_dataset`, unless in `train_mode`.
+        self.readers: dataset.Readers | None = None
 
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
         """Wait for the next rows, and return them as Python values.
@@ -261,11 +265,12 @@ class DataFeed:
         """
         at, count = 0, len(results)
         self._answering = threading.get_ident()
-        if not self.train_mode and self._unanswered:
+        known = list(self._unanswered)  # another thread may read more rows
+        if not self.train_mode and known:
             # Before any result is sent, since a task must not complete with one of another.
-            first = self._unanswered[0][0]
-            own = sum(rows for source, rows in self._unanswered if source is first)
-            is_last = self._unanswered[-1][0] is first
+            first = known[0][0]
+            own = sum(rows for source, rows in known if source is first)
+            is_last = known[-1][0] is first
             if count > own and not is_last and not first.disconnected:
                 raise UsageError(
                     f"batch_results() got {count} results for a batch, but {own} rows of the "
@@ -323,19 +328,26 @@ class DataFeed:
             if stop == chunk.count:
                 self._finish_chunk()
 
-    def _check_results(self) -> None:
-        """Raise UsageError if rows lack results that nothing can return while this thread waits."""
-        lacking = sum(
-            rows for source, rows in self._unanswered if source.ended and not source.disconnected
-        )
-        if not lacking or self.mgr.wait_for_chunk(self.qname_in, 0.0):
-            return
+    def _check_results(self, readers: dataset.Readers | None = None) -> None:
+        """Raise UsageError if rows lack results that nothing can return.
+
+        The thread that waits for more rows is this one, or one of `readers`.
+        """
         own = threading.get_ident()
+        # First, because a thread returns no results after it has begun to wait.
+        waiting = own if readers is None else readers.waiting()
+        unanswered = list(self._unanswered)  # another thread may return results
+        lacking = sum(
+            rows for source, rows in unanswered if source.ended and not source.disconnected
+        )
+        if waiting is None or not lacking or self.mgr.wait_for_chunk(self.qname_in, 0.0):
+            return
         if self._answering is None:
             threads = threading.enumerate()
-            is_alone = {each.ident for each in threads if not each.name.startswith("tfd-")} == {own}
+            others = {each.ident for each in threads if not each.name.startswith("tfd-")}
+            is_alone = others <= {own, waiting}
         else:
-            is_alone = self._answering == own
+            is_alone = self._answering == waiting
         if is_alone:
             raise UsageError(
                 f"the function waits for more rows, but {lacking} rows of the last partition have "
@@ -346,6 +358,10 @@ class DataFeed:
 
     def _receive(self) -> bool:
         """Wait for the next chunk; return True if the end of a partition arrived instead."""
+        while self.readers is not None and not self.mgr.wait_for_chunk(
+            self.qname_in, _CHECK_SECONDS
+        ):
+            self._check_results(self.readers)
         item = self.mgr.next_chunk(self.qname_in)
         self._position = 0
         if item is None:

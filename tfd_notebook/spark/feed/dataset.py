@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfd_notebook.data.consume.observe import load_compat
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.casts import cast, numbers
 
 if TYPE_CHECKING:
+    from tfd_notebook._compat.tf_data.meter import IteratorMetrics
     from tfd_notebook.spark.feed.datafeed import DataFeed
     from tfd_notebook.spark.feed.encode import Layout
 
+#: Kinds of stages with an element for each element of their input, and the kind of the source.
+_ONE_TO_ONE = ("Generator", "Map", "Prefetch")
 _FIX = "convert the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
 
 
@@ -78,12 +82,56 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
             count = max(rows, batch_size)
             batch = take_rows(feed, count, output_signature, inferred=inferred)
             if batch is not None:
+                if feed.readers is not None:
+                    feed.readers.produced += 1
                 yield batch
 
     dataset = tf.data.Dataset.from_generator(chunks, output_signature=batches)
     if feed.train_mode:
         return dataset.rebatch(batch_size, drop_remainder=drop_remainder)
-    return dataset
+    if (compat := load_compat()) is None:
+        return dataset
+    feed.readers = Readers()
+    return compat.WatchedDataset(dataset, feed.readers)
+
+
+class Readers:
+    """The iterators of this process over a dataset of rows, and over datasets derived from it."""
+
+    def __init__(self) -> None:
+        self._meters: list[IteratorMetrics] = []
+        #: Number of elements that the dataset has produced.
+        self.produced = 0
+
+    def opened(self, meter: IteratorMetrics) -> None:
+        """Add an iterator."""
+        self._meters.append(meter)
+
+    def ended(self) -> None:
+        """Ignore the end of an iterator."""
+
+    def failure(self, error: Any) -> Any:
+        """Return the error unchanged."""
+        return error
+
+    def waiting(self) -> int | None:
+        """Return the thread that waits for rows which this dataset has not received, if any.
+
+        The result is None while a stage of a derived dataset has an element. If a stage changes the
+        number of elements, that is unknown, and the result is None, too.
+        """
+        # Imports TensorFlow.
+        from tfd_notebook._compat.tf_data.pipeline_model import stages_of
+
+        for meter in self._meters:
+            iterator = meter.iterator()
+            if iterator is None or meter.elements != self.produced:
+                continue
+            if all(stage.kind in _ONE_TO_ONE for stage in stages_of(iterator.dataset).walk()):
+                for thread, (_, _, in_function) in list(meter.blocked.items()):
+                    if not in_function:
+                        return thread
+        return None
 
 
 def take_rows(
