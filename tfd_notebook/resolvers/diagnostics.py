@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
@@ -19,12 +17,10 @@ from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.task_probe import MayBe, is_same_task, probe_tasks
 from tfd_notebook.resolvers.validation import (
     SEPARATE_EVALUATOR,
-    TF_CONFIG_FORM,
     Tasks,
     checked,
-    mapping,
-    parsed,
     task_of,
+    tf_config,
     unlisted,
 )
 
@@ -138,9 +134,7 @@ def _read() -> tuple[Tasks, tuple[str, int] | None]:
     ResolveError
         TF_CONFIG is invalid.
     """
-    text = os.environ.get(_WHERE, "").strip()
-    config: Any = parsed(text, _WHERE, TF_CONFIG_FORM) if text else {}
-    config = mapping(config, _WHERE)
+    config = tf_config()
     return checked(config.get("cluster") or {}, _WHERE), task_of(config.get("task"), _WHERE)
 
 

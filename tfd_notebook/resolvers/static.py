@@ -11,13 +11,7 @@ from typing import Any
 from tfd_notebook.errors import Malformed, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import (
-    TF_CONFIG_FORM,
-    AddressesByJob,
-    mapping,
-    parsed,
-    task_of,
-)
+from tfd_notebook.resolvers.validation import AddressesByJob, mapping, parsed, task_of, tf_config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +51,7 @@ class TFConfigResolver(Resolver):
         return "TF_CONFIG"
 
     def _default_layer(self) -> str | None:
-        return self._read().get("rpc_layer") or "grpc"
+        return tf_config().get("rpc_layer") or "grpc"
 
     def master(
         self,
@@ -69,7 +63,7 @@ class TFConfigResolver(Resolver):
 
         Empty for a cluster of one task, as in TensorFlow.
         """
-        master = self._read().get("session_master")
+        master = tf_config().get("session_master")
         if master is not None:
             return str(master)
         if sum(map(len, self.tasks().values())) < 2:
@@ -77,16 +71,11 @@ class TFConfigResolver(Resolver):
         return super().master(task_type, task_id, rpc_layer)
 
     def _find(self) -> AddressesByJob:
-        cluster: AddressesByJob = self._read().get("cluster") or {}
+        cluster: AddressesByJob = tf_config().get("cluster") or {}
         return cluster
 
     def _identity(self) -> tuple[str, int] | None:
-        return task_of(self._read().get("task"), self.place)
-
-    def _read(self) -> Mapping[str, Any]:
-        text = os.environ.get("TF_CONFIG", "")
-        config = parsed(text, self.place, TF_CONFIG_FORM) if text.strip() else {}
-        return mapping(config, self.place)
+        return task_of(tf_config().get("task"), self.place)
 
 
 class SageMakerResolver(Resolver):

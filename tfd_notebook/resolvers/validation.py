@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ SEPARATE_EVALUATOR = (
     "that job"
 )
 #: Fix for an invalid TF_CONFIG.
-TF_CONFIG_FORM = 'write {"cluster": {"worker": ["host:port", ...], "ps": [...]}}'
+_TF_CONFIG_FORM = 'write {"cluster": {"worker": ["host:port", ...], "ps": [...]}}'
 
 
 def checked(description: Any, place: str) -> Tasks:
@@ -115,8 +116,21 @@ def mapping(value: Any, place: str) -> Mapping[str, Any]:
         return value
     raise Malformed(
         f"{place}: invalid content: expected an object, got {type(value).__name__}",
-        fix=TF_CONFIG_FORM,
+        fix=_TF_CONFIG_FORM,
     )
+
+
+def tf_config() -> Mapping[str, Any]:
+    """Return the content of TF_CONFIG, which is empty if the variable is not set.
+
+    Raises
+    ------
+    Malformed
+        The text is not a JSON object.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    config = parsed(text, "TF_CONFIG", _TF_CONFIG_FORM) if text.strip() else {}
+    return mapping(config, "TF_CONFIG")
 
 
 def task_of(task: Any, place: str) -> tuple[str, int] | None:

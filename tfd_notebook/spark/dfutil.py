@@ -36,6 +36,8 @@ __all__ = [
 _SCHEMA = "_tfd_schema.json"
 #: A file that is written last: the directory that holds it is complete.
 _SUCCESS = "_SUCCESS"
+#: Spark's names of types in JSON, where they differ from ``simpleString``.
+_TYPE_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 #: Number of rows per Arrow batch that is sent to Spark.
 _BATCH_ROWS = 1024
 
@@ -378,26 +380,15 @@ def struct(columns: Iterable[tuple[str, str, int]]) -> Any:
     columns : iterable of (str, str, int)
         Name, ``simpleString`` of the elements, and number of array dimensions of each column.
     """
-    from pyspark.sql import types
+    from pyspark.sql.types import StructType
 
-    elements = {
-        "boolean": types.BooleanType(),
-        "tinyint": types.ByteType(),
-        "smallint": types.ShortType(),
-        "int": types.IntegerType(),
-        "bigint": types.LongType(),
-        "float": types.FloatType(),
-        "double": types.DoubleType(),
-        "string": types.StringType(),
-        "binary": types.BinaryType(),
-    }
-    result = types.StructType()
+    fields = []
     for name, element, dimensions in columns:
-        kind: Any = elements[element]
+        kind: Any = _TYPE_NAMES.get(element, element)
         for _ in range(dimensions):
-            kind = types.ArrayType(kind)
-        result.add(name, kind)
-    return result
+            kind = {"type": "array", "elementType": kind, "containsNull": True}
+        fields.append({"name": name, "type": kind, "nullable": True, "metadata": {}})
+    return StructType.fromJson({"type": "struct", "fields": fields})
 
 
 def _files(path: str) -> list[str]:
