@@ -23,7 +23,6 @@ Place = Callable[[str, int], int]
 
 _GPU_ROLES = (Role.WORKER, Role.EVALUATOR)
 _FIX = 'use gpus="auto", 0 (none), [0, 1] (by index) or {"worker": 1} (count for each task)'
-_EQUAL = "and TensorFlow needs the same number for each worker"
 
 
 def check(request: Any) -> GpuRequest:
@@ -202,38 +201,38 @@ def allocate_gpus(
     if request == ():
         return GpuAllocation()
     workers_on = Counter(place(Role.WORKER, index) for index in range(workers))
-    if isinstance(request, str):
-        return _allocate_all(
-            workers_on,
-            _deduplicate(
-                hosts, lambda h, kept: kept / workers_on[h] if workers_on[h] else math.inf
-            ),
-        )
-    if not isinstance(request, Mapping):
-        return _allocate_numbers(request, workers_on, hosts)
-    per_worker, per_evaluator = (
-        request.get(str(Role.WORKER), 0),
-        request.get(str(Role.EVALUATOR), 0),
-    )
     evaluators_on = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
-    hosts = _deduplicate(
-        hosts,
-        lambda host, kept: (
-            kept - workers_on[host] * per_worker - evaluators_on[host] * per_evaluator
-        ),
-    )
-    shares = [
-        _allocate_counts(
-            request,
-            workers_on[host],
-            per_worker,
-            evaluators_on[host] * per_evaluator,
-            gpus,
-            _suffix(gpus, hosts),
-        )
-        for host, gpus in enumerate(hosts)
-    ]
-    return GpuAllocation(per_worker, tuple(shares))
+    counts = request if isinstance(request, Mapping) else {}
+    each, per_evaluator = (counts.get(str(role), 0) for role in _GPU_ROLES)
+    if isinstance(request, tuple):
+        each = _check_indices(request, workers_on, hosts)
+        pools = [request if set(request) <= set(gpus.gpus) else () for gpus in hosts]
+    else:
+
+        def rank(host: int, kept: int) -> float:
+            if request == "auto":
+                return kept / workers_on[host] if workers_on[host] else math.inf
+            return kept - workers_on[host] * each - evaluators_on[host] * per_evaluator
+
+        hosts = _deduplicate(hosts, rank)
+        pools = [gpus.gpus for gpus in hosts]
+    if request == "auto":
+        if not any(pools[host] for host in workers_on):
+            return GpuAllocation()
+        # The host with the fewest GPUs for each worker decides. With none, the error names it.
+        each = max(1, min(len(pools[host]) // count for host, count in workers_on.items()))
+    shares = []
+    for host, (gpus, pool) in enumerate(zip(hosts, pools, strict=True)):
+        count, evaluator = workers_on[host], evaluators_on[host] * per_evaluator
+        used = count * each + evaluator
+        if used > len(pool):
+            raise _too_few(request, count, each, evaluator, gpus, hosts)
+        # A worker that is added later may use the others, unless each gets an equal share.
+        end = used if request == "auto" and count else len(pool)
+        cut = end - evaluator
+        on = _suffix(gpus, hosts)
+        shares.append(HostAllocation(on, pool[:cut], pool[cut:end], pool[end:]))
+    return GpuAllocation(each, tuple(shares))
 
 
 def _deduplicate(
@@ -271,102 +270,66 @@ def _holders(hosts: Sequence[HostGpus]) -> dict[str, list[int]]:
     return holders
 
 
-def _allocate_all(workers_on: Mapping[int, int], hosts: Sequence[HostGpus]) -> GpuAllocation:
-    """Allocate all GPUs. Each worker gets the count available on the most constrained host."""
-    if not any(hosts[host].gpus for host in workers_on):
-        return GpuAllocation()
-    for host, count in workers_on.items():
-        gpus = hosts[host]
-        if count > len(gpus.gpus):
-            available = f"{_plural(len(gpus.gpus), 'GPU')}{_suffix(gpus, hosts)}"
-            limit = f", or at most {_plural(len(gpus.gpus), 'worker')}" if gpus.gpus else ""
-            placement = ", or place= the workers on hosts with GPUs" if len(hosts) > 1 else ""
-            raise UsageError(
-                f"{available} cannot be divided among {_plural(count, 'worker')}, {_EQUAL}"
-                + (f": {gpus.why}" if gpus.why else ""),
-                fix=f"use gpus=0{limit}{placement}",
-            )
-    per_worker = min(len(hosts[host].gpus) // count for host, count in workers_on.items())
-    shares = []
-    for host, gpus in enumerate(hosts):
-        # On a host without workers, a worker that is added later may use any of them.
-        cut = per_worker * workers_on[host] if host in workers_on else len(gpus.gpus)
-        shares.append(HostAllocation(_suffix(gpus, hosts), gpus.gpus[:cut], left=gpus.gpus[cut:]))
-    return GpuAllocation(per_worker, tuple(shares))
-
-
-def _allocate_numbers(
+def _check_indices(
     request: tuple[int, ...], workers_on: Mapping[int, int], hosts: Sequence[HostGpus]
-) -> GpuAllocation:
-    """Allocate GPUs by index, the same on each host."""
+) -> int:
+    """Return the number of GPUs of each worker for GPUs by index, the same on each host."""
     for holders in _holders(hosts).values():
         if len(same := [hosts[host].host for host in holders if workers_on.get(host)]) > 1:
             raise UsageError(
                 f"gpus={list(request)!r}: {listed(same)} are one machine, and see the same GPUs",
                 fix='use gpus="auto" or gpus={"worker": 1}, which allocate each GPU once',
             )
-    for host in workers_on or range(len(hosts)):
-        gpus, on = hosts[host], _suffix(hosts[host], hosts)
-        count = workers_on.get(host, 0)
+    for gpus in (hosts[host] for host in workers_on or range(len(hosts))):
         if not gpus.gpus:
-            raise _no_gpus_error(list(request), gpus, on)
+            raise _no_gpus_error(list(request), gpus, hosts)
         if missing := [gpu for gpu in request if gpu not in gpus.gpus]:
             raise UsageError(
-                f"invalid gpus {list(request)!r}: GPU {missing[0]} does not exist{on}",
+                f"invalid gpus {list(request)!r}: GPU {missing[0]} does not exist"
+                + _suffix(gpus, hosts),
                 fix=f"choose from GPUs {', '.join(map(str, gpus.gpus))}",
             )
-        if not count or len(request) % count:
-            raise UsageError(
-                f"{_plural(len(request), 'GPU')} cannot be divided evenly among "
-                f"{_plural(count, 'worker')}{on}, {_EQUAL}",
-                fix="name one GPU for each worker, or a multiple of that number",
-            )
-    most, least = (
-        max(workers_on, key=workers_on.__getitem__),
-        min(workers_on, key=workers_on.__getitem__),
-    )
-    per_worker, other = len(request) // workers_on[most], len(request) // workers_on[least]
-    if per_worker != other:
-        raise UsageError(
-            f"gpus={list(request)!r} gives {per_worker} to each worker"
-            f"{_suffix(hosts[most], hosts)} and {other}{_suffix(hosts[least], hosts)}, {_EQUAL}",
-            fix='use the same number of workers on each host, or gpus={"worker": 1}',
+    each = {divmod(len(request), count) for count in workers_on.values()}
+    if len(each) != 1 or any(rest for _, rest in each):
+        workers = " and ".join(
+            f"{_plural(count, 'worker')}{_suffix(hosts[host], hosts)}"
+            for host, count in workers_on.items()
         )
-    shares = [
-        HostAllocation(_suffix(gpus, hosts), request if set(request) <= set(gpus.gpus) else ())
-        for gpus in hosts
-    ]
-    return GpuAllocation(per_worker, tuple(shares))
+        raise UsageError(
+            f"{_plural(len(request), 'GPU')} cannot be divided evenly among "
+            f"{workers or '0 workers'}, and TensorFlow needs the same number for each worker",
+            fix="name one GPU for each worker of a host, or a multiple of that number, or use "
+            'gpus={"worker": 1}',
+        )
+    return each.pop()[0]
 
 
-def _allocate_counts(
-    request: Mapping[str, int],
+def _too_few(
+    request: GpuRequest,
     workers: int,
-    per_worker: int,
+    each: int,
     evaluator: int,
     gpus: HostGpus,
-    on: str,
-) -> HostAllocation:
-    """Allocate GPUs of one host by the requested counts."""
-    needed = workers * per_worker + evaluator
-    if needed and not gpus.gpus:
-        raise _no_gpus_error(dict(request), gpus, on)
-    if needed > len(gpus.gpus):
-        raise UsageError(
-            f"{_plural(workers, 'worker')} with {_plural(per_worker, 'GPU')} each"
-            + (f" and an evaluator with {evaluator}" if evaluator else "")
-            + f" need{'s' if workers + evaluator == 1 else ''} {needed}, "
-            f"and there are {len(gpus.gpus)}{on}" + (f": {gpus.why}" if gpus.why else ""),
-            fix="request fewer GPUs, or use fewer workers" + on,
-        )
-    # The evaluator gets the last ones, so that workers can be added.
-    cut = len(gpus.gpus) - evaluator
-    return HostAllocation(on, gpus.gpus[:cut], gpus.gpus[cut:])
+    hosts: Sequence[HostGpus],
+) -> Exception:
+    """Return the error for a host that has fewer GPUs than its tasks need."""
+    if isinstance(request, Mapping) and not gpus.gpus:
+        return _no_gpus_error(dict(request), gpus, hosts)
+    on = _suffix(gpus, hosts)
+    return UsageError(
+        f"{_plural(workers, 'worker')} with {_plural(each, 'GPU')} each"
+        + (f" and an evaluator with {evaluator}" if evaluator else "")
+        + f" need{'s' if workers + evaluator == 1 else ''} {workers * each + evaluator}, and there "
+        f"{'is' if len(gpus.gpus) == 1 else 'are'} {len(gpus.gpus)}{on}"
+        + (f": {gpus.why}" if gpus.why else ""),
+        fix=f"use fewer workers{on}, fewer GPUs for each, or gpus=0"
+        + (", or place= the workers on hosts with GPUs" if len(hosts) > 1 else ""),
+    )
 
 
-def _no_gpus_error(request: object, gpus: HostGpus, on: str) -> Unsupported:
+def _no_gpus_error(request: object, gpus: HostGpus, hosts: Sequence[HostGpus]) -> Unsupported:
     return Unsupported(
-        f"gpus={request} failed{on}: {gpus.why or 'no GPU found'}",
+        f"gpus={request} failed{_suffix(gpus, hosts)}: {gpus.why or 'no GPU found'}",
         fix="use gpus=0 to run on the CPU only",
     )
 

@@ -89,7 +89,7 @@ def test_gpus_are_allocated(
 @pytest.mark.parametrize(
     ("requested", "workers", "count", "error", "message"),
     [
-        ("auto", 5, 4, UsageError, "4 GPUs cannot be divided among 5 workers, and"),
+        ("auto", 5, 4, UsageError, "5 workers with 1 GPU each need 5, and there are 4\n"),
         ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be divided evenly among 2 workers, and"),
         ((0,), 0, 4, UsageError, "evenly among 0 workers"),
         ((0, 7), 2, 4, UsageError, r"GPU 7 does not exist\nNext: choose from GPUs 0, 1, 2, 3"),
@@ -181,7 +181,9 @@ def test_machine_with_two_names_allocates_gpus_once(
 
 def test_machine_with_two_names_counts_gpus_once() -> None:
     inventory = [host_gpus("exec/0", 0, 1), host_gpus("exec/1", 0, 1)]
-    with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be divided among 2 workers"):
+    with pytest.raises(
+        UsageError, match="2 workers with 1 GPU each need 2, and there is 1 on exec/0"
+    ):
         gpu_allocation.allocate_gpus("auto", 4, 0, inventory, in_turn)
     text = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
     with pytest.raises(UsageError, match=text):
@@ -204,8 +206,8 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
 @pytest.mark.parametrize(
     ("requested", "workers", "evaluators", "inventory", "error", "message"),
     [
-        ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* among 3 workers"),
-        ("auto", 2, 0, (NONE, TWO), UsageError, "0 GPUs on ada@none .*there is no GPU.*place="),
+        ("auto", 6, 0, (ONE, TWO), UsageError, "3 workers .* need 3, and there are 2 on ada@one"),
+        ("auto", 2, 0, (NONE, TWO), UsageError, "there are 0 on ada@none: there is no GPU.*place="),
         (
             (0, 2),
             2,
@@ -214,7 +216,7 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
             UsageError,
             "GPU 2 does not exist on ada@one.*choose from GPUs 0, 1",
         ),
-        ((0, 1), 3, 0, (ONE, TWO), UsageError, "1 to each worker on ada@one and 2 on ada@two"),
+        ((0, 1), 3, 0, (ONE, TWO), UsageError, "2 workers on ada@one and 1 worker on ada@two"),
         ((0,), 2, 0, (TWO, NONE), Unsupported, "failed on ada@none: there is no GPU"),
         ({"worker": 2}, 4, 0, (ONE, TWO), UsageError, "need 4, and there are 2 on ada@one"),
         ({"worker": 1}, 2, 0, (TWO, NONE), Unsupported, "failed on ada@none"),
@@ -279,7 +281,7 @@ def test_cluster_allocates_gpus(machine: Fake) -> None:
 
 
 def test_start_fails_with_too_few_gpus(machine: Fake) -> None:
-    with pytest.raises(UsageError, match=r"4 GPUs cannot be divided among 5 workers[^$]*gpus=0"):
+    with pytest.raises(UsageError, match=r"need 5, and there are 4\n[^$]*gpus=0"):
         tfd.Cluster(workers=5, ps=1, launcher=machine)
     assert machine.task_hosts[0].assigned_gpus == {}
     assert not tfd.clusters()
