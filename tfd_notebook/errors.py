@@ -323,6 +323,15 @@ class Unsupported(TfdError, code="TFD500"):
 __all__ = sorted(kind.__name__ for kind in BY_CODE.values())
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'x'? "`` for the most similar name, or an empty string."""
+    # Import time: few errors need it.
+    from difflib import get_close_matches
+
+    matches = get_close_matches(word, list(known), n=1)
+    return f"did you mean {matches[0]!r}? " if matches else ""
+
+
 def no_lease(cluster: str) -> StateError:
     """Return the error for renewing the lease of a cluster that has none."""
     return StateError(
@@ -333,7 +342,8 @@ def no_lease(cluster: str) -> StateError:
 
 def unknown_task(cluster: str, task: str, tasks: Iterable[str]) -> UnknownName:
     """Return the error for a task that is not among the `tasks` of a cluster."""
+    known = list(tasks)
     return UnknownName(
         f"cluster {cluster!r} has no task {task!r}",
-        fix=f"its tasks are {', '.join(tasks) or 'none'}",
+        fix=f"{nearest(task, known)}its tasks are {', '.join(known) or 'none'}",
     )

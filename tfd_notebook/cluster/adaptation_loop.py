@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from tfd_notebook import errors
-from tfd_notebook.agent import admin_policy
 from tfd_notebook.cluster.adaptation import (
     Bounds,
     Decision,
@@ -17,11 +16,9 @@ from tfd_notebook.cluster.adaptation import (
     decide,
     failed,
 )
-from tfd_notebook.cluster.config import check_roles
 from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.data.consume.consumers import Consumer
-from tfd_notebook.launchers import base
 from tfd_notebook.model.events import AdaptationChanged, WorkersAdapted
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState, check_count
@@ -201,9 +198,7 @@ def kept(use: Delivery, on_loss: str) -> str:
     return "" if on_loss == "warn" else "fewer"
 
 
-def check_bounds(
-    servers: ClusterServers, launcher: base.Launcher, minimum: object, maximum: object
-) -> Bounds:
+def check_bounds(servers: ClusterServers, minimum: object, maximum: object) -> Bounds:
     """Return the valid range of `minimum` to `maximum` data workers.
 
     Raises
@@ -225,17 +220,10 @@ def check_bounds(
             fix=f"cluster.adapt({high}, {low})",
         )
     servers.require_running()
-    task_manager = servers.task_manager
-    if task_manager.is_external:
-        raise errors.Unsupported(
-            f"cluster {servers.name!r} was not started by tfd and cannot be scaled"
-        )
-    if task_manager.has_static_sharding:
+    if servers.task_manager.has_static_sharding:
         raise errors.StateError(
             f"the number of data workers cannot adapt: {_STATIC_SHARDING}",
             fix='use processing_mode="dynamic" in a new cluster',
         )
-    check_roles(launcher, {Role.DATA_WORKER: high})
-    planned = {**servers.monitor.planned, Role.DATA_WORKER: high, Role.DISPATCHER: 1}
-    admin_policy.limits().check_cluster(servers.config.launcher, sum(planned.values()), 0, ())
+    servers.task_manager.check_scale({Role.DATA_WORKER: high, Role.DISPATCHER: 1})
     return Bounds(low, high, servers.policy.start_timeout)

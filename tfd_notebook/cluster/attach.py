@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -304,11 +303,9 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
             fix=f"this process already has it: tfd.clusters()[{name!r}]",
         )
     names = [cluster.name for cluster in candidates]
-    near = difflib.get_close_matches(name, names, n=1)
     raise errors.UnknownName(
         f"no detached cluster is named {name!r}",
-        fix=(f"did you mean {near[0]!r}? " if near else "")
-        + f"detached clusters: {', '.join(names) or 'none'}",
+        fix=errors.nearest(name, names) + f"detached clusters: {', '.join(names) or 'none'}",
     )
 
 

@@ -59,10 +59,7 @@ class ClusterDispatcher(Handle):
         """
         row = self._servers.monitor.snapshot().task(DISPATCHER)
         if row is None or not row.address:
-            raise errors.StateError(
-                f"the dispatcher of cluster {self._servers.name!r} was not started",
-                fix="cluster.start()",
-            )
+            raise self._not_started()
         return f"grpc://{row.address}"
 
     @property
@@ -100,16 +97,17 @@ class ClusterDispatcher(Handle):
         """
         check_timeout(timeout)
         if self._servers.monitor.state == "new":
-            raise errors.StateError(
-                f"the dispatcher of cluster {self._servers.name!r} was not started",
-                fix="cluster.start()",
-            )
+            raise self._not_started()
         if not self._lifecycle.wait_ended(timeout):
             raise errors.TimeLimit(
                 f"the dispatcher of cluster {self._servers.name!r} still runs after {timeout:g} s",
                 fix="cluster.stop() ends it",
             )
         return True
+
+    def _not_started(self) -> errors.StateError:
+        what = f"the dispatcher of cluster {self._servers.name!r} was not started"
+        return errors.StateError(what, fix="cluster.start()")
 
     @property
     def _runs(self) -> bool:

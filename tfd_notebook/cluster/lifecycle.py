@@ -267,7 +267,7 @@ class Lifecycle:
         if minimum is None and maximum is None:
             self._stop_adaptation("adapt was ended")
             return
-        bounds = check_bounds(self._servers, self._task_manager.launcher, minimum, maximum)
+        bounds = check_bounds(self._servers, minimum, maximum)
         with self._servers.lock:
             self._servers.require_running()
             self._stop_adaptation()

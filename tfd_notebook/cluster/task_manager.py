@@ -94,11 +94,6 @@ class TaskManager:
         return self._launcher.job_script(self._config)
 
     @property
-    def launcher(self) -> base.Launcher:
-        """The launcher of the tasks."""
-        return self._launcher
-
-    @property
     def in_process(self) -> bool:
         """True if the tasks run in this process."""
         return self._launcher.in_process
@@ -155,17 +150,10 @@ class TaskManager:
         Return when new tasks are ready. `minimum` is the number of new data workers for which
         the call waits. Default: all.
         """
-        if self.is_external:
-            raise errors.Unsupported(
-                f"cluster {self._config.name!r} was not started by tfd and cannot be scaled"
-            )
         requested = dict(counts)
-        admin_policy.limits().check_cluster(
-            self._config.launcher, sum({**self._monitor.planned, **requested}.values()), 0, ()
-        )
         if requested.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
             requested[Role.DISPATCHER] = 1
-        check_roles(self._launcher, requested)
+        self.check_scale(requested)
         if Role.WORKER in requested:
             if self.rows_of(Role.WORKER):
                 self._check_gpus(requested[Role.WORKER])
@@ -205,6 +193,16 @@ class TaskManager:
             raise
         if fewer_data_workers and self._static_addresses:
             self.enable_static_sharding()
+
+    def check_scale(self, counts: Mapping[Role, int]) -> None:
+        """Raise Unsupported or Refused if the cluster cannot have these numbers of tasks."""
+        if self.is_external:
+            raise errors.Unsupported(
+                f"cluster {self._config.name!r} was not started by tfd and cannot be scaled"
+            )
+        check_roles(self._launcher, counts)
+        total = sum({**self._monitor.planned, **counts}.values())
+        admin_policy.limits().check_cluster(self._config.launcher, total, 0, ())
 
     def _require_dispatcher(self) -> None:
         """Raise StateError for a suspended dispatcher, which would not answer new data workers."""
@@ -320,10 +318,7 @@ class TaskManager:
         """Return the row of `task`, or raise UnknownName."""
         rows = {row.task: row for row in self._monitor.rows()}
         if task not in rows:
-            raise errors.UnknownName(
-                f"cluster {self._config.name!r} has no task {task!r}",
-                fix=f"its tasks are {', '.join(rows) or 'none'}",
-            )
+            raise errors.unknown_task(self._config.name, task, rows)
         return rows[task]
 
     def restart(self, task: str, settings: Mapping[str, Any]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
 from pathlib import Path
 
-from tfd_notebook.errors import UnknownName
+from tfd_notebook.errors import UnknownName, nearest
 
 _HEADING = re.compile(r"^### (TFD\d{3}) · (\w+) · (.+)$")
 _CELLS = 5
@@ -39,10 +38,9 @@ def why(code: str, width: int = 100) -> str:
     codes_by_name = {text.split(" ", 2)[1].upper(): key for key, text in entries.items()}
     key = name if name in entries else codes_by_name.get(name)
     if key is None:
-        near = difflib.get_close_matches(name, entries, n=1)
         raise UnknownName(
             f"no code {code!r}",
-            fix=(f"did you mean {near[0]!r}? " if near else "")
+            fix=nearest(name, entries)
             + "errors start with their code in brackets, and tfd doctor shows codes",
         )
     head, *paragraphs = entries[key].split("\n")

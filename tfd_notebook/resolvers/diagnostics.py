@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from tfd_notebook._compat.tf_coordinator import context
-from tfd_notebook.errors import ResolveError
+from tfd_notebook.errors import ResolveError, nearest
 from tfd_notebook.model.diagnostics import Finding, check, kind
 from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.model.spec import Endpoint
@@ -191,11 +190,8 @@ def unknown_jobs(description: ClusterDescription) -> Iterator[Finding]:
     """Find jobs that TensorFlow does not support."""
     for job in description.tasks:
         if job not in JOBS:
-            near = difflib.get_close_matches(job, JOBS, n=1)
-            yield UNKNOWN_JOB.finding(
-                f"unsupported job {job!r}",
-                (f"did you mean {near[0]!r}? " if near else "") + f"use {', '.join(JOBS)}",
-            )
+            fix = nearest(job, JOBS) + f"use {', '.join(JOBS)}"
+            yield UNKNOWN_JOB.finding(f"unsupported job {job!r}", fix)
 
 
 @check("tasks")

@@ -6,14 +6,13 @@ They raise an exception instead of exiting the process.
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfd_notebook import views
-from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.errors import UnknownName, UsageError, nearest
 from tfd_notebook.model import command_table
 from tfd_notebook.model.command import Argument, Command
 from tfd_notebook.model.spec import Policy, Service
@@ -129,12 +128,6 @@ def _split(argument: Argument, words: Sequence[str]) -> tuple[str | None, Any]:
         )
     name, second = next(iter(names), None), next(iter(seconds), None)
     return name, second if second is None or argument.split == "task" else int(second)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``"did you mean 'x'? "`` for the most similar name, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {matches[0]!r}? " if matches else ""
 
 
 class CommandLine:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.cluster import attach, commands
-from tfd_notebook.errors import StateError, TfdError, UnknownName, UsageError
+from tfd_notebook.errors import StateError, TfdError, UnknownName, UsageError, nearest
 from tfd_notebook.net import control_calls
-from tfd_notebook.ui.argparsing import nearest
 
 
 class ClusterTarget:

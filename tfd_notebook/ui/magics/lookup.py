@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tfd_notebook._compat import ipykernel
 from tfd_notebook.cluster import registry
-from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
-from tfd_notebook.ui.argparsing import nearest
+from tfd_notebook.errors import (
+    StateError,
+    UnknownName,
+    Unsupported,
+    UsageError,
+    nearest,
+    unknown_task,
+)
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -152,10 +158,7 @@ def pick_task(options: argparse.Namespace, need_task: bool = True) -> tuple[Clus
     if task is None and need_task:
         raise UsageError("no task named", fix=f"add one of {', '.join(known)}")
     if task is not None and task not in known:
-        raise UnknownName(
-            f"cluster {cluster.name!r} has no task {task!r}",
-            fix=nearest(task, known) + f"tasks: {', '.join(known)}",
-        )
+        raise unknown_task(cluster.name, task, known)
     return cluster, task
 
 
