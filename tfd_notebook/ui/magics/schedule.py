@@ -17,21 +17,30 @@ class ScheduleMagic(lookup.ShellCommands):
     """``%tfd_schedule`` in a shell, or ``%%tfd_schedule`` over a cell."""
 
     def schedule(self, options: argparse.Namespace) -> Any:
-        args: Any = ()
-        if self._cell is None:
-            function = lookup.evaluate(self._shell, options.function, "a tf.function")
-            if options.args is not None:
-                args = lookup.evaluate(self._shell, " ".join(options.args), "the arguments")
-        else:
+        function, args = called(self._shell, self._cell, options, "a tf.function")
+        if self._cell is not None:
             import tensorflow as tf
 
-            name = f"cell_{self._shell.execution_count}"
-            function = tf.function(as_function(self._cell, name, self._shell.user_ns))
-        args = args if isinstance(args, tuple) else (args,)
+            function = tf.function(function)
         cluster = lookup.pick_coordinated(options.cluster)
         coordinator = lookup.pick_own(cluster.name).coordinator()
         values = [coordinator.schedule(function, args=args) for _ in range(options.times or 1)]
         return values if options.times is not None else values[0]
+
+
+def called(
+    shell: Any, cell: str | None, options: argparse.Namespace, kind: str
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function that a magic calls, and its arguments.
+
+    The function is the one of `cell`, or else the expression in `options`, a value of this kind.
+    """
+    if cell is not None:
+        return as_function(cell, f"cell_{shell.execution_count}", shell.user_ns), ()
+    function, args = lookup.evaluate(shell, options.function, kind), ()
+    if options.args is not None:
+        args = lookup.evaluate(shell, " ".join(options.args), "the arguments")
+    return function, args if isinstance(args, tuple) else (args,)
 
 
 def as_function(code: str, name: str, namespace: dict[str, Any]) -> Callable[[], Any]:

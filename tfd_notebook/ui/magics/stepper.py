@@ -13,15 +13,14 @@ from tfd_notebook.ui.magics.lookup import report
 class StepperMagic(lookup.ShellCommands):
     """The magics that control a coordinator."""
 
-    def pause(self, options: argparse.Namespace) -> None:
+    def pause(self, options: argparse.Namespace, command: str = "pause") -> None:
         coordinator = lookup.pick_coordinator(options.name)
-        coordinator.pause()
-        report(f"paused: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+        getattr(coordinator, command)()
+        counts = views.counted(coordinator.values.counts())
+        report(f"{command}d: {counts or 'nothing is queued'}")
 
     def resume(self, options: argparse.Namespace) -> None:
-        coordinator = lookup.pick_coordinator(options.name)
-        coordinator.resume()
-        report(f"resumed: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+        self.pause(options, "resume")
 
     def step(self, options: argparse.Namespace) -> None:
         coordinator = lookup.pick_coordinator(options.name)
