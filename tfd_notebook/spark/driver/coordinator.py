@@ -122,13 +122,14 @@ class CoordinatedSparkCluster(SparkClusterBase):
         --------
         tf.distribute.coordinator.ClusterCoordinator
         """
-        if self._coordinator is None or self._coordinator.stopped:
-            self.strategy()
-        elif strategy is not None and strategy is not self._strategy:
+        has_none = self._coordinator is None or self._coordinator.stopped
+        if strategy is not None and (has_none or strategy is not self._strategy):
             raise errors.UsageError(
                 "invalid strategy: expected this cluster's current strategy",
                 fix="create one with cluster.strategy()",
             )
+        if has_none:
+            self.strategy()
         assert self._coordinator is not None
         return self._coordinator
 
