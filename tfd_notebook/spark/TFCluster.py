@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 import warnings
@@ -14,7 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook.model.spec import check_seconds, check_timeout
 from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark import roles
-from tfd_notebook.spark.driver import application, feeding, jobs, registry, startup
+from tfd_notebook.spark.driver import application, feeding, jobs, startup
 from tfd_notebook.spark.driver import shutdown as driver_shutdown
 from tfd_notebook.spark.driver.coordinator import CoordinatedSparkCluster, serve
 from tfd_notebook.spark.driver.jobs import Job
@@ -72,11 +71,6 @@ class TFCluster(CoordinatedSparkCluster):
     --------
     tensorflowonspark.TFCluster.TFCluster
     """
-
-    @functools.cached_property
-    def adapter(self) -> registry.SparkClusterAdapter:
-        """The adapter of this cluster for views and commands."""
-        return registry.SparkClusterAdapter(self)
 
     def train(
         self,

@@ -125,15 +125,12 @@ class SparkClusterBase(Handle):
             self.server.close()
             raise
         self.nodeRDD = self._launch.numbers
+        #: The adapter of this cluster for views and commands.
+        self.adapter = registry.SparkClusterAdapter(self)
         self.name = registry.add(self, name)
         self._launch.begin().add_done_callback(self._launch_ended)
 
     # State
-
-    @property
-    @abstractmethod
-    def adapter(self) -> registry.SparkClusterAdapter:
-        """The adapter of this cluster for views and commands."""
 
     @abstractmethod
     def shutdown(

@@ -82,7 +82,11 @@ class SparkClusterAdapter(PerformedCommands):
 
     def __init__(self, cluster: SparkClusterBase) -> None:
         self.cluster = cluster
-        self.name = cluster.name
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        return self.cluster.name
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the cluster."""
