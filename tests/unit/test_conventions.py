@@ -131,7 +131,7 @@ def test_signatures_show_every_argument() -> None:
         assert {argument.name for argument in arguments} <= {*defaults, *others}
     assert all(p.kind is p.KEYWORD_ONLY for p in cluster.values())
     stream = inspect.signature(tfd_notebook.Cluster.stream).parameters
-    assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard"}
+    assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard", "semantics"}
     for kind in (*own_launchers().values(), RemoteLauncher):
         shown = inspect.signature(kind).parameters
         assert all(p.kind is not p.VAR_KEYWORD for p in shown.values()), kind
