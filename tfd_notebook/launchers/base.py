@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
-from tfd_notebook.errors import UnknownName, Unsupported, UsageError
+from tfd_notebook.errors import UnknownName, Unsupported, UsageError, nearest
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.events import Event, TaskChanged
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, TaskSpec
@@ -504,10 +503,9 @@ def launcher(
                 return launcher(profile.launcher, {**profile.options, **(options or {})})
             except TypeError as error:
                 raise UsageError(f"invalid profile {profile.path}: {error}") from None
-        near = difflib.get_close_matches(name, points, n=1)
         raise UnknownName(
             f"unknown launcher {name!r}",
-            fix=(f"did you mean {near[0]!r}? " if near else "")
+            fix=nearest(name, points)
             + f"available launchers: {', '.join(sorted(points))}; profiles are files in "
             f"{profiles.user_directory()}"
             + (f", and {profile.path} names {profile.launcher!r}" if profile else ""),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.errors import NoWorkers, UnknownName, UsageError
+from tfd_notebook.errors import NoWorkers, UnknownName, UsageError, nearest
 from tfd_notebook.model.spec import check_count
 
 #: Users' names of processing modes in lower case, with TensorFlow's ShardingPolicy.
@@ -170,10 +169,9 @@ def mode_of(processing_mode: Any) -> str:
         spelling = processing_mode.lower()
         if spelling in MODES:
             return MODES[spelling]
-        near = difflib.get_close_matches(spelling, MODES, n=1)
         raise UnknownName(
             f"invalid processing_mode={processing_mode!r}",
-            fix=(f"did you mean {near[0]!r}? " if near else "") + f"use one of {', '.join(MODES)}",
+            fix=nearest(spelling, MODES) + f"use one of {', '.join(MODES)}",
         )
     name = getattr(processing_mode, "name", None)
     if type(processing_mode).__name__ != "ShardingPolicy" or name not in MODES.values():
