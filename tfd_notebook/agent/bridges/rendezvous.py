@@ -29,6 +29,8 @@ from tfd_notebook.net.host import address_towards
 _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
 _END_SECONDS = 10.0
+#: Seconds in which the kernel must read the report of the end.
+_REPORT_SECONDS = 5.0
 #: Seconds to reconnect if no agent runs.
 _IDLE_SECONDS = 5.0
 
@@ -106,14 +108,17 @@ class RendezvousBridge:
 
     def run(self) -> None:
         """Serve until the worker has ended, or the grace time has passed."""
-        threading.Thread(
+        connected = threading.Thread(
             target=self._keep_connected, name="tfd-rendezvous-bridge", daemon=True
-        ).start()
+        )
+        connected.start()
         with runtime_dir.watched(self._process) as ended:
             while not self._stopped.is_set():
                 if ended(1.0) or not runtime_dir.runs(self._process, self._process_start):
                     self.report_end()
                     break
+        # The kernel closes the connection after it has read the report.
+        connected.join(_REPORT_SECONDS)
         self._end_agents()
 
     def _keep_connected(self) -> None:

@@ -158,8 +158,14 @@ class RendezvousHost(RemoteHost):
                 with self._changed:
                     if self._idle is channel:  # no session reads it
                         with contextlib.suppress(TimeoutError):
-                            self._loss_reason = str(channel.receive(0.0)[0].get("ended", ""))
-                    self._changed.wait(_POLL_SECONDS)
+                            self._read_end(channel.receive(0.0)[0])
+                    if not self._loss_reason:
+                        self._changed.wait(_POLL_SECONDS)
+                if self._loss_reason:
+                    # The process ends its agent after this, which would report another reason.
+                    if hasattr(self, "session"):
+                        self.session.client.lost(self.loss(self._loss_reason).what)
+                    break
         except (OSError, EOFError):
             pass  # the connection broke
         finally:
@@ -186,8 +192,8 @@ class RendezvousHost(RemoteHost):
             self.peer_address, self.own_address = channel.ends
             channel.send({"agent": agent, "mode": "start" if start else "reconnect"})
             header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
-            if "ended" in header:
-                self._loss_reason = str(header["ended"])
+            self._read_end(header)
+            if self._loss_reason:
                 raise self.loss(self._loss_reason)
             line = stdio.HANDSHAKE + json.dumps(header.get("handshake"))
             self.handshake = read_handshake(self.label, iter([line.encode()]), reconnect=not start)
@@ -198,6 +204,10 @@ class RendezvousHost(RemoteHost):
             channel.close()
             raise
         return LineChannel(channel)
+
+    def _read_end(self, header: Mapping[str, Any]) -> None:
+        """Store why the process ends, if it reports that."""
+        self._loss_reason = validation.short_text(header.get("ended", ""), "ended")
 
     @property
     def unreached_fix(self) -> str:

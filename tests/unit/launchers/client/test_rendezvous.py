@@ -6,6 +6,7 @@ import concurrent.futures
 import functools
 import json
 import socket
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tfd_notebook.agent.bridges import rendezvous as bridge
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.launchers.client import engine_workers
+from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
 from tfd_notebook.net import secure_channel
 
@@ -80,6 +82,22 @@ def test_process_at_the_same_address_cannot_take_the_session_of_a_host(
             else:
                 with pytest.raises(EOFError):
                     channel.receive(60)
+    host.close()
+
+
+def test_end_of_a_process_is_read_before_its_agent_ends(
+    rendezvous: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends its agent when this connection is closed, and the agent reports that."""
+    host = RendezvousHost("one", rendezvous)
+    client = AgentClient("0123456789ab", "one", lambda data: None, reconnects=True)
+    host.session = types.SimpleNamespace(client=client)  # type: ignore[assignment]
+    rendezvous.expect({("0", 1): host})
+    with connect_from("127.0.0.1", rendezvous, monkeypatch) as channel:
+        channel.send({"ended": "its worker\x1b has ended"})
+        with pytest.raises(EOFError):
+            channel.receive(60)
+        assert client.why_lost == "one: its worker\ufffd has ended"
     host.close()
 
 
