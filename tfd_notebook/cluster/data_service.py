@@ -19,7 +19,7 @@ from tfd_notebook.data.bottleneck.scaling_estimate import forecast
 from tfd_notebook.data.bottleneck.usage import Workers, processors, workers_of
 from tfd_notebook.data.consume import sampler
 from tfd_notebook.data.consume.stream import Stream
-from tfd_notebook.data.service.journal import Journal, JournalState
+from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
 from tfd_notebook.model.limit import Limit
@@ -212,18 +212,22 @@ class ClusterDataService:
         rows = self._task_manager.rows_of(Role.DATA_WORKER)
         return tuple(row for row in rows if not row.state.ended)
 
-    def readers(self, job_name: str | None) -> tuple[list[int], int]:
+    def readers(self, job_name: str | None) -> tuple[list[int], int | None]:
         """Return the indices of a job's coordinated consumers here, and the number of others."""
         states = [(c.meter.use, c.state) for _, c in self.consumers.running() if c.meter]
         mine = [(use.consumer, state) for use, state in states if use and use.job_name == job_name]
         local = [consumer[0] for consumer, state in mine if consumer and state == "running"]
-        total = 0
-        with contextlib.suppress(errors.TfdError):  # Another host may reply slowly.
-            journal = self.journal if self.service_on_this_host else None
-            state = JournalState() if journal is None else journal.read()
-            job = state.job(job_name or "")
-            open_iterations = (i for i in state.iterations if job and i.job_id == job.id)
-            total = sum(i.clients for i in open_iterations if not i.finished)
+        # Another host may reply slowly.
+        journal = self.journal if self.service_on_this_host else None
+        if journal is None:
+            return local, None
+        try:
+            state = journal.read()
+        except errors.TfdError:
+            return local, None
+        job = state.job(job_name or "")
+        open_iterations = (i for i in state.iterations if job and i.job_id == job.id)
+        total = sum(i.clients for i in open_iterations if not i.finished)
         return local, max(0, total - len(mine))
 
     def check_room(self, needed: int) -> None:

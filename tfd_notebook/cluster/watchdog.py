@@ -237,7 +237,7 @@ class Watchdog:
     def _report_missing_consumers(self, name: str) -> None:
         fix = missing_consumers(self._consumers.named(name).live.delivery)
         if fix and name in self._consumers.stuck(_ROUND_SECONDS):
-            what = f"{name!r} has waited {_ROUND_SECONDS:g} s for other consumers"
+            what = f"{name!r} has waited {_ROUND_SECONDS:g} s in a coordinated read"
             self._monitor.notice("warning", what, fix=fix)
 
     def _report_stuck(self, name: str) -> None:

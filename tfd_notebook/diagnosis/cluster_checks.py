@@ -104,7 +104,7 @@ def missing_consumers(cluster: Cluster) -> Iterator[Finding]:
     for name in consumers.stuck(_ROUND_SECONDS):
         fix = advice.missing_consumers(consumers.named(name).live.delivery)
         if fix:
-            yield MISSING_CONSUMERS.finding(f"{name!r} waits for other consumers", fix)
+            yield MISSING_CONSUMERS.finding(f"{name!r} waits in a coordinated read", fix)
 
 
 @check("cluster")

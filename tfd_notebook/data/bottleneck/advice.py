@@ -119,18 +119,20 @@ def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
         return ""
     index, count = delivery.consumer
     local, others = cluster.readers(delivery.job_name)
-    others = max(0, others - unregistered)
+    known = max(0, (others or 0) - unregistered)
     missing = sorted({*range(count)} - {index, *local})
-    if len(missing) <= others:
+    if len(missing) <= known:
         return ""
     reads, waits = (
         " and ".join(f"consumer_index={each}" for each in indices)
         for indices in (sorted({index, *local}), missing)
     )
+    elsewhere = f". Other processes read with {known} of these" if known else ""
+    if others is None:
+        elsewhere = ". Other processes may read with these: see their output"
     return (
         f"start the missing consumers of job {delivery.job_name!r}, because each round waits for "
-        f"all {count}. This process reads with {reads}, but not with {waits}"
-        + (f". Other processes read with {others} of these" if others else "")
+        f"all {count}. This process reads with {reads}, but not with {waits}{elsewhere}"
     )
 
 

@@ -92,10 +92,11 @@ class DataWorkers(Protocol):
     def data_workers(self) -> tuple[TaskRow, ...]:
         """Return the data workers that have not ended, by index."""
 
-    def readers(self, job_name: str | None) -> tuple[list[int], int]:
+    def readers(self, job_name: str | None) -> tuple[list[int], int | None]:
         """Return the consumers of a coordinated read.
 
         They are the indices of those that read in this process, and the number in other processes.
+        Without a journal of the dispatcher on this host, that number is None.
         """
 
     def blocked_functions(self, seconds: float) -> Sequence[object]:

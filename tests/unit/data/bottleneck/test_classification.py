@@ -542,10 +542,12 @@ class TestAdvice:
             ([0, 2], 0, "consumer_index=0 and consumer_index=2, but not with consumer_index=1"),
             ([0, 2], 1, ""),
             ([0, 1, 2], 0, ""),
+            ([0, 1], None, "consumer_index=2. Other processes may read with these: see their output"),
+            ([0, 1, 2], None, ""),
         ],
     )
     def test_missing_consumers_of_a_coordinated_read_are_named(
-        self, local: list[int], others: int, text: str
+        self, local: list[int], others: int | None, text: str
     ) -> None:
         cluster: Any = SimpleNamespace(readers=lambda job_name: (local, others))
         delivery = Delivery(lambda: cluster, -1, "OFF", "rounds", consumer=(0, 3))  # type: ignore[arg-type]
