@@ -105,7 +105,7 @@ class Monitor:
     """
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._config = config
+        self.config = config
         self.consumers = Consumers(task_of=self.task_at)
         self.registered: dict[str, Registered] = {}
         self.coordinator: Coordinator | None = None
@@ -153,7 +153,7 @@ class Monitor:
         # Another thread may stop the cluster at this moment.
         with self._changed:
             self._thread = threading.Thread(
-                target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
+                target=self._work, name=f"tfd-monitor-{self.config.name}", daemon=True
             )
             self._thread.start()
 
@@ -276,7 +276,7 @@ class Monitor:
         """Publish a notice about an event, if users need one. `before` is the task's last row."""
         match event:
             case Notice():
-                log.log(_LEVELS[event.severity], "%s: %s", self._config.name, event)
+                log.log(_LEVELS[event.severity], "%s: %s", self.config.name, event)
             case TaskChanged():
                 self._publish_notice(event, before)
                 stopped = event.state is TaskState.RESTARTING or event.state.ended
@@ -322,8 +322,8 @@ class Monitor:
             return Snapshot(
                 version=self._version,
                 time=time.time(),
-                name=self._config.name,
-                launcher=self._config.launcher,
+                name=self.config.name,
+                launcher=self.config.launcher,
                 state=self._shown_state,
                 tasks=tasks,
                 streams=self.consumers.rows(),
@@ -509,7 +509,7 @@ class Monitor:
 
     def _publish_notice(self, event: TaskChanged, before: TaskRow | None) -> None:
         """Publish a notice for changes that can block or fail a running cell."""
-        fix, cause = f"cluster.restart({event.task!r})", ""
+        fix, cause = self.config.restart_step(event.task), ""
         memory_limit = memory.is_reason(event.reason)
         if memory_limit:
             fix = memory.FIX

@@ -239,7 +239,7 @@ class ParameterServerTraining:
                 "these tasks do not respond, and TensorFlow would wait for them without a timeout: "
                 + ", ".join((*ended, *silent)),
                 task=names[0],
-                fix=f"cluster.restart({names[0]!r}), or see cluster.logs({names[0]!r})",
+                fix=self._servers.config.restart_step(names[0], logs=True),
             )
 
     # Internals

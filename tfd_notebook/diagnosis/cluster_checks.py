@@ -112,7 +112,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
     """Report tasks that failed, are lost, or hang."""
     for row in cluster.snapshot().tasks:
         if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
-            fix = f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})"
+            fix = data_service.of(cluster).restart_step(row.task, logs=True)
             what = f"{row.task} is {row.state}: {row.reason or 'unknown reason'}"
             if memory.is_reason(row.reason):
                 fix = memory.FIX
@@ -126,7 +126,7 @@ def blocked_functions(cluster: Cluster) -> Iterator[Finding]:
     """Report Python functions of datasets that do not return."""
     service = data_service.of(cluster)
     for blocked in service.blocked_functions():
-        restart = "; ".join(f"cluster.restart({task!r})" for task in blocked.tasks)
+        restart = "; ".join(map(service.restart_step, blocked.tasks))
         if service.service_in_process:
             restart = "restart the kernel"
         yield BLOCKED_FUNCTION.finding(

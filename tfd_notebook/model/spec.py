@@ -339,6 +339,12 @@ class ClusterConfig:
             for index in range(count):
                 yield role, index
 
+    def restart_step(self, task: str, logs: bool = False) -> str:
+        """Return the next step that restarts a task, after a look at its logs if `logs` is true."""
+        if self.launcher == "external":
+            return f"start {task} again where it was started"
+        return (f"see cluster.logs({task!r}), then " if logs else "") + f"cluster.restart({task!r})"
+
 
 def pack(config: ClusterConfig) -> dict[str, Any]:
     """Return `config` as JSON values."""

@@ -375,7 +375,7 @@ def test_silent_dispatcher_is_named_before_the_consumer_counts_as_stuck(
     assert notice.what == (
         "does not answer (accepts connections, no answer), while 'train' waits for data"
     )
-    assert notice.fix == "cluster.restart('dispatcher:0') if it does not continue"
+    assert notice.fix == "if it does not continue, cluster.restart('dispatcher:0')"
     assert watched.probed == [(DISPATCHER, WORKER), (DISPATCHER,)]
     # The wait is reported later, with the tasks as they are then.
     *_, stuck = run_until(watched, 40.0)

@@ -237,3 +237,10 @@ class TestWrongTypes:
                 )
         finally:
             first.stop()
+
+
+def test_external_tasks_are_not_restarted_by_code() -> None:
+    own, external = (ClusterConfig(name="a", launcher=name) for name in ("local", "external"))
+    assert own.restart_step("ps:0") == "cluster.restart('ps:0')"
+    assert own.restart_step("ps:0", logs=True).startswith("see cluster.logs('ps:0'), then cluster")
+    assert "cluster." not in external.restart_step("ps:0", logs=True)

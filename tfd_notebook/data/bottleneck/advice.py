@@ -129,7 +129,7 @@ def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
     )
     elsewhere = f". Other processes read with {known} of these" if known else ""
     if others is None:
-        elsewhere = ". Other processes may read with these: see their output"
+        elsewhere = ". Other processes may read with these"
     return (
         f"start the missing consumers of job {delivery.job_name!r}, because each round waits for "
         f"all {count}. This process reads with {reads}, but not with {waits}{elsewhere}"

@@ -79,6 +79,9 @@ class DataServiceProtocol(DataWorkers, Protocol):
     @property
     def policy(self) -> Policy: ...
 
+    def restart_step(self, task: str, logs: bool = False) -> str:
+        """Return the next step that restarts a task; see `ClusterConfig.restart_step`."""
+
     @property
     def consumers(self) -> Consumers:
         """The registry of the consumers in this process that read from the service."""

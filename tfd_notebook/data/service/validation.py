@@ -79,11 +79,13 @@ def prepare(
             "data. Every data worker receives all of it. Reading the data from files is faster",
         )
     _check_sendable(pipeline)
+    sends = pipeline.tokens and not cluster.service_in_process
+    packed = py_functions.pack(pipeline.tokens) if sends else None  # an error precedes warnings
     check_changes(cluster, pipeline.semantics, mode, semantics)
     cluster.check_room(pipeline.size)
-    if pipeline.tokens and not cluster.service_in_process:
+    if packed is not None:
         user = None if permanent or not tf.executing_eagerly() else dataset
-        cluster.install_functions(*py_functions.pack(pipeline.tokens), user)
+        cluster.install_functions(*packed, user)
     if mode in STATIC:
         cluster.enable_static_sharding()
     if mode == "HINT" and not pipeline.semantics.has_hint:
@@ -187,13 +189,13 @@ def check_service(cluster: DataServiceProtocol) -> None:
             print_note(
                 f"cluster {cluster.name!r}: dispatcher:0 has not answered for {waited:.0f} s "
                 f"({result.reason}). This call waits up to {_DISPATCHER_SECONDS:g} s. If the "
-                "dispatcher hangs: cluster.restart('dispatcher:0')"
+                f"dispatcher hangs: {cluster.restart_step('dispatcher:0')}"
             )
         if waited > _DISPATCHER_SECONDS:
             raise DispatcherLost(
                 f"the dispatcher of cluster {cluster.name!r} does not answer: {result.reason}",
                 task="dispatcher:0",
-                fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
+                fix=cluster.restart_step("dispatcher:0", logs=True),
             )
         # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
         timeout = min(2 * timeout, max(0.5, _DISPATCHER_SECONDS - waited))

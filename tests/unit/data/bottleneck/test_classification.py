@@ -542,7 +542,11 @@ class TestAdvice:
             ([0, 2], 0, "consumer_index=0 and consumer_index=2, but not with consumer_index=1"),
             ([0, 2], 1, ""),
             ([0, 1, 2], 0, ""),
-            ([0, 1], None, "consumer_index=2. Other processes may read with these: see their output"),
+            (
+                [0, 1],
+                None,
+                "consumer_index=2. Other processes may read with these",
+            ),
             ([0, 1, 2], None, ""),
         ],
     )
