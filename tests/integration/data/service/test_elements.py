@@ -338,9 +338,12 @@ def test_datasets_cannot_be_saved(cluster: tfd.Cluster, tmp_path: Path) -> None:
 
 def check_explained(cluster: tfd.Cluster, dataset: Any) -> None:
     """Check that `explain` and the doctor read the elements."""
-    read = dataset.repeat().apply(cluster.distribute("off"))
-    limit = tfd.explain(read, seconds=0.3)
-    assert limit.figures["elements_per_s"] > 0
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread can delay the end of a data worker by 60 s
+    read = dataset.repeat().with_options(options).apply(cluster.distribute("off"))
+    # On a busy host, no element may arrive in this time.
+    limits = iter(lambda: tfd.explain(read, seconds=0.3), None)
+    limit = next(limit for limit in limits if limit.figures["elements_per_s"] > 0)
     assert "compression" not in limit.advice
     assert "TFD824" not in [finding.code for finding in tfd.doctor(read)]
 
