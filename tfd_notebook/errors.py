@@ -59,7 +59,12 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 #: User, password or token in an address.
-_USER_PART = re.compile(r"(?<=://)[^/?#\s]*@")
+#: The user and password in an address. Neither has to be written as the standard requires, the
+#: scheme may be missing, and a path joins the slashes.
+USER_PART = re.compile(
+    r"(:/{1,2})(?:[^/?#\s]*@|[^\s:@/\[]+:(?!\d{1,5}(?:[/?#]|$))\S*@)"
+    r"|(?<![\w.:/@+-])[\w.+-]+:(?!/|\d+@)[^\s@'\"]+@(?=[\w\[:])"
+)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -114,7 +119,7 @@ class TfdError(Exception):
 
 def without_user(text: str) -> str:
     """Return a text without the user parts (``user:password@``) of the addresses in it."""
-    return _USER_PART.sub("", text)
+    return USER_PART.sub(r"\1", text)
 
 
 def _printable(text: object) -> str:

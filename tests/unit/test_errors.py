@@ -24,6 +24,7 @@ ADDRESSES = [
     "https://ada:PASSWORD@:8888/x",
     "https://ada:PASSWORD@[host/x",
     "//ada:PASSWORD@host:8888/x",
+    "https://ada:PASS,PASSWORD@host:99999/x",
 ]
 
 
@@ -52,3 +53,24 @@ def test_no_error_has_the_user_part_of_an_address(scheme: str) -> None:
     error = errors.LaunchError(f"reading {address!r} failed", task=address, fix=f"check {address}")
     assert_is_clean(error)
     assert error.what == f"reading '{scheme}://host:1/x@y' failed"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["https:/ada:PASSWORD@host/x", "https://ada:PASS/PASSWORD@host/x", "ada:PASS/PASSWORD@host:1"],
+)
+@pytest.mark.parametrize(
+    "use", [tfd.resolve, tfd.attach, lambda address: tfd.Cluster(launcher=address)]
+)
+def test_other_uses_of_an_address_do_not_quote_its_password(use: Any, address: str) -> None:
+    with pytest.raises(errors.TfdError) as caught:
+        use(address)
+    assert "PASS" not in f"{caught.value} {caught.value!r}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://host:8080/a@b", "see ada@host", "worker:0@host", "at x: a@b", "tcp://[::1]:80/@"],
+)
+def test_text_without_a_password_remains(text: str) -> None:
+    assert errors.without_user(text) == text

@@ -12,13 +12,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfd_notebook.errors import InvalidMessage, TfdError
+from tfd_notebook.errors import InvalidMessage, TfdError, WorkDirError
 from tfd_notebook.net import messages, runtime_dir, validation
 
 #: Maximum bytes that one refresh copies. The next refresh continues.
 MAX_REFRESH = 256_000_000
 #: Maximum size of the copy in bytes.
 MAX_TOTAL = 4_000_000_000
+#: Bytes that remain free on the disk of the copy, which may be in memory.
+MIN_FREE = 10_000_000
 #: Maximum number of files. A dispatcher opens one at each start.
 MAX_FILES = 10_000
 #: Seconds after which a refresh requests no more data. The next refresh continues.
@@ -54,6 +56,7 @@ class JournalCopy:
         )
         self._finalizer = weakref.finalize(self, _remove, self.directory, os.getpid())
         self._have: dict[str, int] = {}
+        self._size = 0
 
     def refresh(self) -> None:
         """Fetch new data. If the host cannot be reached, the copy stays unchanged.
@@ -62,6 +65,8 @@ class JournalCopy:
         ------
         InvalidMessage
             The host sent data that is not part of a journal, or exceeds a limit.
+        WorkDirError
+            The disk of the copy is almost full, or cannot be written.
         """
         copied = 0
         deadline = self._clock() + MAX_SECONDS
@@ -90,15 +95,24 @@ class JournalCopy:
                 data = base64.b64decode(packed, validate=True)
             except ValueError:
                 raise validation.invalid(f"content of {name}", packed, "base64") from None
-            if sum(self._have.values()) + len(data) > MAX_TOTAL:
+            if self._size + len(data) > MAX_TOTAL:
                 raise InvalidMessage(f"the journal has more than {MAX_TOTAL / 1e9:g} GB")
-            self._append(name, data)
+            try:
+                if shutil.disk_usage(self.directory).free < len(data) + MIN_FREE:
+                    raise OSError(f"less than {MIN_FREE / 1e6:g} MB are free")
+                self._append(name, data, have)
+            except OSError as error:
+                raise WorkDirError(
+                    f"copying the journal of the dispatcher to {self.directory} failed: {error}",
+                    fix="free space there",
+                ) from None
             self._have[name] = have + len(data)
+            self._size += len(data)
             stored += len(data)
         return stored
 
-    def _append(self, name: str, data: bytes) -> None:
-        """Append to a file. Raise OSError if its path contains a symbolic link."""
+    def _append(self, name: str, data: bytes, have: int) -> None:
+        """Write after `have` bytes. Raise OSError if the path contains a symbolic link."""
         folder, _, file = name.partition("/")
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -110,6 +124,7 @@ class JournalCopy:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
                 descriptor = os.open(file, flags, 0o600, dir_fd=inner)
                 with os.fdopen(descriptor, "wb") as opened:
+                    opened.truncate(have)  # an incomplete write may have left more
                     opened.write(data)
             finally:
                 os.close(inner)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook.agent.bridges import kernel as bridges_kernel
 from tfd_notebook.agent.bridges import stdio
-from tfd_notebook.errors import UsageError
+from tfd_notebook.errors import InvalidMessage, UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import (
@@ -27,6 +28,10 @@ from tfd_notebook.net import validation
 from tfd_notebook.net.host import address_towards, addresses_of
 
 _HANDSHAKE_SECONDS = 60.0
+#: Maximum number of characters in a line of its output before the handshake.
+_MAX_LINE = 1_000_000
+#: A comma between addresses. A password may contain commas, too.
+_BETWEEN = re.compile(r",\s*(?=https?://)")
 #: Characters of a message: Tornado's server closes the websocket for one above 10 MiB.
 _CHUNK_CHARACTERS = 1_000_000
 
@@ -75,7 +80,7 @@ class Jupyter(RemoteLauncher):
         allow: Iterable[str] = (),
     ) -> None:
         super().__init__(grace=grace, place=place, secure=secure, host=host, allow=allow)
-        self._servers = tuple(servers.split(",")) if isinstance(servers, str) else tuple(servers)
+        self._servers = tuple(_BETWEEN.split(servers) if isinstance(servers, str) else servers)
         if not self._servers or not all(self._servers):
             raise UsageError(
                 'launcher "jupyter" needs servers',
@@ -252,6 +257,10 @@ class KernelChannel:
                 continue
             if kind == "stream":
                 *lines, text = (text + content["text"]).split("\n")
+                if len(text) > _MAX_LINE:
+                    raise InvalidMessage(
+                        f"its kernel printed a line of over {_MAX_LINE} characters"
+                    )
                 yield from (line.encode() for line in lines)
             elif kind == "error":
                 yield f"{content.get('ename')}: {content.get('evalue')}".encode()

@@ -340,7 +340,7 @@ class ClusterConfig:
                 yield role, index
 
     def restart_step(self, task: str, logs: bool = False) -> str:
-        """Return the next step that restarts a task, after a look at its logs if `logs` is true."""
+        """Return the next step that restarts a task, and with `logs` how to read its logs."""
         if self.launcher == "external":
             return f"start {task} again where it was started"
         return (f"see cluster.logs({task!r}), then " if logs else "") + f"cluster.restart({task!r})"

@@ -72,6 +72,7 @@ def decode(line: bytes) -> Frame | None:
         _, seq, length, body = line.rstrip(b"\n").split(b" ", 3)
         if len(body) != int(length):
             return None
+        validation.check_values(body)
         decoded = json.loads(body)
         if not isinstance(decoded, dict):
             return None

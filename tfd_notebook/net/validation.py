@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Limit of a message, in bytes. Its reader holds all of it in memory.
 MAX_MESSAGE_BYTES = 1 << 28
+#: Limit of the values in a message, of which each can need 100 bytes of memory.
+MAX_VALUES = 5_000_000
 #: Characters that are kept of a free text, and the maximum number of entries in a list or mapping.
 _MAX_TEXT = 20_000
 _MAX_SHORT_TEXT = 500
@@ -397,3 +399,13 @@ def check_size(size: int) -> None:
     """Raise InvalidMessage if a message exceeds `MAX_MESSAGE_BYTES`."""
     if size > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"invalid message: longer than {MAX_MESSAGE_BYTES} bytes")
+
+
+def check_values(message: str | bytes) -> None:
+    """Raise InvalidMessage if a JSON text has more than `MAX_VALUES` values, before it is parsed.
+
+    Commas and brackets in strings count, too.
+    """
+    data = message.encode("utf-8", "replace") if isinstance(message, str) else message
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise InvalidMessage(f"invalid message: more than {MAX_VALUES} values")

@@ -770,10 +770,37 @@ def test_journal_is_copied() -> None:
     copy_.close()
 
 
+def test_message_with_too_many_values_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty object has two bytes in JSON, and 64 in memory."""
+    line = agent_protocol.encode({"value": [{}] * 10})
+    assert agent_protocol.decode(line) is not None
+    monkeypatch.setattr(validation, "MAX_VALUES", 10)
+    with pytest.raises(errors.InvalidMessage, match="more than 10 values"):
+        agent_protocol.decode(line)
+
+
+def test_rest_of_an_incomplete_write_is_replaced() -> None:
+    copy_, refresh = copied({JOURNAL: [0, "QUJD"]}, {}, {JOURNAL: [3, "REVG"]})
+    refresh()
+    with Path(copy_.directory, JOURNAL).open("ab") as file:
+        file.write(b"D")
+    refresh()
+    assert Path(copy_.directory, JOURNAL).read_bytes() == b"ABCDEF"
+    copy_.close()
+
+
+def test_journal_copy_leaves_free_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfd_notebook.cluster.journal_copy.MIN_FREE", 1 << 60)
+    copy_, refresh = copied({JOURNAL: [0, "QUJD"]})
+    with pytest.raises(errors.WorkDirError, match="MB are free"):
+        refresh()
+    copy_.close()
+
+
 def test_journal_copy_follows_no_links(tmp_path: Path) -> None:
     copy_, refresh = copied({JOURNAL: [0, "QUJD"]})
     os.symlink(tmp_path, Path(copy_.directory, "tf_data_dispatcher_journal"))
-    with pytest.raises(OSError, match=r"(?i)link|directory"):
+    with pytest.raises(errors.WorkDirError, match=r"(?i)link|directory"):
         refresh()
     assert list(tmp_path.iterdir()) == []
     copy_.close()

@@ -379,6 +379,7 @@ def _message(received: str | bytes) -> Message:
             if offsets != sorted(offsets):
                 raise ValueError
             parts = [received[a:b] for a, b in itertools.pairwise(offsets)]
+        validation.check_values(parts[0])
         message = json.loads(parts[0])
     except (ValueError, IndexError, RecursionError, struct.error):
         raise InvalidMessage("invalid message: expected JSON and its buffers") from None

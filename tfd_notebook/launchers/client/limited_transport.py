@@ -29,6 +29,9 @@ MAX_REPLY_BYTES = 10_000_000
 MAX_HANDSHAKE_BYTES = 1_000_000
 #: Limit of its lines. websocket-client receives them in single bytes, which takes seconds per MB.
 MAX_HEADER_BYTES = 1 << 16
+#: A message of a websocket may take this time, and more for its length.
+MESSAGE_SECONDS = 30.0
+MIN_BYTES_PER_SECOND = 10_000
 
 # Requests
 
@@ -185,21 +188,24 @@ class LimitedWebSocket(websocket.WebSocket):
     """A websocket with limits of its handshake, of each message, and of the time to close it.
 
     `recv` raises InvalidMessage before it receives a message above `validation.MAX_MESSAGE_BYTES`.
+    It raises WebSocketProtocolException for a message that arrives too slowly.
     Text is decoded, but not checked before that: the check of websocket-client is in Python.
 
     Parameters
     ----------
+    clock : callable
+        Returns the time in seconds. Default `time.monotonic`.
     **options
         See `websocket.WebSocket`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
         self._connected: Any = None
         self._deadline = math.inf
         super().__init__(enable_multithread=True, skip_utf8_validation=True, **options)
         receive = self._before_deadline(self.frame_buffer.recv)
         self.cont_frame: Any = _Fragments(False, True)
-        self.frame_buffer: Any = _Frames(receive, self.cont_frame)
+        self.frame_buffer: Any = _Frames(receive, self.cont_frame, clock)
 
     @property
     def sock(self) -> Any:
@@ -280,11 +286,37 @@ class _Fragments(websocket.continuous_frame):
 
 
 class _Frames(websocket.frame_buffer):
-    """The reader of frames, which checks the length of each before it receives the data."""
+    """The reader of frames, which checks the length of each before it receives the data.
 
-    def __init__(self, receive: Callable[[int], bytes], fragments: _Fragments) -> None:
-        super().__init__(receive, True)
+    It also checks the rate at which a message arrives.
+    """
+
+    def __init__(
+        self, receive: Callable[[int], bytes], fragments: _Fragments, clock: Callable[[], float]
+    ) -> None:
+        super().__init__(self._receive, True)
+        self._receive_any = receive
         self._fragments = fragments
+        self._clock = clock
+        #: The time of the first data of an incomplete message, and the bytes since then.
+        self._began: float | None = None
+        self._received = 0
+
+    def _receive(self, size: int) -> bytes:
+        data = self._receive_any(size)
+        now = self._clock()
+        self._began = now if self._began is None else self._began
+        self._received += len(data)
+        if now - self._began > MESSAGE_SECONDS + self._received / MIN_BYTES_PER_SECOND:
+            raise websocket.WebSocketProtocolException("its message arrives too slowly")
+        return data
+
+    def recv_frame(self) -> Any:
+        frame = super().recv_frame()
+        is_last = frame.opcode == websocket.ABNF.OPCODE_CONT or not self._fragments.cont_data
+        if frame.fin and is_last:
+            self._began, self._received = None, 0
+        return frame
 
     def recv_strict(self, size: int) -> bytes:
         earlier = self._fragments.cont_data

@@ -18,6 +18,7 @@ from tfd_notebook.errors import (
     nearest,
     unknown_task,
 )
+from tfd_notebook.net import validation
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -36,8 +37,8 @@ class ShellCommands:
 
 
 def report(text: str) -> None:
-    """Print a message as output of the cell."""
-    print(text)  # noqa: T201
+    """Print a message as output of the cell, without sequences that control a terminal."""
+    print(validation.terminal_output(text))  # noqa: T201
 
 
 def pick(name: str | None) -> ClusterView:

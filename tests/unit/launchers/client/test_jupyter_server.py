@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import re
 import socket
@@ -16,10 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import websocket
 
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import limited_transport
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer, split
+from tfd_notebook.launchers.jupyter import KernelChannel
 from tfd_notebook.net import validation
 
 #: Part of the reply to the handshake of a websocket (RFC 6455).
@@ -284,6 +287,72 @@ def test_long_message_is_refused_before_it_arrives(serve: Any, sent: bytes) -> N
     with pytest.raises(errors.InvalidMessage, match="longer than 1000 bytes"):
         next(connection.messages())
     connection.close()
+
+
+def test_message_that_arrives_too_slowly_ends_the_connection(serve: Any) -> None:
+    """A server that sends a byte every few seconds would never reach the timeout of a read."""
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(b"\x89\x00" * 10 + b"\x81\x02ok")  # pings, and a message
+        channel.sendall(b"\x01\x01." + b"\x00\x01." * 10)  # fragments of another one
+        wait_for_end(channel)
+
+    seconds = itertools.count(0, 10)  # the time of each read
+    server = serve(reply)
+    connection = limited_transport.LimitedWebSocket(lambda: next(seconds))
+    connection.settimeout(60)
+    connection.connect(server.url.replace("http", "ws"))
+    assert connection.recv() == "ok"
+    with pytest.raises(websocket.WebSocketProtocolException, match="too slowly"):
+        connection.recv()
+    connection.close(timeout=0.05)
+
+
+@pytest.mark.parametrize("opcode", [1, 2], ids=["text", "binary"])
+def test_message_with_too_many_values_is_not_parsed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, opcode: int
+) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 10)
+    text = json.dumps({"header": [{}] * 10}).encode()
+    start = struct.pack("!II", 1, 8) if opcode == 2 else b""
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        channel.sendall(frame(opcode, len(start + text)) + start + text)
+        wait_for_end(channel)
+
+    connection = serve(reply).connect("kernel")
+    with pytest.raises(errors.InvalidMessage, match="more than 10 values"):
+        next(connection.messages())
+    connection.close()
+
+
+def test_line_before_the_handshake_has_a_limit(serve: Any) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        accept(channel, request)
+        kernels_request = json.loads(received_frame(channel))
+        parent = {"msg_id": kernels_request["header"]["msg_id"]}
+        content = {"name": "stdout", "text": "." * 600_000}
+        message = {"header": {"msg_type": "stream"}, "parent_header": parent, "content": content}
+        text = json.dumps(message).encode()
+        with contextlib.suppress(OSError):
+            for _ in range(10):
+                channel.sendall(frame(1, len(text)) + text)
+            wait_for_end(channel)
+
+    channel = KernelChannel(serve(reply).connect("kernel"))
+    with pytest.raises(errors.InvalidMessage, match="printed a line of over 1000000 characters"):
+        list(channel.execute("code"))
+    channel.close()
+
+
+def received_frame(channel: socket.socket) -> bytes:
+    """Return the data of a received frame, which has a mask and at least 126 bytes."""
+    file = channel.makefile("rb")
+    (size,) = struct.unpack("!2xH", file.read(4))
+    mask, data = file.read(4), file.read(size)
+    return bytes(byte ^ mask[position % 4] for position, byte in enumerate(data))
 
 
 def test_text_is_checked_by_the_decoder_only(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

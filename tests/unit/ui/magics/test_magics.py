@@ -15,6 +15,7 @@ from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui import magics
 from tfd_notebook.ui.argparsing import read_gpus
+from tfd_notebook.ui.magics.lookup import report
 
 START = "start --launcher fake --data-workers 2"
 
@@ -106,6 +107,11 @@ def test_commands_call_the_methods(shell: Any, capsys: Any) -> None:
     assert cluster.state == "stopped"
     assert len(tfd(shell, "list")) == 0
     assert "fake" in repr(tfd(shell, "kinds"))
+
+
+def test_output_of_tasks_does_not_control_a_terminal(capsys: Any) -> None:
+    report("\x1b]52;c;b25l\x07one \x1b[31mred\x1b[0m \x1b[2J")
+    assert capsys.readouterr().out == "\ufffd]52;c;b25l\ufffdone \x1b[31mred\x1b[0m \ufffd[2J\n"
 
 
 def test_magic_without_a_subcommand_shows_a_form(shell: Any) -> None:
