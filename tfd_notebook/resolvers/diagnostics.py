@@ -210,7 +210,7 @@ def no_chief(description: ClusterDescription) -> Iterator[Finding]:
 
 def _blocks_coordinator(status: TaskStatus, description: ClusterDescription) -> bool:
     is_evaluator = status.job == "evaluator" and "ps" in description.tasks
-    return is_evaluator and status.state in ("own", "refused")
+    return is_evaluator and status.state not in ("alive", "mismatch")
 
 
 @check("tasks")
@@ -218,10 +218,10 @@ def waiting_for_evaluator(description: ClusterDescription) -> Iterator[Finding]:
     """Find an evaluator for which a coordinator of parameter servers waits."""
     for status in description.statuses:
         if _blocks_coordinator(status, description):
-            yield EVALUATOR.finding(
-                f"{status.name} at {status.address} does not listen, as usual for an evaluator",
-                SEPARATE_EVALUATOR,
-            )
+            what = f"{status.name} at {status.address} does not listen, as usual for an evaluator"
+            if status.state not in ("own", "refused"):
+                what = status.trouble
+            yield EVALUATOR.finding(what, SEPARATE_EVALUATOR)
 
 
 @check("tasks")

@@ -137,10 +137,11 @@ def test_evaluator_of_a_coordinator_is_found(monkeypatch: pytest.MonkeyPatch) ->
         assert codes(spec) == set()
         held = stack.enter_context(socket.socket())
         held.bind(("127.0.0.1", 0))
-        spec["evaluator"] = ["{}:{}".format(*held.getsockname())]
-        (finding,) = tfd.doctor(spec)
-        assert finding.code == "TFD810"
-        assert "TF_CONFIG" in finding.fix
+        for address in ("evaluator.invalid:1", "{}:{}".format(*held.getsockname())):
+            spec["evaluator"] = [address]
+            findings = {finding.code: finding for finding in tfd.doctor(spec)}
+            assert "TFD809" not in findings
+            assert "TF_CONFIG" in findings["TFD810"].fix
         monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec}))
         with pytest.raises(errors.TasksMissing, match="separate TF_CONFIG"):
             tfd.resolvers.TFConfigResolver().check()
