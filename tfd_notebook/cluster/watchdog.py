@@ -33,7 +33,7 @@ JOURNAL_FIX = (
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS = 1.0, 2.0
 #: Timeouts of a task's probes. A task on a busy host may miss the first one.
 _PROBE_SECONDS = (1.0, 1.5)
-#: Seconds after which a consumer's wait for other consumers of its job causes a notice.
+#: Seconds of a wait after which a notice names missing consumers, or a Python function.
 _ROUND_SECONDS = 4.0
 #: Seconds after which a Python function is named as the reason of a wait.
 _BLOCKED_SECONDS = 1.0
@@ -97,8 +97,10 @@ class Watchdog:
         self._has_notified = False
         self._journal_due = 0.0
         self._measures_journal = False
-        #: Consumers that wait long: for the other consumers of their job, and for any reason.
+        #: Consumers that wait long: for `_ROUND_SECONDS`, and for `hang_seconds`.
         self._incomplete: set[str] = set()
+        #: A slow function causes one notice, not one for each element.
+        self._reported_functions: set[tuple[str, str]] = set()
         self._stuck: set[str] = set()
         self._probe_due = 0.0
         self._is_probing = False
@@ -121,9 +123,7 @@ class Watchdog:
             self._end_in_thread("stopped")
         self._check_journal()
         self._probe_for_waiting_consumers()
-        self._incomplete = self._report_waits(
-            self._incomplete, _ROUND_SECONDS, self._report_missing_consumers
-        )
+        self._incomplete = self._report_waits(self._incomplete, _ROUND_SECONDS, self._report_cause)
         self._stuck = self._report_waits(self._stuck, self._hang_seconds, self._report_stuck)
 
     def _record_interruption(self, task: str) -> None:
@@ -234,11 +234,20 @@ class Watchdog:
             self._start_thread(partial(report, name), "tfd-watchdog-stuck")
         return waiting
 
-    def _report_missing_consumers(self, name: str) -> None:
+    def _report_cause(self, name: str) -> None:
+        """Report what a consumer certainly waits for, before it counts as stuck."""
+        what, where = f"{name!r} has waited {_ROUND_SECONDS:g} s", ""
         fix = missing_consumers(self._consumers.named(name).live.delivery)
-        if fix and name in self._consumers.stuck(_ROUND_SECONDS):
-            what = f"{name!r} has waited {_ROUND_SECONDS:g} s in a coordinated read"
-            self._monitor.notice("warning", what, fix=fix)
+        if fix:
+            where = " in a coordinated read"
+        else:
+            for each in self._task_manager.blocked_functions(_ROUND_SECONDS):
+                if (known := (each.function, each.file)) not in self._reported_functions:
+                    self._reported_functions.add(known)
+                    where = f" for data: {each} has not returned for {each.seconds:.0f} s"
+                    fix = "cluster.stacks() shows where it waits"
+        if where and name in self._consumers.stuck(_ROUND_SECONDS):
+            self._monitor.notice("warning", what + where, fix=fix)
 
     def _report_stuck(self, name: str) -> None:
         blocked = self._task_manager.blocked_functions(_BLOCKED_SECONDS)

@@ -267,6 +267,27 @@ def test_function_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch)
     assert notice.what.endswith("decode (x.py:12) in data_worker:0 has not returned for 8 s")
 
 
+def test_function_is_named_before_its_consumer_counts_as_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks = FakeTasks(None)
+    tasks.blocked = [BlockedFunction("decode", "/a/x.py", 12, ("data_worker:0",), 4.0, "x.py:12")]
+    watched = Watched(monkeypatch, tasks, hang_seconds=30.0)
+    for _ in range(3):  # once for three waits
+        watched.consumers.waits["train"] = watched.now
+        watched.tick()
+        watched.now += 4.5
+        watched.tick()
+        watched.consumers.waits.clear()
+        watched.tick()
+    (notice,) = watched.monitor.snapshot().notices
+    assert notice.what == (
+        "'train' has waited 4 s for data: "
+        "decode (x.py:12) in data_worker:0 has not returned for 4 s"
+    )
+    assert "cluster.stacks()" in str(notice.fix)
+
+
 def test_remote_hosts_are_queried_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = FakeTasks(None, on_this_host=False)
     tasks.unreachable = ["host-a cannot reach data_worker:0"]
