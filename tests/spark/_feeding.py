@@ -270,6 +270,26 @@ class Node:
 
 
 @contextlib.contextmanager
+def fed_inbox(directory: Path | str, *partitions: Any) -> Iterator[Inbox]:
+    """Yield an inbox to which partitions are fed one after another, then the end of the feed."""
+    with Inbox(directory, SECRET) as inbox:
+        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+
+        def feed() -> None:
+            for rows in partitions:
+                feed_partition(rows, address)
+            inbox.end_of_feed()
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        try:
+            yield inbox
+        finally:
+            inbox.finish()
+            thread.join(60)
+
+
+@contextlib.contextmanager
 def node(directory: Path, function: str) -> Iterator[Node]:
     new_node = Node(directory, function)
     try:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import datetime
 import itertools
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,14 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests.spark._feeding import SECRET
+from tests.spark._feeding import SECRET, fed_inbox
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.feed.sender import InboxAddress, feed_partition, infer_partition
+from tfd_notebook.spark.feed.sender import InboxAddress, infer_partition
 
+Row = pytest.importorskip("pyspark.sql.types").Row
 pytestmark = pytest.mark.integration
-
-
-@contextlib.contextmanager
-def fed_inbox(directory: Path, *partitions: Any) -> Iterator[Inbox]:
-    """Yield an inbox to which partitions are fed one after another, then the end of the feed."""
-    with Inbox(directory, SECRET) as inbox:
-        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
-
-        def feed() -> None:
-            for rows in partitions:
-                feed_partition(rows, address)
-            inbox.end_of_feed()
-
-        thread = threading.Thread(target=feed)
-        thread.start()
-        yield inbox
-        inbox.finish()
-        thread.join(60)
 
 
 def test_rows_of_numbers_become_one_array(tmp_path: Path) -> None:
@@ -183,8 +165,111 @@ def test_other_columns_are_not_taken_for_those_of_the_mapping(tmp_path: Path, me
         feed = DataFeed(inbox, input_mapping={"p": "x", "q": "y"})
         read = getattr(feed, method)
         assert {name: list(part) for name, part in read(1).items()} == {"x": [1], "y": [2]}
-        with pytest.raises(UsageError, match="the columns b, c, and the first ones a, b"):
+        with pytest.raises(UsageError, match="row 1 has the columns b, c, and the first rows"):
             read(1)
+
+
+def test_nested_columns_keep_their_order_for_a_signature_without_names(tmp_path: Path) -> None:
+    number = tf.TensorSpec([], tf.int64)
+    spec = (number, ((number, number), number))
+    first, later = {"p": {"a": 1, "b": 2}, "q": 3}, {"q": 6, "p": {"b": 5, "a": 4}}
+    with fed_inbox(tmp_path / "a", [(0, first)], [(0, later)]) as inbox:
+        (batch,) = DataFeed(inbox).as_dataset(2, spec).as_numpy_iterator()
+    assert [part.tolist() for part in tf.nest.flatten(batch)] == [[0, 0], [1, 4], [2, 5], [3, 6]]
+    later = {"q": 6, "p": {"b": 5, "c": 4}}
+    with fed_inbox(tmp_path / "b", [(0, first)], [(0, later)]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(2, spec)
+        with pytest.raises(tf.errors.OpError, match=r"from 1, column 1\.0, are dicts of b, c"):
+            list(dataset)
+
+
+Point = collections.namedtuple("Point", "b a")
+MAPPING = {"b": "y", "a": "x"}
+READERS: dict[str, Any] = {
+    "next_batch": lambda feed: feed.next_batch(9),
+    "next_numpy": lambda feed: feed.next_numpy(9),
+    "as_dataset": lambda feed: next(
+        iter(feed.as_dataset(9, dict.fromkeys("xy", tf.TensorSpec([], tf.int64))))
+    ),
+}
+
+
+@pytest.mark.parametrize("method", READERS)
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([[(1, 2), (3,)]], "row 1: (3,) has 1 values, but the input_mapping has 2 columns (a, b)"),
+        ([[(1, 2)], [(4, 5), (3,)]], "row 2: (3,) has 1 values"),
+        ([[(1, 2)], [(3,)]], "1 values, but the input_mapping has 2 columns (a, b)"),
+        ([[(1, 2, 3)]], "has 3 values, but the input_mapping has 2 columns"),
+        ([[(1, "a", None)]], "has 3 values, but"),
+        ([[(1, 2)], [[1, 2], (1, 2, 3)]], "row 2: (1, 2, 3) has 3 values"),
+        ([[{"a": 1, "b": 2}], [{"b": 3}]], "row 1 has the columns b, and the first"),
+        ([[Point(1, 2)], [(1,)]], "1 values, but the input_mapping has 2 columns (a, b)"),
+        ([["ab"]], "row 0: 'ab' (str) is not a sequence of values"),
+        ([[5]], "row 0: 5 (int) is not a sequence of values"),
+        ([[None]], "row 0: None (NoneType) is not a sequence of values"),
+    ],
+)
+def test_a_row_with_other_columns_than_the_mapping_is_named(
+    tmp_path: Path, method: str, chunks: list[Any], message: str
+) -> None:
+    with fed_inbox(tmp_path, *chunks) as inbox:
+        feed = DataFeed(inbox, input_mapping=MAPPING)
+        with pytest.raises((UsageError, tf.errors.OpError), match=re.escape(message)):
+            READERS[method](feed)
+
+
+@pytest.mark.parametrize("method", READERS)
+@pytest.mark.parametrize(
+    "chunks", [[[Row(b=2, a=1), Row(b=4, a=3)]], [[Row(b=2, a=1)], [Row(a=3, b=4)]]]
+)
+def test_rows_are_read_by_the_names_of_the_input_mapping(
+    tmp_path: Path, method: str, chunks: list[Any]
+) -> None:
+    with fed_inbox(tmp_path, *chunks) as inbox:
+        batch = READERS[method](DataFeed(inbox, input_mapping=MAPPING))
+    assert {name: np.asarray(part).tolist() for name, part in batch.items()} == {
+        "x": [1, 3],
+        "y": [2, 4],
+    }
+
+
+@pytest.mark.parametrize("method", ["next_batch", "next_numpy"])
+def test_named_tuples_are_read_by_name_too(tmp_path: Path, method: str) -> None:
+    with fed_inbox(tmp_path, [Point(2, 1)], [Point(4, 3)]) as inbox:
+        batch = READERS[method](DataFeed(inbox, input_mapping=MAPPING))
+    assert {name: list(part) for name, part in batch.items()} == {"x": [1, 3], "y": [2, 4]}
+
+
+def test_two_columns_with_one_tensor_are_refused(tmp_path: Path) -> None:
+    with (
+        Inbox(tmp_path, SECRET) as inbox,
+        pytest.raises(UsageError, match="invalid input_mapping: several columns have the tensor x"),
+    ):
+        DataFeed(inbox, input_mapping={"a": "x", "b": "x"})
+
+
+def test_columns_of_several_types_become_arrays_of_objects(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [(1, 2)], [("a", 3), [None, 4]]) as inbox:
+        batch = DataFeed(inbox, input_mapping=MAPPING).next_numpy(3)
+    assert batch["x"].tolist() == [1, "a", None]
+    assert batch["y"].tolist() == [2, 3, 4]
+
+
+def test_a_date_does_not_become_a_datetime(tmp_path: Path) -> None:
+    rows = [datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 3)]
+    with fed_inbox(tmp_path, rows[:1], rows[1:]) as inbox:
+        assert DataFeed(inbox).next_numpy(2).tolist() == rows
+
+
+def test_columns_with_the_same_name_are_all_kept(tmp_path: Path) -> None:
+    rows = [Row("a", "a")(n, 2.5) for n in range(2)]
+    with fed_inbox(tmp_path / "a", rows) as inbox:
+        assert [part.tolist() for part in DataFeed(inbox).next_numpy(2)] == [[0, 1], [2.5, 2.5]]
+    with fed_inbox(tmp_path / "b", rows) as inbox:
+        (batch,) = DataFeed(inbox).as_dataset(2).as_numpy_iterator()
+        assert [part.tolist() for part in batch] == [[0, 1], [2.5, 2.5]]
 
 
 def test_rows_that_cannot_be_tensors_are_refused(tmp_path: Path) -> None:

@@ -208,6 +208,19 @@ def _measured(piece: list[Any], target: int) -> Iterator[tuple[list[Any], float]
     yield part, size
 
 
+def by_name(row: Any) -> dict[str, Any] | None:
+    """Return the values of a dict, Row or named tuple by name.
+
+    None if the values have no names, or if several values have the same name.
+    """
+    if isinstance(row, dict):
+        return row
+    names = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
+    if not isinstance(row, tuple) or not names or len(set(names)) < len(row):
+        return None
+    return dict(zip(names, row, strict=True))
+
+
 def size_of(row: Any) -> int:
     """Return the approximate size of `row` in a chunk, in bytes."""
     if isinstance(row, (bytes, str, bytearray)):

@@ -12,7 +12,7 @@ import numpy as np
 from tfd_notebook.agent.rank_context import no_rows
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import dataset
-from tfd_notebook.spark.feed.chunks import Chunk, pack
+from tfd_notebook.spark.feed.chunks import Chunk, by_name, pack
 from tfd_notebook.spark.feed.inbox import Inbox, Source
 
 #: Interval in seconds of the checks if a loop over a dataset lacks results.
@@ -35,8 +35,9 @@ class DataFeed:
     qname_out : str
         Not used: results go to the task that fed the rows. Default ``"output"``.
     input_mapping : mapping of str to str, optional
-        From names of columns to names of tensors. A row is then a sequence of values, in the order
-        of the sorted column names. A batch is a dict of lists by tensor.
+        From names of columns to names of tensors. Rows with these names are read by name: dicts,
+        Rows and named tuples. Any other row is a sequence of values, in the order of the sorted
+        column names. A batch is a dict of lists by tensor.
 
     Attributes
     ----------
@@ -47,6 +48,8 @@ class DataFeed:
     ------
     Unsupported
         `mgr` is None, because `Cluster.run` calls the function.
+    UsageError
+        `input_mapping` has the same tensor for several columns.
     """
 
     def __init__(
@@ -70,13 +73,20 @@ class DataFeed:
             else [tensor for _, tensor in sorted(input_mapping.items())]
         )
         self._mapped = sorted(input_mapping or ())
-        #: The columns of the first chunk, if its rows are dicts.
-        self.names: tuple[str, ...] = ()
+        tensors = list((input_mapping or {}).values())
+        repeated = next((tensor for tensor in tensors if tensors.count(tensor) > 1), None)
+        if repeated is not None:
+            raise UsageError(
+                f"invalid input_mapping: several columns have the tensor {repeated}",
+                fix="give each column its own tensor",
+            )
+        #: By the path of a column: the order of its names in the first chunk with names there.
+        self.orders: dict[dataset.Path, tuple[str, ...]] = {}
         self._source: Source | None = None
         self._chunk: Chunk | None = None
         self._position = 0
         #: Number of rows that were read.
-        self._read = 0
+        self.rows_read = 0
         #: Sources of consumed rows without results and the number of these rows, in their order.
         self._unanswered: deque[list[Any]] = deque()
         #: The thread that returned the latest results.
@@ -97,17 +107,18 @@ class DataFeed:
         Returns
         -------
         list, or dict of lists with an `input_mapping`
+
+        Raises
+        ------
+        UsageError
+            A row has another number of values than the `input_mapping`, or lacks a column.
         """
         rows: list[Any] = []
         for chunk, start, stop in self._spans(batch_size):
             rows += chunk.rows(start, stop)
         if self.input_tensors is None:
             return rows
-        rows = [
-            tuple(self.in_order(row).values()) if isinstance(row, dict) else row for row in rows
-        ]
-        columns = zip(*rows, strict=False) if rows else [()] * len(self.input_tensors)
-        return dict(zip(self.input_tensors, map(list, columns), strict=False))
+        return self._by_tensor(rows, self.rows_read - len(rows))
 
     def next_numpy(self, batch_size: int) -> Any:
         """Return the next rows as arrays, with the batch as first dimension.
@@ -124,18 +135,34 @@ class DataFeed:
         -------
         numpy.ndarray, or tuple or dict of them
             By tensor with an `input_mapping`. An empty array at the end of the feed.
-        """
-        import numpy as np
 
+        Raises
+        ------
+        UsageError
+            A row has another number of values than the `input_mapping`, or lacks a column.
+        """
+        first = self.rows_read
         spans = list(self._spans(batch_size))
         if not spans:
             empty = np.empty(0, object)
             return empty if self.input_tensors is None else dict.fromkeys(self.input_tensors, empty)
-        arrays = dataset.join_chunks(
-            [self.in_order(chunk.arrays(start, stop)) for chunk, start, stop in spans],
-            lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
-        )
-        return dataset.name_columns(self.input_tensors, arrays)
+
+        def rows() -> list[Any]:
+            return [row for chunk, start, stop in spans for row in chunk.rows(start, stop)]
+
+        parts, at = [], first
+        for chunk, start, stop in spans:
+            parts.append(self.named(chunk.arrays(start, stop), at))
+            at += stop - start
+        if self.input_tensors is None:
+            return dataset.join_chunks(parts, rows)
+        return {
+            name: dataset.join_chunks(
+                [part[name] for part in parts],
+                lambda name=name: self._by_tensor(rows(), first)[name],  # type: ignore[misc]
+            )
+            for name in self.input_tensors
+        }
 
     def as_dataset(
         self, batch_size: int, output_signature: Any = None, *, drop_remainder: bool = False
@@ -216,34 +243,92 @@ class DataFeed:
     def parts(self, count: int, wait: float | None = None) -> Iterator[tuple[int, Any]]:
         """Yield the next `count` rows as arrays, one per chunk, with the number of the first row.
 
+        With an `input_mapping`, the arrays are in a dict by tensor.
         Yield fewer rows if none arrive for `wait` seconds. Default: wait without a timeout.
         """
         for chunk, start, stop in self._spans(count, wait):
-            yield self._read - (stop - start), self.in_order(chunk.arrays(start, stop))
+            first = self.rows_read - (stop - start)
+            yield first, self.named(chunk.arrays(start, stop), first)
 
-    def in_order(self, arrays: Any) -> Any:
-        """Return the columns of dicts in the order of the `input_mapping`, or of the first chunk.
+    def named(self, parts: Any, first: int) -> Any:
+        """Return the columns of a chunk by tensor if there is an `input_mapping`.
+
+        Parameters
+        ----------
+        parts : numpy.ndarray or tf.TensorSpec, or tuple or dict of them
+            The arrays of a chunk, or the signature of its rows.
+        first : int
+            Number of the first row.
 
         Raises
         ------
         UsageError
-            Other columns would be taken for those of the `input_mapping`.
+            A row has another number of values than the `input_mapping`, or lacks a column.
         """
-        if not isinstance(arrays, dict):
-            return arrays
-        if self._mapped and set(self._mapped) <= set(arrays):
-            return {name: arrays[name] for name in self._mapped}
-        self.names = self.names or tuple(arrays)
-        if set(arrays) == set(self.names):
-            return {name: arrays[name] for name in self.names}
+        columns = self._in_order(parts, first) if isinstance(parts, dict) else parts
+        if self.input_tensors is None:
+            return columns
+        if isinstance(parts, np.ndarray) and parts.ndim == 1:
+            # Rows of several types or lengths, or values that are not rows.
+            by_tensor = self._by_tensor(parts.tolist(), first)
+            return {name: dataset.objects(column) for name, column in by_tensor.items()}
+        if isinstance(parts, np.ndarray):
+            columns = [parts[:, at] for at in range(parts.shape[1])]
+        elif isinstance(columns, dict):
+            columns = list(columns.values())
+        elif not isinstance(parts, tuple):  # one signature for all columns
+            sizes = parts.shape.as_list()[:1]
+            columns = [type(parts)(parts.shape[1:], parts.dtype)] * (sizes[0] if sizes else 0)
+        if len(columns) != len(self.input_tensors):
+            raise self._misfit(f"row {first} has {len(columns)} values")
+        return dict(zip(self.input_tensors, columns, strict=True))
+
+    def _in_order(self, columns: dict[str, Any], row: int) -> dict[str, Any]:
+        """Return columns in the order of the `input_mapping`, or of the first columns."""
+        if self._mapped and set(self._mapped) <= set(columns):
+            self.orders.setdefault((), tuple(self._mapped))
+            return {name: columns[name] for name in self._mapped}
+        names = self.orders.setdefault((), tuple(columns))
+        if set(columns) == set(names):
+            return {name: columns[name] for name in names}
         if self.input_tensors is not None:
             raise UsageError(
-                f"the rows before {self._read} have the columns {', '.join(arrays)}, and the first "
-                f"ones {', '.join(self.names)}",
+                f"row {row} has the columns {', '.join(columns)}, and the first rows have "
+                f"{', '.join(names)}",
                 task=self.mgr.node,
                 fix="give all rows the same columns",
             )
-        return arrays
+        return columns
+
+    def _by_tensor(self, rows: list[Any], first: int) -> dict[str, list[Any]]:
+        """Return the values of rows by tensor. `first` is the number of the first row."""
+        assert self.input_tensors is not None
+        count = len(self.input_tensors)
+        if not set(map(type, rows)) <= {list, tuple}:
+            rows = [self._values(row, first + at) for at, row in enumerate(rows)]
+        if set(map(len, rows)) - {count}:
+            at, row = next((at, row) for at, row in enumerate(rows) if len(row) != count)
+            raise self._misfit(f"row {first + at}: {row!r:.80} has {len(row)} values")
+        columns = zip(*rows, strict=True) if rows else [()] * count
+        return dict(zip(self.input_tensors, map(list, columns), strict=True))
+
+    def _values(self, row: Any, number: int) -> Any:
+        """Return a row as a sequence."""
+        columns = by_name(row)
+        if columns is not None:
+            return tuple(self._in_order(columns, number).values())
+        if isinstance(row, (list, tuple)) or (isinstance(row, np.ndarray) and row.ndim):
+            return row
+        kind = type(row).__name__
+        raise self._misfit(f"row {number}: {row!r:.80} ({kind}) is not a sequence of values")
+
+    def _misfit(self, what: str) -> UsageError:
+        count, names = len(self._mapped), ", ".join(self._mapped)
+        return UsageError(
+            f"{what}, but the input_mapping has {count} columns ({names})",
+            task=self.mgr.node,
+            fix="feed rows with one value for each column of the input_mapping",
+        )
 
     def should_stop(self) -> bool:
         """Return True after the end of the feed."""
@@ -319,7 +404,7 @@ class DataFeed:
             assert source is not None
             start, stop = self._position, min(self._position + count - spanned, chunk.count)
             spanned += stop - start
-            self._read += stop - start
+            self.rows_read += stop - start
             self._position = stop
             self.mgr.count_rows(source, stop - start)
             if source.infer:

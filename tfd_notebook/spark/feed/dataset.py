@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Kinds of stages with an element for each element of their input, and the kind of the source.
 _ONE_TO_ONE = ("Generator", "Map", "Prefetch")
+#: The names or positions of a column and of the columns that contain it, outermost first.
+Path: TypeAlias = "tuple[object, ...]"
 _FIX = "convert the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
 
 
@@ -36,18 +38,18 @@ class _Rows:
         Number of the first one among the rows of the node, from 0.
     inferred : bool
         Whether the signature was inferred from the first rows.
-    names : tuple of str
-        The columns of the first chunk, if its rows are dicts.
+    orders : dict
+        By the path of a column: the order of its names in the first chunk with names there.
     """
 
     node: str
     first: int
     inferred: bool
-    names: tuple[str, ...] = ()
+    orders: dict[Path, tuple[str, ...]]
 
-    def error(self, row: int, path: str, value: Any, kind: str, spec: Any) -> UsageError:
+    def error(self, row: int, path: Path, value: Any, kind: str, spec: Any) -> UsageError:
         """Return the error for a value that the signature cannot hold."""
-        place = f"row {self.first + row}" + (f", column {path}" if path else "")
+        place = f"row {self.first + row}" + (f", column {_text(path)}" if path else "")
         origin = "the type of the first rows" if self.inferred else "the type in output_signature"
         return UsageError(
             f"{place}: {value!r:.80} ({kind}) does not fit {spec.dtype.name}, {origin}",
@@ -69,8 +71,8 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
                 task=feed.mgr.node,
                 fix="pass output_signature= to as_dataset()",
             )
-        own = feed.in_order(signature(chunk.column.layout, chunk.arrays(0, chunk.count)))
-        output_signature = name_columns(feed.input_tensors, own)
+        own = signature(chunk.column.layout, chunk.arrays(0, chunk.count))
+        output_signature = feed.named(own, feed.rows_read)
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
     )
@@ -146,11 +148,7 @@ def take_rows(
     Wait for the rows, by default without a timeout, else for `wait` seconds.
     """
     parts = [
-        fit(
-            name_columns(feed.input_tensors, arrays),
-            signature,
-            _Rows(feed.mgr.node, first, inferred, feed.names),
-        )
+        fit(arrays, signature, _Rows(feed.mgr.node, first, inferred, feed.orders))
         for first, arrays in feed.parts(count, wait)
     ]
     return concatenate(parts) if parts else None
@@ -195,10 +193,10 @@ def signature(layout: Layout, values: Any) -> Any:
     if kind == "fix" and isinstance(values, np.ndarray) and values.ndim > 1:
         part = signature(layout[3], values.reshape(-1, *values.shape[2:]))
         return tf.TensorSpec([layout[2], *part.shape], part.dtype)
-    if kind in ("list", "tuple"):
-        return tuple(map(signature, layout[2], values))
-    if kind in ("dict", "row"):
-        return dict(zip(layout[1], map(signature, layout[2], values.values()), strict=True))
+    if kind in ("list", "tuple", "dict", "row"):
+        if isinstance(values, tuple):
+            return tuple(map(signature, layout[2], values))
+        return dict(zip(values, map(signature, layout[2], values.values()), strict=True))
     if name in ("NoneType", "several"):
         raise UsageError(
             "some rows have None, or values of several types, at the same position", fix=_FIX
@@ -208,19 +206,7 @@ def signature(layout: Layout, values: Any) -> Any:
     raise UsageError(f"rows of this kind ({name}) cannot become tensors", fix=_FIX)
 
 
-def name_columns(tensors: Sequence[str] | None, parts: Any) -> Any:
-    """Return the columns by the names of tensors, if there is an ``input_mapping``."""
-    if tensors is None:
-        return parts
-    if isinstance(parts, np.ndarray):
-        parts = [parts[:, at] for at in range(parts.shape[1])]
-    elif not isinstance(parts, (tuple, list, dict)):  # one signature for all columns
-        parts = [type(parts)(parts.shape[1:], parts.dtype)] * len(tensors)
-    values = parts.values() if isinstance(parts, dict) else parts
-    return dict(zip(tensors, values, strict=True))
-
-
-def fit(arrays: Any, signature: Any, rows: _Rows, path: str = "") -> Any:
+def fit(arrays: Any, signature: Any, rows: _Rows, path: Path = ()) -> Any:
     """Return the arrays of a chunk in the structure and with the types of a signature.
 
     Raises
@@ -231,33 +217,36 @@ def fit(arrays: Any, signature: Any, rows: _Rows, path: str = "") -> Any:
     if isinstance(signature, dict):
         known = isinstance(arrays, dict) and set(signature) <= set(arrays)
         if known and (not rows.inferred or len(signature) == len(arrays)):
-            return {n: fit(arrays[n], s, rows, _within(path, n)) for n, s in signature.items()}
+            return {n: fit(arrays[n], s, rows, (*path, n)) for n, s in signature.items()}
     elif isinstance(signature, (tuple, list)):
-        if isinstance(arrays, dict) and (path or set(arrays) == set(rows.names)):
-            arrays = tuple(arrays.values())
+        if isinstance(arrays, dict):
+            names = rows.orders.setdefault(path, tuple(arrays))
+            if set(arrays) == set(names):
+                arrays = tuple(arrays[name] for name in names)
         elif isinstance(arrays, np.ndarray) and arrays.ndim > 1:
             arrays = tuple(arrays[:, at] for at in range(arrays.shape[1]))
         if isinstance(arrays, tuple) and len(arrays) == len(signature):
             pairs = zip(arrays, signature, strict=True)
-            return tuple(fit(a, s, rows, _within(path, n)) for n, (a, s) in enumerate(pairs))
+            return tuple(fit(a, s, rows, (*path, n)) for n, (a, s) in enumerate(pairs))
     elif isinstance(arrays, np.ndarray):
         return _fit_array(arrays, signature, rows, path)
     elif isinstance(arrays, tuple) and signature.shape[:1].is_compatible_with([len(arrays)]):
         part = type(signature)(signature.shape[1:], signature.dtype)
-        fitted = [fit(a, part, rows, _within(path, n)) for n, a in enumerate(arrays)]
+        fitted = [fit(a, part, rows, (*path, n)) for n, a in enumerate(arrays)]
         return np.stack(fitted, axis=1)
+    place = f"the rows from {rows.first}" + (f", column {_text(path)}," if path else "")
     raise UsageError(
-        f"the rows from {rows.first} are {_describe(arrays)}, but the signature is {signature}",
+        f"{place} are {_describe(arrays)}, but the signature is {signature}",
         task=rows.node,
         fix="pass the output_signature of one row to as_dataset()",
     )
 
 
-def _within(path: str, name: object) -> str:
-    return f"{path}.{name}" if path else str(name)
+def _text(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
-def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: str) -> Any:
+def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: Path) -> Any:
     if not spec.shape.is_compatible_with(array.shape[1:]):
         raise UsageError(
             f"the rows have shape {array.shape[1:]}, but the signature is {spec}",
@@ -275,12 +264,10 @@ def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: str) -
     if lost is None or not lost.any():
         return fitted
     at = tuple(map(int, np.argwhere(lost)[0]))
-    for index in at[1:]:
-        path = _within(path, index)
     value = array[at]
     kind = type(value).__name__ if array.dtype.kind == "O" else array.dtype.name
     value = value.item() if isinstance(value, np.generic) else value
-    raise rows.error(at[0], path, value, kind, spec)
+    raise rows.error(at[0], (*path, *at[1:]), value, kind, spec)
 
 
 def _describe(arrays: Any) -> str:
@@ -300,10 +287,14 @@ def join_chunks(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
     try:
         return concatenate(parts)
     except (KeyError, TypeError, ValueError):
-        items = rows()
-        objects = np.empty(len(items), object)
-        objects[:] = items
-        return objects
+        return objects(rows())
+
+
+def objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Return values of any types as an array of objects."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def concatenate(parts: list[Any]) -> Any:
@@ -327,4 +318,6 @@ def concatenate(parts: list[Any]) -> Any:
         return {name: concatenate([part[name] for part in parts]) for name in first_part}
     if len({part.dtype.kind for part in parts}) > 1:
         raise TypeError
+    if first_part.dtype.kind in "mM" and len({part.dtype for part in parts}) > 1:
+        raise TypeError  # a date would become a datetime
     return np.concatenate(parts)

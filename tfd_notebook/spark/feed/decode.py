@@ -39,7 +39,10 @@ class Column(abc.ABC):
         """Return these values as Python values."""
 
     def arrays(self, start: int, stop: int) -> Any:
-        """Return these values as a NumPy array, or as a tuple or dict of arrays."""
+        """Return these values as a NumPy array, or as a tuple or dict of arrays.
+
+        Rows with several columns of the same name become a tuple.
+        """
         objects = np.empty(stop - start, object)
         objects[:] = self.rows(start, stop)
         return objects
@@ -132,8 +135,8 @@ class _Columns(Column):
 
     def arrays(self, start: int, stop: int) -> Any:
         arrays = [column.arrays(start, stop) for column in self._columns]
-        if self._names is None:
-            return tuple(arrays)
+        if self._names is None or len(set(self._names)) < len(arrays):
+            return tuple(arrays)  # a dict would lose columns with the same name
         return dict(zip(self._names, arrays, strict=True))
 
 
