@@ -13,7 +13,7 @@ import decimal
 import fractions
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import pyarrow as pa
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
-from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns, size_of
+from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, by_name, packed_columns, size_of
 from tfd_notebook.spark.feed.sender import FeedResult, InboxAddresses, feed_chunks, infer_chunks
 
 #: Spark's setting for the number of rows per record batch. A batch is about four chunks.
@@ -37,6 +37,15 @@ _MISFITS = (
     OverflowError,
     TypeError,
     ValueError,
+)
+#: Types of values, by the Arrow type. Arrow takes other values as raw numbers, or takes them apart.
+_TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
+    (pa.types.is_timestamp, (datetime.datetime, np.datetime64)),
+    (pa.types.is_date, datetime.date),
+    (pa.types.is_time, datetime.time),
+    (pa.types.is_duration, (datetime.timedelta, np.timedelta64)),
+    (pa.types.is_list, (list, tuple, np.ndarray)),
+    (pa.types.is_map, dict),
 )
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 #: Previous setting of each session that feeds, and the values that its feeds request.
@@ -77,10 +86,18 @@ def infer_batches(
         As for `feed_partition`.
     schema : pyarrow.Schema
         Schema of the results. For one field a result is its value. For several it is a tuple or
-        list in their order, a dict or a Row.
+        list in their order. A dict, Row or named tuple has the names of the fields.
+
+    Raises
+    ------
+    UsageError
+        A type cannot hold a value, or a row has other columns. The error names the row by its
+        number in the partition, from 0.
     """
+    first = 0
     for chunk in infer_chunks(_chunks(batches), inboxes, qname, feed_timeout):
-        yield record_batch(chunk, schema)
+        yield record_batch(chunk, schema, first)
+        first += chunk.count
 
 
 def schemas(schema: Any) -> tuple[Any, pa.Schema]:
@@ -266,7 +283,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _storable(value: Any, kind: pa.DataType) -> Any:
+def _storable(value: Any, field: pa.Field) -> Any:
     """Return a value in the form that Arrow accepts: the inverse of `_plain`.
 
     Raises
@@ -274,43 +291,50 @@ def _storable(value: Any, kind: pa.DataType) -> Any:
     ValueError
         The type cannot hold the value. Arrow would change it without an error.
     """
-    if value is None:
+    kind = field.type
+    if value is None and field.nullable:
         return None
     is_number = pa.types.is_integer(kind) or pa.types.is_float32(kind)
     if is_number and isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         value = value.item()
-    if _is_lost(value, kind):
-        raise ValueError(f"{value!r:.80} ({type(value).__name__}) does not fit {kind}")
+    if value is None or _is_lost(value, kind):
+        raise ValueError(f"{_text(value)} does not fit {kind}")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return value.astimezone(datetime.timezone.utc)
     if pa.types.is_list(kind):
-        return [_storable(part, kind.value_type) for part in value]
+        return [_storable(part, kind.value_field) for part in value]
     if pa.types.is_map(kind):
         return [
-            (_storable(k, kind.key_type), _storable(v, kind.item_type)) for k, v in value.items()
+            (_storable(k, kind.key_field), _storable(v, kind.item_field)) for k, v in value.items()
         ]
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
-        parts = [value[f.name] for f in fields] if isinstance(value, dict) else value
-        return {f.name: _storable(part, f.type) for f, part in zip(fields, parts, strict=True)}
+        parts = _in_order(value, [part.name for part in fields])
+        return {f.name: _storable(part, f) for f, part in zip(fields, parts, strict=True)}
     return value
 
 
-def _array(values: list[Any], field: pa.Field) -> pa.Array:
-    kind, storable = field.type, []
-    if not (
-        pa.types.is_nested(kind)
-        or pa.types.is_temporal(kind)
-        or pa.types.is_integer(kind)
-        or pa.types.is_float32(kind)
-    ):
-        return pa.array(values, kind)
-    for row, value in enumerate(values):
-        try:
-            storable.append(_storable(value, kind))
-        except ValueError as error:
-            raise ValueError(f"row {row}, column {field.name}: {error}") from None
-    return pa.array(storable, kind)
+def _text(value: Any) -> str:
+    return f"{value!r:.80} ({type(value).__name__})"
+
+
+def _in_order(value: Any, names: list[str]) -> Any:
+    """Return the values of a row or struct in the order of the names of its columns."""
+    columns = by_name(value)
+    if columns is not None and tuple(columns) != tuple(names):
+        if set(columns) != set(names):
+            has = ", ".join(map(str, columns))
+            raise ValueError(f"{_text(value)} has the names {has} instead of {', '.join(names)}")
+        return [columns[name] for name in names]
+    if columns is not None:
+        return list(columns.values())
+    if not isinstance(value, (list, tuple)) and not (isinstance(value, np.ndarray) and value.ndim):
+        raise ValueError(f"{_text(value)} is not a row of {len(names)} values ({', '.join(names)})")
+    if len(value) != len(names):
+        raise ValueError(
+            f"{_text(value)} has {len(value)} values instead of {len(names)} ({', '.join(names)})"
+        )
+    return value
 
 
 def _is_lost(value: Any, kind: pa.DataType) -> bool:
@@ -321,33 +345,82 @@ def _is_lost(value: Any, kind: pa.DataType) -> bool:
         return isinstance(value, (decimal.Decimal, fractions.Fraction)) and value != int(value)
     if pa.types.is_float32(kind):
         return isinstance(value, float) and _MAX_FLOAT < abs(value) < math.inf
-    if not isinstance(value, datetime.datetime):
+    for is_kind, types in _TYPES:
+        if is_kind(kind) and not isinstance(value, types):
+            return True
+    if pa.types.is_date(kind) and isinstance(value, datetime.datetime):
+        return value.time() != datetime.time() or value.tzinfo is not None
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):  # of pandas
+        return True
+    if not pa.types.is_timestamp(kind):
         return False
-    if pa.types.is_date(kind):
-        return value.time() != datetime.time()
-    return bool(pa.types.is_timestamp(kind) and kind.tz is None and value.tzinfo is not None)
+    has_zone = isinstance(value, datetime.datetime) and value.tzinfo is not None
+    return has_zone if kind.tz is None else isinstance(value, np.datetime64)
 
 
-def record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+def _array(values: list[Any], field: pa.Field, first: int) -> pa.Array:
+    """Return the values of a column. `first` is the number of the first row."""
+    kind = field.type
+    # Arrow refuses all other values of these types.
+    is_plain = field.nullable and (
+        not (pa.types.is_nested(kind) or pa.types.is_temporal(kind) or pa.types.is_float32(kind))
+        and (not pa.types.is_integer(kind) or set(map(type, values)) <= {int, type(None)})
+    )
+    try:
+        return pa.array(values if is_plain else [_storable(v, field) for v in values], kind)
+    except _MISFITS:
+        for row, value in enumerate(values, first):
+            try:
+                pa.array([_storable(value, field)], kind)
+            except _MISFITS as error:
+                text = str(error)
+                if "does not fit" not in text:
+                    text = f"{_text(value)} does not fit {kind}: {text}"
+                raise ValueError(f"row {row}, column {field.name}: {text}") from None
+        raise
+
+
+def _columns(rows: list[Any], names: list[str], first: int) -> list[list[Any]]:
+    """Return the values of results by column. `first` is the number of the first row."""
+    kinds = set(map(type, rows))
+    if len(names) == 1 and not any(issubclass(kind, (dict, tuple)) for kind in kinds):
+        return [rows]
+    sequences = {tuple} if len(names) == 1 else {list, tuple}
+    if not kinds <= sequences or set(map(len, rows)) != {len(names)}:
+        rows = [_row(row, names, number) for number, row in enumerate(rows, first)]
+    return list(map(list, zip(*rows, strict=True)))
+
+
+def _row(row: Any, names: list[str], number: int) -> Any:
+    if len(names) == 1 and not isinstance(row, (dict, tuple)):
+        return (row,)
+    try:
+        return _in_order(row, names)
+    except ValueError as error:
+        raise ValueError(f"row {number}: {error}") from None
+
+
+def record_batch(chunk: Chunk, schema: pa.Schema, first: int = 0) -> pa.RecordBatch:
     """Return results as columns with the types of a schema.
+
+    Parameters
+    ----------
+    chunk : Chunk
+    schema : pyarrow.Schema
+    first : int
+        Number of the first row in its partition. Default 0.
 
     Raises
     ------
     UsageError
-        A type cannot hold a value. The rows of a chunk are numbered from 0.
+        A type cannot hold a value, or a row has other columns than the schema.
     """
-    rows = chunk.rows(0, chunk.count)
     try:
-        if len(schema) == 1 and not isinstance(rows[0], (dict, tuple)):
-            return pa.RecordBatch.from_arrays([_array(rows, schema.field(0))], schema=schema)
-        if isinstance(rows[0], dict):
-            parts = [[row[name] for row in rows] for name in schema.names]
-        else:
-            parts = list(map(list, zip(*rows, strict=True)))
-        arrays = [_array(part, field) for part, field in zip(parts, schema, strict=True)]
+        columns = _columns(chunk.rows(0, chunk.count), schema.names, first)
+        arrays = [_array(part, field, first) for part, field in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except _MISFITS as error:
         raise UsageError(
             f"the results do not fit the schema ({', '.join(map(str, schema))}): {error}",
-            fix="pass batch_results() values of the schema's types, in its order",
+            fix="pass batch_results() values of the schema's types, in its order or by its names",
         ) from error
