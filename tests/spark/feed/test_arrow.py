@@ -13,14 +13,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import strategies as st
 
 from tests.spark._feeding import SECRET
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed.arrow import infer_batches, record_batch
-from tfd_notebook.spark.feed.chunks import Chunk, pack
+from tfd_notebook.spark.feed.chunks import Chunk, by_name, pack
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.sender import InboxAddress
@@ -193,3 +195,78 @@ def test_a_value_that_the_type_holds_is_kept(value: Any, kind: pa.DataType, expe
 def test_a_value_that_arrow_does_not_convert_is_refused() -> None:
     with pytest.raises(UsageError, match="the results do not fit the schema"):
         columns([np.datetime64("2020-01-02T12:30", "ns")], y=pa.timestamp("us"))
+
+
+KINDS = [
+    *(pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary()),
+    *(pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us")),
+    *(pa.decimal128(10, 2), pa.null(), pa.list_(pa.int64()), pa.list_(pa.string()), PAIR),
+    *(pa.map_(pa.string(), pa.float64()), pa.list_(PAIR)),
+]
+NUMBERS = st.integers(-3, 3) | st.sampled_from([300, 2**24 + 1, 2**53 + 1, 2**70])
+PARTS = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.floats(),
+    st.floats(width=32).map(np.float32),
+    NUMBERS.filter(lambda number: number < 2**63).map(np.int64),
+    st.sampled_from(["", "a", "ü", b"a", b"\xff", bytearray(b"b")]),
+    st.dates(),
+    st.datetimes(datetime.datetime(1901, 1, 1), datetime.datetime(2100, 1, 1)),
+    st.datetimes(timezones=st.just(datetime.timezone.utc)),
+    st.timedeltas(datetime.timedelta(-9999), datetime.timedelta(9999)),
+    st.decimals(-(10**9), 10**9, allow_nan=False, places=2),
+    st.fractions(),
+)
+VALUES = st.one_of(
+    PARTS,
+    st.lists(PARTS, max_size=3),
+    st.tuples(PARTS, PARTS),
+    st.lists(st.floats(), max_size=2).map(np.array),
+    st.dictionaries(st.sampled_from(["a", "b", "c"]), PARTS, max_size=3),
+    st.tuples(PARTS, PARTS).map(lambda pair: Point(*pair)),
+    st.tuples(PARTS, PARTS).map(lambda pair: Row(b=pair[0], a=pair[1])),
+    st.lists(st.tuples(NUMBERS, NUMBERS), max_size=2),
+    st.sets(st.integers(), max_size=2),
+)
+
+
+def is_kept(sent: Any, got: Any, kind: pa.DataType) -> bool:
+    """Return True if a column of a type holds the value that was sent."""
+    if sent is None or got is None:
+        return sent is None and got is None
+    if pa.types.is_struct(kind):
+        names = by_name(sent) or dict(zip("ab", sent, strict=True))
+        return set(names) == set(got) and all(is_kept(names[n], got[n], pa.int64()) for n in got)
+    if pa.types.is_list(kind):
+        assert not isinstance(sent, (str, bytes, bytearray, dict, set))
+        pairs = zip(sent, got, strict=True)
+        return all(is_kept(part, own, kind.value_type) for part, own in pairs)
+    if pa.types.is_map(kind):
+        return sent.keys() == dict(got).keys() and all(
+            is_kept(sent[key], own, kind.item_type) for key, own in got
+        )
+    if isinstance(got, float):
+        rounded = np.float32(sent) if pa.types.is_float32(kind) else sent
+        return bool(rounded == got or (got != got and sent != sent))
+    if isinstance(got, datetime.datetime):
+        here = sent.astimezone() if got.tzinfo else sent
+        return bool(here == got) and isinstance(sent, datetime.datetime)
+    if isinstance(got, datetime.date):
+        return bool(sent in (got, datetime.datetime(got.year, got.month, got.day)))
+    texts = [part.encode() if isinstance(part, str) else part for part in (sent, got)]
+    return bool(texts[0] == texts[1]) and (type(sent) is not bool or type(got) is bool)
+
+
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.given(st.sampled_from(KINDS), st.lists(VALUES, min_size=1, max_size=3))
+def test_random_results_are_kept_or_row_and_column_are_named(
+    kind: pa.DataType, values: list[Any]
+) -> None:
+    try:
+        (got, _) = columns([(value, 0) for value in values], y=kind, x=pa.int64()).values()
+    except UsageError as error:
+        assert re.search(r"row \d, column y: ", str(error))  # noqa: PT017
+        return
+    assert all(is_kept(*pair, kind) for pair in zip(values, got, strict=True))

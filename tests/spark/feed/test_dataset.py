@@ -355,6 +355,47 @@ def test_numbers_in_random_chunks_arrive_unchanged_or_raise(chunks: list[list[An
         assert number.item() == (np.float32(sent) if rounded else sent)
 
 
+def _in_any_order(parts: dict[str, Any]) -> st.SearchStrategy[Any]:
+    pairs = st.tuples(*(st.tuples(st.just(name), part) for name, part in parts.items()))
+    return pairs.flatmap(st.permutations).map(dict)
+
+
+INNER = _in_any_order({"a": st.integers(-9, 9), "b": st.integers(-9, 9)})
+#: Numbers in dicts within dicts, whose keys have any order, or another name.
+NESTED = st.tuples(
+    st.integers(-9, 9),
+    _in_any_order({"p": INNER, "q": st.sampled_from([0.5, 1.0])})
+    | st.sampled_from([{"p": {"a": 1, "c": 2}, "q": 0.5}, {"p": {"a": None, "b": 1}, "q": 1.0}]),
+)
+
+
+@hypothesis.settings(max_examples=15, deadline=None, derandomize=True)
+@hypothesis.given(st.lists(st.lists(NESTED, min_size=1, max_size=2), min_size=1, max_size=4))
+def test_nested_columns_in_random_chunks_arrive_unchanged_or_raise(chunks: list[Any]) -> None:
+    number, ratio = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.float32)
+    rows = list(itertools.chain.from_iterable(chunks))
+    first = rows[0][1]
+    named = {"p": {"a": number, "b": number}, "q": ratio}
+    unnamed = tuple(ratio if name == "q" else (number, number) for name in first)
+    for signature in (named, unnamed):
+        with tempfile.TemporaryDirectory() as directory, fed_inbox(directory, *chunks) as inbox:
+            try:
+                dataset = DataFeed(inbox).as_dataset(len(rows), (number, signature))
+                ((numbers, batch),) = dataset.as_numpy_iterator()
+            except tf.errors.OpError as error:
+                assert re.search(r"rows? (from )?\d+", str(error))  # noqa: PT017
+                continue
+        inner = ["a", "b"]
+        if signature is unnamed:
+            inner = list(first["p"])
+            batch = dict(zip(first, batch, strict=True))
+            batch["p"] = dict(zip(inner, batch["p"], strict=True))
+        arrived = zip(numbers, *(batch["p"][name] for name in inner), batch["q"], strict=True)
+        assert list(arrived) == [
+            (number, *(row["p"][name] for name in inner), row["q"]) for number, row in rows
+        ]
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

@@ -157,7 +157,8 @@ class _Pickled(Column):
         kinds = set(map(type, rows))
         if kinds == {datetime.date}:
             return np.array(rows, "M8[D]")
-        if kinds == {datetime.datetime} and not any(value.tzinfo for value in rows):
+        # NumPy has neither time zones nor the second hour 2 at the end of summer time.
+        if kinds == {datetime.datetime} and not any(value.tzinfo or value.fold for value in rows):
             return np.array(rows, "M8[us]")
         return super().arrays(start, stop)
 
