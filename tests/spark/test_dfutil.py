@@ -12,6 +12,8 @@ import pytest
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import dfutil
 
+StructType = pytest.importorskip("pyspark.sql.types").StructType
+
 pytestmark = pytest.mark.integration
 
 #: Timeout in seconds of steps that take 1 s on an idle machine.
@@ -111,6 +113,51 @@ def test_all_unsupported_columns_are_named_before_the_job(spark: Any, tmp_path: 
         dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
     with pytest.raises(UsageError, match="vector_to_array"):
         dfutil.toTFExample([("features", "vector")])
+    with pytest.raises(UsageError, match=r'column.cast\("string"\)'):  # a double may change it
+        dfutil.toTFExample([("price", "decimal(10,2)")])
+
+
+@pytest.mark.parametrize("element", ["double", "float"])
+@pytest.mark.parametrize("value", [1e300, -1e39, 10**400])
+def test_a_number_beyond_float32_is_refused(element: str, value: Any) -> None:
+    for kind, row in ((element, (1.5, value)), (f"array<{element}>", ([1.5], [2.5, value]))):
+        convert = dfutil.toTFExample([("x", kind), ("y", kind)])
+        with pytest.raises(UsageError, match=r"in column 'y': .* beyond the range of float32"):
+            list(convert([row]))
+
+
+def test_numbers_that_float32_rounds_are_reported_once_for_each_column() -> None:
+    rows: list[Any] = [(0.5, [1.5], 0.1), (16777217.0, [0.1], 0.1), (0.1, [2**24 + 1], 0.1)] * 2
+    convert = dfutil.toTFExample([("x", "double"), ("y", "array<double>"), ("z", "float")])
+    with pytest.warns(RuntimeWarning, match="float32 for the columns x, y") as caught:
+        assert len(list(convert(rows))) == 6
+    assert len(caught) == 1
+
+
+def test_numbers_that_float32_holds_are_kept() -> None:
+    values = [math.inf, -math.inf, 16777216.0, -0.0, 3.4028234663852886e38, math.nan]
+    ((serialized, _),) = dfutil.toTFExample([("x", "array<double>")])([(values,)])
+    (row,) = dfutil.fromTFExample([serialized])
+    assert str(row.x) == str(values)
+
+
+def test_rounded_columns_of_all_partitions_are_in_one_warning(spark: Any, tmp_path: Path) -> None:
+    rows = [(0.1, 0.5, 1), (0.5, 0.5, 2), (0.5, 0.1, 3)]
+    with pytest.warns(RuntimeWarning, match="float32 for the columns x, y") as caught:
+        write(spark, tmp_path / "out", rows, "x double, y double, n int", parts=3)
+    assert len(caught) == 1
+    assert dfutil.loadTFRecords(spark, str(tmp_path / "out")).count() == 3
+    with pytest.raises(UsageError, match=r"1e\+300 in column 'y'"):
+        write(spark, tmp_path / "other", [(0.5, 1e300)], "x double, y double")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_other_numbers_do_not_become_booleans(spark: Any, tmp_path: Path) -> None:
+    examples(tmp_path / "in", {"flag": [1]}, {"flag": [2]})
+    schema = StructType.fromDDL("flag boolean")
+    df = dfutil.loadTFRecords(spark, str(tmp_path / "in"), schema=schema)
+    with pytest.raises(Exception, match=r"column 'flag' is boolean, but record 1 of .* has 2 in"):
+        df.collect()
 
 
 def test_types_of_files_without_a_schema_come_from_all_records(spark: Any, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def saveAsTFRecords(
     Raises
     ------
     UsageError
-        The type of a column is not supported, or the directory exists.
+        The type of a column is not supported, a number is beyond float32, or the directory exists.
     DataError
         This process does not see the files that the executors wrote: the directory is not shared.
         Or the directory could not be renamed. The error names the hidden directory that holds the
@@ -89,7 +89,8 @@ def saveAsTFRecords(
     Warns
     -----
     RuntimeWarning
-        The replaced directory could not be removed. The warning names it.
+        The replaced directory could not be removed, or numbers of double columns were rounded to
+        float32. The warning names these.
 
     Notes
     -----
@@ -109,7 +110,7 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     with _publish(path, overwrite) as staging_dir:
         written = jobs.collect(df.rdd, functools.partial(_write, staging_dir, columns))
         missing = [
-            part for part in written if not tf.io.gfile.exists(posixpath.join(staging_dir, part))
+            part for part, _ in written if not tf.io.gfile.exists(posixpath.join(staging_dir, part))
         ]
         if missing:
             raise DataError(
@@ -119,6 +120,7 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
             )
         with tf.io.gfile.GFile(posixpath.join(staging_dir, _SCHEMA), "w") as file:
             file.write(df.schema.json())
+    tfrecords.warn_of_rounding(name for _, rounded in written for name in rounded)
 
 
 def loadTFRecords(
@@ -209,19 +211,23 @@ def toTFExample(
     Returns
     -------
     callable
-        Takes the rows of a partition and yields pairs of bytes and None.
+        Takes the rows of a partition and yields pairs of bytes and None. It warns of double columns
+        with numbers that float32 rounds.
 
     Raises
     ------
     UsageError
-        The type of a column is not supported; the error names the column.
+        The type of a column is not supported, or a number is beyond float32. The error names the
+        column.
     """
     columns = tfrecords.columns_of(dtypes)
 
     def convert(rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
-        encode = tfrecords.encoder(columns)
+        rounded: set[str] = set()
+        encode = tfrecords.encoder(columns, rounded)
         for row in rows:
             yield bytearray(encode(row)), None
+        tfrecords.warn_of_rounding(rounded)
 
     return convert
 
@@ -279,10 +285,12 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
 
 def _write(
     directory: str, columns: Sequence[tfrecords.Column], index: int, rows: Iterator[Any]
-) -> Iterator[str]:
+) -> Iterator[tuple[str, set[str]]]:
+    """Write a partition, and yield the name of its file and of the columns that were rounded."""
     import tensorflow as tf
 
-    encode = tfrecords.encoder(columns)
+    rounded: set[str] = set()
+    encode = tfrecords.encoder(columns, rounded)
     name = f"part-r-{index:05d}"
     # Spark may run a task twice: each attempt writes its own file, and renames it when complete.
     attempt = posixpath.join(directory, f".{name}.{uuid.uuid4().hex[:8]}")
@@ -291,7 +299,7 @@ def _write(
         for row in rows:
             writer.write(encode(row))
     tf.io.gfile.rename(attempt, posixpath.join(directory, name), overwrite=True)
-    yield name
+    yield name, rounded
 
 
 def _summarize_files(

@@ -5,8 +5,11 @@ This module does not need Spark.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +35,7 @@ _WIDEST = {"int64_list": "bigint", "float_list": "double", "bytes_list": "string
 _WORDS = {"int64_list": "whole numbers", "float_list": "numbers", "bytes_list": "bytes"}
 _ADVICE = {
     "vector": "pyspark.ml.functions.vector_to_array(column)",
-    "decimal": 'column.cast("double")',
+    "decimal": 'column.cast("string")',
     "date": 'column.cast("string")',
     "timestamp": 'column.cast("string")',
     "struct": "one column for each of its fields",
@@ -104,10 +107,16 @@ def columns_of(dtypes: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
+def encoder(columns: Sequence[Column], rounded: set[str]) -> Callable[[Sequence[Any]], bytes]:
     """Return a function that serializes a row as ``tf.train.Example``.
 
     A null is left out; an empty array becomes a feature with an empty list.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    rounded : set of str
+        The function adds the names of double columns with a number that float32 rounds.
     """
     import tensorflow as tf
 
@@ -129,7 +138,15 @@ def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
             feature_list = getattr(features[column.name], column.list_name)
             feature_list.SetInParent()  # an empty list differs from a missing feature
             try:
+                if column.list_name == "float_list" and _is_rounded(values):
+                    rounded.update([column.name] if column.element == "double" else [])
                 feature_list.value.extend(values)
+            except OverflowError:
+                raise UsageError(
+                    f"invalid value {value!r:.80} in column {column.name!r}: a number is beyond "
+                    "the range of float32, the only floating-point type of a tf.train.Example",
+                    fix='filter the rows, or use column.cast("string")',
+                ) from None
             except (TypeError, ValueError) as error:
                 raise UsageError(
                     f"invalid value {value!r} in column {column.name!r}: expected "
@@ -140,6 +157,35 @@ def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
         return serialized
 
     return encode
+
+
+def warn_of_rounding(names: Iterable[str]) -> None:
+    """Warn of double columns with numbers that were rounded, if there are any."""
+    columns = ", ".join(sorted(set(names)))
+    if columns:
+        warnings.warn(
+            f"numbers were rounded to float32 for the columns {columns}: a tf.train.Example has no "
+            'doubles; use column.cast("float") if this is intended, else column.cast("string")',
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _is_rounded(values: Sequence[Any]) -> bool:
+    """Return True if float32 changes a number.
+
+    Raises
+    ------
+    OverflowError
+        A finite number would become infinite.
+    """
+    narrow = array.array("f", values)
+    if narrow.tolist() == list(values):
+        return False
+    changed = [new for old, new in zip(values, narrow, strict=True) if old == old != new]
+    if any(map(math.isinf, changed)):
+        raise OverflowError
+    return bool(changed)
 
 
 def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
@@ -190,8 +236,14 @@ def _value(feature: Any, column: Column, where: str) -> Any:
     return converted[0] if converted else None
 
 
-def _convert(values: Iterable[Any], column: Column, where: str) -> list[Any]:
+def _convert(values: Sequence[Any], column: Column, where: str) -> list[Any]:
     if column.element == "boolean":
+        other = next((item for item in values if item not in (0, 1)), None)
+        if other is not None:
+            raise DataError(
+                f"column {column.name!r} is boolean, but {where} has {other} in it",
+                fix=f"pass schema= with the type bigint for {column.name!r}",
+            )
         return [bool(item) for item in values]
     if column.element != "string":
         return list(values)
