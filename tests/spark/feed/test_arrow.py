@@ -259,7 +259,7 @@ def is_kept(sent: Any, got: Any, kind: pa.DataType) -> bool:
     return bool(texts[0] == texts[1]) and (type(sent) is not bool or type(got) is bool)
 
 
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
 @hypothesis.given(st.sampled_from(KINDS), st.lists(VALUES, min_size=1, max_size=3))
 def test_random_results_are_kept_or_row_and_column_are_named(
     kind: pa.DataType, values: list[Any]

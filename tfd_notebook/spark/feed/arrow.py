@@ -380,8 +380,12 @@ def _array(values: list[Any], field: pa.Field, first: int) -> pa.Array:
         raise
 
 
-def _columns(rows: list[Any], names: list[str], first: int) -> list[list[Any]]:
+def _columns(chunk: Chunk, names: list[str], first: int) -> list[list[Any]]:
     """Return the values of results by column. `first` is the number of the first row."""
+    by_column = chunk.column.by_name(0, chunk.count)
+    if by_column is not None and sorted(by_column) == sorted(names):
+        return [by_column[name] for name in names]
+    rows = chunk.rows(0, chunk.count)
     kinds = set(map(type, rows))
     if len(names) == 1 and not any(issubclass(kind, (dict, tuple)) for kind in kinds):
         return [rows]
@@ -416,7 +420,7 @@ def record_batch(chunk: Chunk, schema: pa.Schema, first: int = 0) -> pa.RecordBa
         A type cannot hold a value, or a row has other columns than the schema.
     """
     try:
-        columns = _columns(chunk.rows(0, chunk.count), schema.names, first)
+        columns = _columns(chunk, schema.names, first)
         arrays = [_array(part, field, first) for part, field in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except _MISFITS as error:

@@ -114,11 +114,21 @@ class DataFeed:
             A row has another number of values than the `input_mapping`, or lacks a column.
         """
         rows: list[Any] = []
+        by_tensor: dict[str, list[Any]] = {name: [] for name in self.input_tensors or ()}
         for chunk, start, stop in self._spans(batch_size):
-            rows += chunk.rows(start, stop)
-        if self.input_tensors is None:
-            return rows
-        return self._by_tensor(rows, self.rows_read - len(rows))
+            if self.input_tensors is None:
+                rows += chunk.rows(start, stop)
+                continue
+            first = self.rows_read - (stop - start)
+            columns = chunk.column.by_name(start, stop)
+            part = (
+                self._by_tensor(chunk.rows(start, stop), first)
+                if columns is None
+                else self.named(columns, first)
+            )
+            for name, values in part.items():
+                by_tensor[name] += values
+        return rows if self.input_tensors is None else by_tensor
 
     def next_numpy(self, batch_size: int) -> Any:
         """Return the next rows as arrays, with the batch as first dimension.
@@ -256,7 +266,7 @@ class DataFeed:
         Parameters
         ----------
         parts : numpy.ndarray or tf.TensorSpec, or tuple or dict of them
-            The arrays of a chunk, or the signature of its rows.
+            The arrays of a chunk, or the signature of its rows. A dict may have lists.
         first : int
             Number of the first row.
 

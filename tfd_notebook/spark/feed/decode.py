@@ -38,6 +38,10 @@ class Column(abc.ABC):
     def rows(self, start: int, stop: int) -> list[Any]:
         """Return these values as Python values."""
 
+    def by_name(self, start: int, stop: int) -> dict[str, list[Any]] | None:
+        """Return the parts of these values by name, or None without common and distinct names."""
+        return None
+
     def arrays(self, start: int, stop: int) -> Any:
         """Return these values as a NumPy array, or as a tuple or dict of arrays.
 
@@ -132,6 +136,12 @@ class _Columns(Column):
         if self._kind == "dict":
             return [dict(zip(self._names, row, strict=True)) for row in rows]
         return list(map(list, rows)) if self._kind == "list" else list(rows)
+
+    def by_name(self, start: int, stop: int) -> dict[str, list[Any]] | None:
+        if self._names is None or len(set(self._names)) < len(self._columns):
+            return None
+        parts = (column.rows(start, stop) for column in self._columns)
+        return dict(zip(self._names, parts, strict=True))
 
     def arrays(self, start: int, stop: int) -> Any:
         arrays = [column.arrays(start, stop) for column in self._columns]
