@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.spark.feed import decode, encode
 
 _ALIGNED = 64
@@ -215,8 +216,10 @@ def by_name(row: Any) -> dict[str, Any] | None:
     """
     if isinstance(row, dict):
         return row
-    names = getattr(row, "__fields__", None) or getattr(row, "_fields", None)
-    if not isinstance(row, tuple) or not names or len(set(names)) < len(row):
+    if not isinstance(row, tuple):
+        return None
+    names = compat_pyspark.row_fields([row]) or getattr(row, "_fields", None)
+    if not names or len(set(names)) < len(row):
         return None
     return dict(zip(names, row, strict=True))
 
