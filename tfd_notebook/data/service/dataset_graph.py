@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
+from tfd_notebook.data.service.batch_rows import BatchRows
 from tfd_notebook.data.service.function_facts import READERS, Functions
 from tfd_notebook.data.service.operations import (
     COUNTER,
@@ -19,7 +20,7 @@ from tfd_notebook.data.service.operations import (
 _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
-_BATCHES = ("Batch", "PaddedBatch", "MapAndBatch")
+_BATCHES = ("Batch", "PaddedBatch", "MapAndBatch", "DenseToSparseBatch")
 #: Operations through which TensorFlow's auto-sharding finds the files, and others.
 _DIVIDED_BY_FILE = (
     "AssertCardinality",
@@ -78,12 +79,14 @@ class DatasetGraph:
     nodes : dict of str to NodeDef
         All nodes by name.
     functions : Functions
+    rows : BatchRows
     """
 
     def __init__(self, definition: Any, deterministic: bool = True) -> None:
         small = _without_data(definition)
         self.nodes = {node.name: node for node in small.node}
         self.functions = Functions(small.library.function)
+        self.rows = BatchRows(self.functions)
         self._deterministic = deterministic
 
     @cached_property
@@ -95,18 +98,27 @@ class DatasetGraph:
         )
 
     @cached_property
-    def batched_again(self) -> set[str]:
-        """The names of batches that are joined to larger ones, and are therefore examples."""
-        found: set[str] = set()
-        joined: dict[str, set[str]] = {}
+    def joined_batches(self) -> dict[str, Any]:
+        """The operations that can join the rows of batches, by the names of the batches."""
+        found: dict[str, Any] = {}
+        batches: dict[str, set[str]] = {}
         for node in self.ordered:
-            kind = node_kind(node)
-            inner = set().union(*(joined[each.name] for each in self.before(node)))
-            if kind in (*_BATCHES, "GroupByWindow"):
-                found |= inner
-            if kind in (*EXPANDING, "Rebatch"):
+            kind, before = node_kind(node), self.before(node)
+            inner = set().union(*(batches[each.name] for each in before))
+            padded = any(node_kind(self.nodes[name]) != "Batch" for name in inner)
+            if inner and (
+                kind in (*_BATCHES, "GroupByWindow") or self.rows.joins(node, before, padded)
+            ):
+                found = dict.fromkeys(inner, node) | found
+            if kind in EXPANDING:
                 inner = set()
-            joined[node.name] = inner | {node.name} if kind in _BATCHES else inner
+            if kind in (*_BATCHES, "Rebatch"):
+                inner.add(node.name)
+            elif kind == "GroupByWindow":
+                if self.rows.joins_group(node):
+                    found.setdefault(node.name, node)
+                inner = {node.name} if self.rows.groups_to_batches(node) else set()
+            batches[node.name] = inner
         return found
 
     @cached_property

@@ -131,7 +131,8 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         unknown=(node.op,) if is_dataset(node) and kind not in OPERATIONS else (),
         names=bool(token) and names_random(token),
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
-        condenses=node.op == "ReduceDataset" or effect in ("counting", "neighbors", "reducing"),
+        condenses=node.op == "ReduceDataset"
+        or effect in ("counting", "neighbors", "pairing", "reducing"),
         reads=kind in READERS,
     )
 

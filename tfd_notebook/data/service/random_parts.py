@@ -19,13 +19,13 @@ NEVER, POSSIBLY, CERTAINLY = range(3)
 Parts = tuple[int, ...]
 
 #: Ops that call a function with their inputs, and return its results.
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 #: Ops whose result depends on the shape of their input only.
-_OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
+OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 #: Operations with a function that replaces elements.
 _REPLACING = ("Map", "MapAndBatch")
 #: The functions that select elements, or their group, by operation.
-_SELECTORS = {
+SELECTORS = {
     "Filter": "predicate",
     "GroupByReducer": "key_func",
     "GroupByWindow": "key_func",
@@ -74,7 +74,7 @@ class RandomParts:
             return _known(degree for parts in columns for degree in parts)
         if kind == "DirectedInterleave":
             del columns[0]
-        keeps = kind in _SELECTORS or not _functions_of(node)
+        keeps = kind in SELECTORS or not _functions_of(node)
         if kind == "Window" or not keeps or any(len(parts) != width for parts in columns):
             return (POSSIBLY,) * width
         return _known(map(max, zip(*columns, strict=True)))
@@ -103,9 +103,9 @@ class RandomParts:
             return NEVER
         if kind in EXPANDING and _functions_of(node):
             return max(self._result(node, "f", first, captured, noisy), default=NEVER)
-        if kind in _SELECTORS:
+        if kind in SELECTORS:
             inner = captured if kind in ("Filter", "TakeWhile") else ()
-            degree = max(self._result(node, _SELECTORS[kind], first, inner), default=NEVER)
+            degree = max(self._result(node, SELECTORS[kind], first, inner), default=NEVER)
             if degree and (facts.draws or facts.generates):
                 degree = CERTAINLY
             if any(captured) and not inner:  # of one of several functions
@@ -153,7 +153,7 @@ class RandomParts:
                 if is_dataset(node):
                     noisy = noisy or any(inputs) or _draws(called)
                     found = _known([self._of_dataset(node, inputs, noisy)])
-                elif node.op in _CALLS:
+                elif node.op in CALLS:
                     called_name = node.attr["f"].func.name
                     found = self._of_function(called_name, tuple(inputs), noisy, in_any_order)
                 elif node.op == "IdentityN":
@@ -190,7 +190,7 @@ def _of_op(node: Any, inputs: list[int], own: Facts, called: Facts, in_any_order
     if own.draws or own.generates or called.draws or called.generates:
         degree = CERTAINLY
     results = max((len(attr.list.type) for attr in node.attr.values()), default=0)
-    if node.op in _OF_SHAPES or (_functions_of(node) and results > 1):
+    if node.op in OF_SHAPES or (_functions_of(node) and results > 1):
         return min(degree, POSSIBLY)  # of several results, only some may depend on it
     return degree
 

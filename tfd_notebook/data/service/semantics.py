@@ -186,6 +186,17 @@ class Semantics:
         if mode not in ("OFF", "DATA"):
             changing.append("external")
         operations = list(self.operations(mode, 2))
+        actual = self._graph.file_or_data[0] if mode == "FILE_OR_DATA" else mode
+        flows = {each.node.name: each.flow for each in operations}
+        for each in operations:
+            before = [flows[name] for name in each.inputs]
+            if (
+                each.effect == "grouping"
+                and any(flow.divided for flow in before)
+                and (actual in _BY_SOURCE or any(flow.hinted for flow in before))
+                and not all(flow.shuffled for flow in before)
+            ):
+                return False  # the rows are the same, but each group has others
         return not (
             any(change.kind in changing for each in operations for change in each.changes)
             or (mode == "OFF" and any(each.flow.reselected for each in operations[-1:]))
@@ -204,7 +215,8 @@ class Semantics:
     @property
     def visited(self) -> int:
         """The number of nodes that were examined."""
-        return self._visited + self._graph.functions.visited + self._random.visited
+        followed = self._random.visited + self._graph.rows.visited
+        return self._visited + self._graph.functions.visited + followed
 
     def _is_examined(self, node: Any, facts: Facts) -> bool:
         """Return True if a function takes elements, by their numbers, of datasets that allow it."""
@@ -419,14 +431,6 @@ class Semantics:
                 "each data worker makes windows of its elements, so their number may differ",
                 after,
             )
-        elif node.name in self._graph.batched_again and not all(each.shuffled for each in before):
-            yield change(
-                "neighbors",
-                "each data worker makes batches of its elements, so up to all examples of a later "
-                "batch join elements that are not neighbors",
-                "use one batch() and tf.reshape if they need not be neighbors. Otherwise make the "
-                'examples in the function of flat_map(), or use processing_mode="data"',
-            )
         elif kind == "GroupByWindow" and facts.condenses:
             yield change(
                 "counting",
@@ -434,6 +438,8 @@ class Semantics:
                 "that of other elements",
                 after,
             )
+        elif node.name in self._graph.joined_batches and not all(each.shuffled for each in before):
+            yield self._joined(node, change)
         elif effect in ("grouping", "neighbors") and not endless:
             keys = "each key and " if kind == "GroupByWindow" else ""
             if facts.drops if keys else self._graph.drops_last(node):
@@ -445,6 +451,26 @@ class Semantics:
             else:
                 what = "each data worker groups its own elements, so several groups may be short"
                 yield change("grouping", what, after)
+
+    def _joined(self, batch: Any, change: Callable[..., Change]) -> Change:
+        """Return the change of batches whose rows an operation joins."""
+        joining = self._graph.joined_batches[batch.name]
+        if OPERATIONS[node_kind(joining)] == "grouping" and joining is not batch:
+            return change(
+                "neighbors",
+                "each data worker makes batches of its elements, so up to all examples of a later "
+                "batch join elements that are not neighbors",
+                "use one batch() and tf.reshape if they need not be neighbors. Otherwise make the "
+                'examples in the function of flat_map(), or use processing_mode="data"',
+            )
+        function = "its function" if joining is batch else self._name(joining)
+        return change(
+            "neighbors",
+            f"each data worker makes batches of its elements, and {function} can join elements of "
+            "a batch, so up to all of its results may differ",
+            "shuffle before it if they need not be neighbors. Otherwise make the batches in the "
+            'function of flat_map(), or use processing_mode="data"',
+        )
 
     def _by_result(
         self,

@@ -125,6 +125,8 @@ def test_sound_pipelines_have_no_findings(name: str, mode: str) -> None:
     assert changes(SOUND[name](), mode) == []
 
 
+JOINED_BATCHES: tuple[set[str], set[str], set[str]] = {"neighbors", "grouping"}, set(), set()
+
 #: Pipelines with what changes by source, by result, and in each mode.
 CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     "zip": (lambda: D.zip((numbers(), numbers())), {"pairing"}, set(), set()),
@@ -232,6 +234,13 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     "groups of batches": (
         lambda: grouped(lambda group: group.batch(2), numbers().batch(3).map(lambda x: x[0])),
         {"neighbors", "grouping"},
+        set(),
+        set(),
+    ),
+    "rebatched batches": (lambda: numbers().batch(2).rebatch(3).batch(2), *JOINED_BATCHES),
+    "numbered groups": (
+        lambda: grouped(lambda group: group.enumerate()),
+        {"counting"},
         set(),
         set(),
     ),

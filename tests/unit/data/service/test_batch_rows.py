@@ -1,0 +1,184 @@
+"""Functions that join the rows of a batch, so that its members matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfd_notebook.data.service import changes as reports
+from tfd_notebook.data.service import graph_inspection
+
+D = tf.data.Dataset
+
+
+def changes(dataset: Any, mode: str) -> list[reports.Change]:
+    return graph_inspection.examine(dataset).semantics.changes(mode, 2)
+
+
+def numbers() -> Any:
+    return D.range(9)
+
+
+def grouped(reduce: Callable[[Any], Any]) -> Any:
+    return numbers().group_by_window(lambda x: x % 2, lambda _, group: reduce(group), 2)
+
+
+def images() -> Any:
+    return D.from_tensor_slices(np.zeros((8, 4, 4, 3), np.float32)).batch(3)
+
+
+def lines() -> Any:
+    return D.from_tensor_slices(["a b", "b"]).batch(2)
+
+
+def padded() -> Any:
+    return numbers().map(tf.range).padded_batch(2)
+
+
+@tf.function
+def next_of(rows: Any) -> Any:
+    return rows[:-1], rows[1:]
+
+
+#: Batches, and a function that joins their rows.
+JOINING_ROWS: dict[str, Callable[[], Any]] = {
+    "sequences": lambda: numbers().batch(4).map(lambda rows: (rows[:-1], rows[1:])),
+    "endless sequences": lambda: (
+        numbers().repeat().batch(4, drop_remainder=True).map(lambda rows: (rows[:-1], rows[1:]))
+    ),
+    "later": lambda: numbers().batch(4).prefetch(1).map(lambda x: x + 1).repeat(2).map(next_of),
+    "parallel": lambda: numbers().batch(4, num_parallel_calls=2).map(next_of, num_parallel_calls=2),
+    "sum": lambda: numbers().batch(4).map(tf.reduce_sum),
+    "sum of padded rows": lambda: padded().map(lambda rows: tf.reduce_sum(rows, 0)),
+    "number of padded parts": lambda: padded().map(lambda rows: tf.zeros(tf.shape(rows)[1])),
+    "size of padded rows": lambda: padded().map(tf.size),
+    "last axis": lambda: numbers().batch(4).map(lambda rows: tf.reduce_sum(rows, -1)),
+    "differences": lambda: numbers().batch(4).map(lambda rows: rows[:, None] - rows),
+    "all pairs": lambda: numbers().batch(4).map(lambda rows: rows[:, None] - rows[None, :]),
+    "reversed": lambda: numbers().batch(4).map(lambda rows: (rows, rows[::-1])),
+    "rolled": lambda: numbers().batch(4).map(lambda rows: (rows, tf.roll(rows, 1, 0))),
+    "gathered": lambda: numbers().batch(4).map(lambda rows: tf.gather(rows, [0])),
+    "joined": lambda: numbers().batch(4).map(lambda rows: tf.concat([rows, rows + 1], 0)),
+    "reshaped": lambda: numbers().batch(4).map(lambda rows: tf.reshape(rows, [-1, 2])),
+    "flat": lambda: images().map(lambda rows: tf.reshape(rows, [-1])),
+    "transposed": lambda: images().map(lambda rows: tf.transpose(rows, [1, 0, 2, 3])),
+    "mixup": lambda: images().map(lambda rows: rows + tf.random.shuffle(rows)),
+    "normalized by the batch": lambda: images().map(lambda rows: rows - tf.reduce_mean(rows)),
+    "product": lambda: images().map(
+        lambda rows: tf.matmul(rows[:, :, 0, 0], rows[:, :, 0, 0], transpose_a=True)
+    ),
+    "label": lambda: (
+        D.from_tensor_slices(([1, 2], [3, 4])).batch(2).map(lambda x, y: (x, tf.reduce_max(y)))
+    ),
+    "branch": lambda: numbers().batch(4).map(lambda rows: rows * tf.cond(rows[0] > 3, ten, ten)),
+    "filter": lambda: numbers().batch(4).filter(lambda rows: tf.reduce_any(rows > 3)),
+    "windows": lambda: (
+        numbers()
+        .batch(4)
+        .flat_map(lambda rows: D.from_tensor_slices(rows).window(2).flat_map(lambda w: w.batch(2)))
+    ),
+    "number": lambda: numbers().batch(4).flat_map(lambda rows: D.range(rows[0])),
+    "python": lambda: (
+        numbers().batch(4).map(lambda rows: tf.numpy_function(lambda v: v[1:], [rows], tf.int64))
+    ),
+    "rebatched": lambda: numbers().batch(4).unbatch().batch(2).rebatch(3).map(next_of),
+    "groups": lambda: grouped(lambda group: group.batch(2)).map(next_of),
+    "inside of groups": lambda: grouped(lambda group: group.batch(2).map(next_of)),
+}
+
+
+def ten() -> Any:
+    return tf.constant(10, tf.int64)
+
+
+@pytest.mark.parametrize("name", JOINING_ROWS)
+def test_function_that_joins_rows_of_batches_has_a_warning(name: str) -> None:
+    pipeline = graph_inspection.examine(JOINING_ROWS[name]()).semantics
+    for mode in ("DYNAMIC", "FILE"):
+        found = [each for each in pipeline.changes(mode, 2) if each.kind == "neighbors"]
+        assert found
+        assert not any(change.refused for change in found)
+        assert "can join elements of a batch" in found[0].what
+        assert reports.summary(found)
+        assert not pipeline.keeps_elements(mode)
+    for mode in ("DATA", "OFF"):
+        assert "neighbors" not in {each.kind for each in pipeline.changes(mode, 2)}
+
+
+def layer_of(layer: Any) -> Callable[[], Any]:
+    return lambda: images().map(lambda rows: layer(rows, training=True))
+
+
+#: Batches, and a function that treats each row separately.
+SEPARATE_ROWS: dict[str, Callable[[], Any]] = {
+    "none": lambda: numbers().batch(4),
+    "arithmetic": lambda: numbers().batch(4).map(lambda rows: tf.cast(rows, tf.float32) / 255 - 1),
+    "normalize": lambda: images().map(
+        lambda rows: (rows - [0.1, 0.2, 0.3]) / tf.ones([1, 1, 1, 3])
+    ),
+    "standardize": lambda: images().map(tf.image.per_image_standardization),
+    "flip": lambda: images().map(tf.image.random_flip_left_right),
+    "brightness": lambda: images().map(lambda rows: tf.image.random_brightness(rows, 0.1)),
+    "contrast": lambda: images().map(lambda rows: tf.image.random_contrast(rows, 0.5, 1.5)),
+    "resize": lambda: images().map(lambda rows: tf.image.resize(rows, [2, 2])),
+    "crop": lambda: images().map(lambda rows: tf.image.central_crop(rows, 0.5)),
+    "keras flip": layer_of(keras.layers.RandomFlip()),
+    "keras rotation": layer_of(keras.layers.RandomRotation(0.1)),
+    "keras zoom": layer_of(keras.layers.RandomZoom(0.1)),
+    "keras contrast": layer_of(keras.layers.RandomContrast(0.1)),
+    "keras rescaling": layer_of(keras.layers.Rescaling(1 / 255)),
+    "keras resizing": lambda: images().map(keras.layers.Resizing(2, 2)),
+    "keras crop": lambda: images().map(keras.layers.CenterCrop(2, 2)),
+    "keras normalization": lambda: images().map(keras.layers.Normalization(mean=0, variance=1)),
+    "keras lookup": lambda: lines().map(keras.layers.StringLookup(vocabulary=["a", "b"])),
+    "keras text": lambda: lines().map(
+        keras.layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=4)
+    ),
+    "one hot": lambda: numbers().batch(4).map(lambda rows: (rows, tf.one_hot(rows, 3))),
+    "axes": lambda: images().map(lambda rows: rows[:, :2, ..., tf.newaxis, 0]),
+    "shift in a row": lambda: padded().map(lambda rows: (rows[:, :-1], rows[:, 1:])),
+    "number of padded rows": lambda: padded().map(lambda rows: tf.zeros(tf.shape(rows)[0])),
+    "sum of a row": lambda: padded().map(lambda rows: tf.reduce_sum(rows, -1)),
+    "flat": lambda: images().map(lambda rows: tf.reshape(rows, [-1, 48])),
+    "flat by shape": lambda: images().map(lambda rows: tf.reshape(rows, [tf.shape(rows)[0], -1])),
+    "last axis": lambda: images().map(lambda rows: tf.concat([rows, rows], -1)),
+    "stack": lambda: numbers().batch(4).map(lambda rows: tf.stack([rows, rows], -1)),
+    "squeeze": lambda: images().map(lambda rows: tf.squeeze(rows[..., :1], -1)),
+    "table": lambda: numbers().batch(4).map(lambda rows: tf.gather(tf.range(20), rows)),
+    "weights": lambda: images().map(lambda rows: tf.matmul(rows[:, :, 0, 0], tf.ones([4, 2]))),
+    "pad": lambda: images().map(lambda rows: tf.pad(rows, [[0, 0], [1, 1], [1, 1], [0, 0]])),
+    "sizes": lambda: images().map(lambda rows: (rows, tf.shape(rows)[0])),
+    "full": lambda: numbers().batch(4).filter(lambda rows: tf.size(rows) == 4),
+    "dict": lambda: D.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).batch(2).map(lambda x: x["a"]),
+    "unbatch": lambda: numbers().batch(4).unbatch().map(lambda x: tf.reduce_sum(x)),
+    "slices": lambda: numbers().batch(4).flat_map(D.from_tensor_slices).map(tf.reduce_sum),
+    "inside": lambda: numbers().flat_map(lambda x: D.range(x).batch(4)).map(tf.reduce_sum),
+    "shuffled": lambda: numbers().shuffle(3).batch(4).map(tf.reduce_sum),
+    "one source": lambda: D.from_tensors(range(9)).unbatch().batch(4).map(tf.reduce_sum),
+    "ragged": lambda: numbers().map(tf.range).ragged_batch(2).map(lambda rows: rows + 1),
+    "groups": lambda: grouped(lambda group: group.padded_batch(2)).map(lambda rows: rows + 1),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATE_ROWS)
+def test_function_on_separate_rows_of_batches_has_no_warning(name: str) -> None:
+    found = changes(SEPARATE_ROWS[name](), "DYNAMIC")
+    assert {change.kind for change in found} <= {"grouping", "random"}
+
+
+@pytest.mark.parametrize(
+    "create", [lambda: numbers().batch(2), lambda: numbers().repeat().batch(2, True)]
+)
+def test_other_members_of_batches_are_no_elements_of_the_dataset(
+    create: Callable[[], Any],
+) -> None:
+    pipeline = graph_inspection.examine(create()).semantics
+    assert not pipeline.keeps_elements("DYNAMIC")
+    assert not pipeline.keeps_elements("FILE")
+    for mode in ("OFF", "DATA", "FILE_OR_DATA"):
+        assert pipeline.keeps_elements(mode)
