@@ -186,10 +186,10 @@ def kept(use: Delivery, on_loss: str) -> str:
     """Return which changes would damage the epoch that a consumer reads; see `Load`.
 
     A data worker that leaves takes elements along. With mode "off", each one delivers all
-    elements. A second one can join elements wrongly. An infinite dataset has no end at which
-    elements could be missing.
+    elements. A second one can join elements wrongly. Each one can repeat its share. An infinite
+    dataset has no end at which elements could be missing.
     """
-    if use.one_worker:
+    if use.one_worker or use.cached:
         return "all"
     if use.cardinality == _INFINITE and use.shared is None:
         return ""

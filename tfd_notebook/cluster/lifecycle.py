@@ -213,19 +213,29 @@ class Lifecycle:
                     "cluster are placed on its parameter servers",
                     fix=f"save a checkpoint, create a new cluster with ps={ps}, restore it there",
                 )
-            self._check_reads(counts.get(Role.DATA_WORKER, 0))
+            if Role.DATA_WORKER in counts:
+                self._check_reads(counts[Role.DATA_WORKER])
             try:
                 self._training.scale(counts)
             finally:
                 self._servers.store_description()
 
     def _check_reads(self, count: int) -> None:
-        """Raise StateError for an epoch whose elements `count` data workers would join wrongly."""
-        if count <= max(1, len(self._data_service.data_workers())):
-            return
+        """Raise StateError for an epoch that `count` data workers would join wrongly, or lose."""
+        present = len(self._data_service.data_workers())
         for name, consumer in self._consumers.running():
             use = None if consumer.meter is None else consumer.meter.use
-            if use is not None and use.one_worker and consumer.state != "new":
+            if use is None or consumer.state == "new":
+                continue
+            if use.cached and count < present:
+                raise errors.StateError(
+                    f"scaling to {count} data workers failed: {name} is being read, and each data "
+                    "worker repeats the elements that it has cached. Those of one that leaves "
+                    "would not arrive again",
+                    fix="finish the epoch first, or cluster.interrupt(). Then call repeat() after "
+                    "distribute",
+                )
+            if use.one_worker and count > max(1, present):
                 raise errors.StateError(
                     f"scaling to {count} data workers failed: {name} is being read, and a second "
                     "data worker would join its elements wrongly, or lose some",

@@ -419,3 +419,6 @@ def test_failed_change_is_reported_and_not_repeated_at_once(cluster, fake, monke
 )
 def test_changes_that_would_damage_an_epoch(mode, cardinality, on_loss, keeps):
     assert kept(Delivery(lambda: None, cardinality, mode, None), on_loss) == keeps
+    for name in ("one_worker", "cached"):
+        delivery = Delivery(lambda: None, cardinality, mode, None, **{name: True})
+        assert kept(delivery, on_loss) == "all"

@@ -123,6 +123,8 @@ class Delivery:
         Index and number of the consumers of a coordinated read.
     one_worker : bool
         Whether a second data worker would join elements wrongly, or lose some.
+    cached : bool
+        Whether each data worker repeats its cached share, which ends with it.
     """
 
     cluster: weakref.ref[DataWorkers]
@@ -133,6 +135,7 @@ class Delivery:
     splits: Splits | None = None
     consumer: tuple[int, int] | None = None
     one_worker: bool = False
+    cached: bool = False
 
     def can_use(self, workers: int) -> int:
         """Return the number of data workers, of `workers`, that can work at the same time."""

@@ -19,7 +19,7 @@ class Change:
     ----------
     kind : str
         ``"pairing" "order" "counting" "neighbors" "grouping" "random" "captured" "python"
-        "external"`` or ``"unknown"``.
+        "cached" "external"`` or ``"unknown"``.
     operation : str
         The operation in the user's notation, with its line if known.
     what : str

@@ -210,6 +210,11 @@ class DatasetGraph:
             (kind == "Take" and count < 0) or (kind == "Skip" and count == 0)
         )
 
+    def repeats(self, node: Any) -> bool:
+        """Return True if an operation can read its elements several times."""
+        kind = node_kind(node)
+        return kind == "ShuffleAndRepeat" or (kind == "Repeat" and self.constant(node, 1) != 1)
+
     def partitions(self, window: Any) -> bool:
         """Return True if each element is in one window."""
         size, shift, stride = (self.constant(window, index) for index in (1, 2, 3))

@@ -206,6 +206,7 @@ def _distributor(
             splits,
             reading.consumer,
             one_worker=refused is not None,
+            cached=validation.keeps_workers(pipeline.semantics, reading.mode, semantics),
         )
         read._tfd_service = ServiceReadOptions(
             delivery,
@@ -354,9 +355,10 @@ def from_dataset_id(
     coordinated = reading.consumer is not None  # which needs an infinite dataset
     validation.print_delivery(cluster, reading.mode, known.semantics, infinite=coordinated)
     checked = known.captured if known.semantics is not None else ()
-    refused = None
+    refused, cached = None, False
     if known.semantics is not None:
         refused = validation.refused_later(known.semantics, reading.mode, known.check)
+        cached = validation.keeps_workers(known.semantics, reading.mode, known.check)
     before = validation.BeforeReading(cluster, full_name, checked, refused, reading.mode)
     read._tfd_service = ServiceReadOptions(
         Delivery(
@@ -367,6 +369,7 @@ def from_dataset_id(
             splits=known.splits,
             consumer=reading.consumer,
             one_worker=refused is not None,
+            cached=cached,
         ),
         joined=lambda: before.joined,
         captured=known.captured,

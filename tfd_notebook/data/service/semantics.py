@@ -49,6 +49,7 @@ class Flow:
     reordered: bool = False  # the order differs in each iteration
     reselected: bool = False  # the elements may differ in each iteration
     stateful: bool = False  # a Python function before it uses an object with state
+    cached: bool = False  # a cache in memory is before it
 
 
 @dataclass
@@ -182,7 +183,7 @@ class Semantics:
 
         In mode ``"OFF"``, each of them then delivers all of these elements.
         """
-        changing = ["pairing", "order", "counting", "neighbors", "unknown"]
+        changing = ["pairing", "order", "counting", "neighbors", "cached", "unknown"]
         if mode not in ("OFF", "DATA"):
             changing.append("external")
         operations = list(self.operations(mode, 2))
@@ -232,8 +233,8 @@ class Semantics:
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single" and not self._graph.is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
-        if kind == "Repeat":
-            divided = divided or self._graph.constant(node, 1) != 1
+        if self._graph.repeats(node):
+            divided = True
         if kind in ("Concatenate", "Zip", "DirectedInterleave"):
             divided = True
         hinted = any(each.hinted for each in before)
@@ -265,6 +266,7 @@ class Semantics:
             or drawn
             or kind == "Sampling",
             bool(facts.states) or any(each.stateful for each in before),
+            (kind == "Cache" and not self._graph.path(node)) or any(each.cached for each in before),
         )
 
     def _selects_by_position(self, node: Any, effect: str | None) -> bool:
@@ -328,6 +330,13 @@ class Semantics:
         if by_result:
             yield from self._by_result(kind, effect, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
+        if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
+            yield change(
+                "cached",
+                "each data worker repeats the elements that it has cached, so those of one that "
+                "leaves or restarts do not arrive again, and one that joins later has none",
+                "call repeat(), or cache() and repeat(), after distribute",
+            )
         path = self._graph.path(node) if effect == "external" else ""
         if kind == "Cache" and not path and any(each.random or each.reselected for each in before):
             yield change(

@@ -133,6 +133,13 @@ def refused_later(pipeline: Semantics, mode: str, semantics: str) -> Change | No
     return next((change for change in pipeline.changes(mode, 2) if change.refused), None)
 
 
+def keeps_workers(pipeline: Semantics, mode: str, semantics: str) -> bool:
+    """Return True if the elements of a data worker that leaves do not arrive again."""
+    return semantics == "checked" and any(
+        change.kind == "cached" for change in pipeline.changes(mode, 2)
+    )
+
+
 def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semantics: str) -> None:
     """Send to the workers the functions of a dataset that a ``tf.function`` creates.
 

@@ -198,6 +198,20 @@ def test_no_worker_joins_an_epoch_that_it_would_change() -> None:
         single.scale(data_workers=2)
 
 
+def test_no_worker_leaves_with_its_share_of_a_repeated_cache() -> None:
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="caches") as caches:
+        with pytest.warns(UserWarning, match=r"repeat\(\).*cached.*do not arrive again"):
+            read = D.range(20).cache().repeat().apply(caches.distribute("dynamic"))
+        iterator = read.as_numpy_iterator()
+        next(iterator)
+        with pytest.raises(errors.StateError, match="repeats the elements that it has cached"):
+            caches.scale(data_workers=1)
+        caches.scale(data_workers=2)
+        del iterator
+        read = D.range(20).cache().apply(caches.distribute("dynamic", semantics="same"))
+        assert sorted(read.repeat(2).as_numpy_iterator()) == sorted([*range(20)] * 2)
+
+
 def test_registered_dataset_is_checked_when_its_mode_is_known(cluster: tfd.Cluster) -> None:
     dataset_id = cluster.register(PAIRS)
     with pytest.raises(errors.DataChanged, match="zip"):

@@ -705,6 +705,34 @@ def test_hint_after_several_datasets_divides_all_of_them() -> None:
     assert kinds(hinted().concatenate(hinted()), "HINT") == set()
 
 
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: numbers().cache().repeat(),
+        lambda: numbers().cache().map(lambda x: x + 1).repeat(2),
+        lambda: numbers().cache().shuffle(3).repeat().batch(2),
+        lambda: generated().cache().repeat(2),
+    ],
+)
+def test_cache_before_repeat_keeps_the_share_of_a_data_worker(create: Callable[[], Any]) -> None:
+    pipeline = graph_inspection.examine(create()).semantics
+    (change,) = (each for each in pipeline.changes("DYNAMIC", 2) if each.kind == "cached")
+    assert "do not arrive again" in change.what
+    assert not change.refused
+    assert not pipeline.keeps_elements("DYNAMIC")
+    for mode in ("OFF", "FILE", "DATA"):  # with a fixed number of data workers, or all elements
+        assert "cached" not in {each.kind for each in pipeline.changes(mode, 2)}
+
+
+def test_cache_without_repeat_has_no_finding() -> None:
+    for create in (
+        lambda: numbers().cache().repeat(1),
+        lambda: numbers().repeat().cache(),
+        lambda: numbers().flat_map(lambda x: D.range(x).cache().repeat(2)),
+    ):
+        assert changes(create(), "DYNAMIC") == []
+
+
 def test_file_of_a_cache_replaces_the_share_of_a_data_worker() -> None:
     pipeline = graph_inspection.examine(numbers().cache("somewhere")).semantics
     for mode in ("DYNAMIC", "FILE"):
