@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -133,7 +133,7 @@ class DatasetGraph:
         while todo:  # in TensorFlow's order
             node = todo.pop()
             kind, before = node_kind(node), self.before(node)
-            if kind in READERS or self.functions.facts_of(node).reads:
+            if self._reads(node):
                 by_file = True
             elif kind in _DIVIDED_BY_FILE and before:
                 todo += reversed(before)
@@ -142,6 +142,16 @@ class DatasetGraph:
             else:
                 return "FILE_OR_DATA", None
         return "FILE", None
+
+    @cached_property
+    def before_files(self) -> set[str]:
+        """The operations before the readers of files, such as those on the names of files.
+
+        In mode ``"FILE"``, each data worker runs all of them, and reads its share of the results.
+        """
+        after, readers = self._up_to(self.ordered[-1:], self._reads)
+        before, _ = self._up_to([each for node in readers for each in self.before(node)])
+        return before - after
 
     @cached_property
     def ordered(self) -> list[Any]:
@@ -160,6 +170,27 @@ class DatasetGraph:
                 todo.append((node, True))
                 todo += [(each, False) for each in self.before(node)]
         return list(ordered.values())
+
+    def _reads(self, node: Any) -> bool:
+        """Return True if an operation reads files."""
+        return node_kind(node) in READERS or self.functions.facts_of(node).reads
+
+    def _up_to(
+        self, todo: list[Any], ends: Callable[[Any], bool] = lambda node: False
+    ) -> tuple[set[str], list[Any]]:
+        """Return operations and those before them, up to some, and these."""
+        found: dict[str, Any] = {}
+        last = []
+        while todo:
+            node = todo.pop()
+            if node.name in found:
+                continue
+            found[node.name] = node
+            if ends(node):
+                last.append(node)
+            else:
+                todo += self.before(node)
+        return set(found), last
 
     def input(self, name: str) -> Any:
         """Return the node that an input names, without the nodes that only pass it on."""

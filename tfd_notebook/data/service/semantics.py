@@ -315,6 +315,10 @@ class Semantics:
             mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))
         )
         by_result = mode in _BY_RESULT or (mode == "HINT" and not flow.hinted)
+        ordering = effect == "ordering" and not self._graph.is_seeded(node)
+        if mode == "FILE" and node.name in self._graph.before_files:
+            by_source, by_result = False, True
+            ordering = False  # TensorFlow moves a shuffle after the division of the files
         unknown = [*facts.unknown, *(() if effect else (node.op,))]
         if not self._is_examined(node, facts):
             unknown.append("a dataset that the function uses")
@@ -328,7 +332,7 @@ class Semantics:
         if by_source:
             yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)
         if by_result:
-            yield from self._by_result(kind, effect, node, change, facts, before)
+            yield from self._by_result(kind, ordering, node, change, facts, before)
         yield from self._repeated(kind, node, change, facts, mode)
         if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
             yield change(
@@ -484,7 +488,7 @@ class Semantics:
     def _by_result(
         self,
         kind: str,
-        effect: str | None,
+        ordering: bool,
         node: Any,
         change: Callable[..., Change],
         facts: Facts,
@@ -492,7 +496,7 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
         loses = "so elements are missing and others occur several times"
-        if (effect == "ordering" and not self._graph.is_seeded(node)) or facts.shuffles:
+        if ordering or facts.shuffles:
             yield change(
                 "order",
                 f"the order differs on each data worker, {loses}",

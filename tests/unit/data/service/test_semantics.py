@@ -896,6 +896,60 @@ def test_mode_file_or_data_divides_as_tensorflow(name: str, records: Callable[[]
     assert all(each.refused for each in twice)
 
 
+def names_of_files(directory: Any) -> Any:
+    for number in range(4):
+        np.arange(3 * number, 3 * number + 3).tofile(directory / f"{number}.bin")
+    return D.from_tensor_slices([str(path) for path in sorted(directory.iterdir())])
+
+
+def read_numbers(name: Any, *_: Any) -> Any:
+    return tf.data.FixedLengthRecordDataset(name, 8).map(lambda x: tf.io.decode_raw(x, tf.int64)[0])
+
+
+#: Operations on the names of files, with the changes in mode "file".
+ON_NAMES: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "none": (lambda names: names, set()),
+    "take": (lambda names: names.take(3), set()),
+    "enumerate": (lambda names: names.enumerate().map(lambda _, name: name), set()),
+    "zip": (lambda names: D.zip((names, numbers())), set()),
+    "shuffle": (lambda names: names.shuffle(9), set()),
+    "any order": (
+        lambda names: names.map(lambda x: x, num_parallel_calls=2, deterministic=False),
+        {"order"},
+    ),
+    "random filter": (lambda names: names.filter(lambda _: draw()), {"order"}),
+    "shuffle in a function": (
+        lambda names: names.batch(2).flat_map(lambda x: D.from_tensor_slices(x).shuffle(2)),
+        {"order"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_NAMES)
+def test_mode_file_divides_the_names_of_files_as_results(name: str, tmp_path: Any) -> None:
+    operation, expected = ON_NAMES[name]
+    dataset = operation(names_of_files(tmp_path)).flat_map(read_numbers)
+    pipeline = graph_inspection.examine(dataset).semantics
+    for mode in ("FILE", "FILE_OR_DATA"):
+        found = pipeline.changes(mode, 2)
+        assert {change.kind for change in found} == expected
+        assert all(change.refused for change in found)
+    assert pipeline.keeps_elements("FILE") == (not expected)
+    if not expected:
+        shares = divided(dataset, tf.data.experimental.AutoShardPolicy.FILE)
+        together = ",".join(shares).replace("array(", "").replace(")", "")
+        assert sorted(re.findall(r"\d+", together)) == sorted(
+            str(x) for x in dataset.as_numpy_iterator()
+        )
+
+
+def test_order_of_elements_of_files_is_sound(tmp_path: Any) -> None:
+    dataset = names_of_files(tmp_path).flat_map(read_numbers)
+    unordered = dataset.map(lambda x: x, num_parallel_calls=2, deterministic=False)
+    assert changes(unordered, "FILE") == []
+    assert kinds(dataset.take(3), "FILE") == {"counting"}
+
+
 def test_change_names_operation_line_and_amount() -> None:
     import tfd_notebook
 
