@@ -8,7 +8,7 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook.data.service.batch_rows import BatchRows
-from tfd_notebook.data.service.function_facts import READERS, Functions
+from tfd_notebook.data.service.function_facts import READERS, Functions, order_of
 from tfd_notebook.data.service.operations import (
     COUNTER,
     EXPANDING,
@@ -292,8 +292,14 @@ class DatasetGraph:
         return selector is not None
 
     def is_unordered(self, node: Any) -> bool:
-        """Return True if its parallel calls deliver in any order."""
-        setting = node.attr["deterministic"].s if "deterministic" in node.attr else b""
+        """Return True if its parallel calls, or those in its functions, deliver in any order."""
+        return self._is_any_order(order_of(node)) or self.is_unordered_inside(node)
+
+    def is_unordered_inside(self, node: Any) -> bool:
+        """Return True if parallel calls in the functions of `node` deliver in any order."""
+        return any(map(self._is_any_order, self.functions.facts_of(node).orders))
+
+    def _is_any_order(self, setting: bytes) -> bool:
         return setting == b"false" or (setting == b"default" and not self._deterministic)
 
     def path(self, node: Any) -> str:

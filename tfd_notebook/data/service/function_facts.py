@@ -40,6 +40,7 @@ class Facts(NamedTuple):
     drops: bool = False  # an incomplete last batch
     condenses: bool = False  # a dataset to a result, or to some of its elements
     reads: bool = False  # files
+    orders: tuple[bytes, ...] = ()  # settings of parallel calls
 
     def plus(self, other: Facts) -> Facts:
         """Return the properties of two functions together."""
@@ -134,7 +135,18 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         condenses=node.op == "ReduceDataset"
         or effect in ("counting", "neighbors", "pairing", "reducing"),
         reads=kind in READERS,
+        orders=(order_of(node),) if is_dataset(node) else (),
     )
+
+
+def order_of(node: Any) -> bytes:
+    """Return ``b"false"`` if parallel calls of a dataset's node deliver in any order.
+
+    ``b"default"`` leaves it to the options of the dataset.
+    """
+    if "sloppy" in node.attr and node.attr["sloppy"].b:
+        return b"false"
+    return bytes(node.attr["deterministic"].s) if "deterministic" in node.attr else b""
 
 
 def _called(node: Any) -> Iterator[str]:

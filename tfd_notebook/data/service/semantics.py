@@ -262,7 +262,7 @@ class Semantics:
             any(each.reselected for each in before if not (selects and each.only_drawn))
             or (reordered and self._selects_by_position(node, effect))
             or (bool(selection) and not (selects and self._selects_all(node)))
-            or (facts.shuffles and facts.condenses)
+            or ((facts.shuffles or self._graph.is_unordered_inside(node)) and facts.condenses)
             or drawn
             or kind == "Sampling",
             bool(facts.states) or any(each.stateful for each in before),

@@ -673,6 +673,40 @@ def test_options_of_the_dataset_count() -> None:
     assert kinds(dataset, "DATA") == {"order"}
 
 
+def unordered(dataset: Any) -> Any:
+    return dataset.map(lambda x: x + 1, num_parallel_calls=2, deterministic=False)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: numbers().flat_map(lambda x: unordered(D.range(x))),
+        lambda: numbers().interleave(lambda x: unordered(D.range(x))),
+        lambda: numbers().flat_map(lambda x: D.range(x).flat_map(lambda y: unordered(D.range(y)))),
+        lambda: grouped(lambda group: unordered(group).batch(2)),
+    ],
+)
+def test_any_order_in_a_function_is_refused_if_results_are_divided(
+    create: Callable[[], Any],
+) -> None:
+    (change,) = (each for each in changes(create(), "DATA") if each.kind == "order")
+    assert change.refused
+    assert "order" not in kinds(create(), "DYNAMIC")
+
+
+def test_part_of_any_order_in_a_function_differs_on_each_data_worker() -> None:
+    dataset = numbers().flat_map(lambda x: unordered(D.range(x)).take(1))
+    assert not graph_inspection.examine(dataset).semantics.keeps_elements("OFF")
+
+
+def test_options_of_the_dataset_count_in_functions() -> None:
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = numbers().flat_map(lambda x: D.range(x).map(lambda y: y, num_parallel_calls=2))
+    assert kinds(dataset, "DATA") == set()
+    assert kinds(dataset.with_options(options), "DATA") == {"order"}
+
+
 def test_hint_divides_at_the_shard() -> None:
     assert kinds(numbers().shard(SHARE, SHARE).take(3), "HINT") == {"counting"}
     assert kinds(numbers().take(3).shard(SHARE, SHARE), "HINT") == set()
