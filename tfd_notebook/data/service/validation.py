@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,8 +150,13 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
     check_service(cluster)
     definitions = list(graph.traced_definitions(dataset))
     _check_single_service(any(map(graph_inspection.reads_service, definitions)))
+    with warnings.catch_warnings():
+        # TensorFlow cannot read options of datasets that are arguments of the function.
+        warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
+        deterministic = dataset.options().deterministic is not False
     for definition in definitions:
-        check_changes(cluster, Semantics(definition), mode, semantics)
+        pipeline = Semantics(definition, deterministic=deterministic)
+        check_changes(cluster, pipeline, mode, semantics)
     token_lists = map(py_functions.find_functions, definitions)
     tokens = list(dict.fromkeys(token for found_tokens in token_lists for token in found_tokens))
     if tokens and not cluster.service_in_process:

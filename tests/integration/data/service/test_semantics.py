@@ -287,6 +287,19 @@ def test_dataset_in_a_function_is_checked(cluster: tfd.Cluster) -> None:
         count()
 
 
+def test_options_of_a_dataset_in_a_function_count(cluster: tfd.Cluster) -> None:
+    options = tf.data.Options()
+    options.deterministic = False
+
+    @tf.function
+    def count() -> tf.Tensor:
+        mapped = D.range(6).map(lambda x: x, num_parallel_calls=2).with_options(options)
+        return mapped.apply(cluster.distribute("data")).reduce(0, lambda total, _: total + 1)
+
+    with pytest.raises(Exception, match=r"TFD308.*map"):  # AutoGraph replaces the error
+        count()
+
+
 def test_saved_dataset_is_checked(tmp_path: Path) -> None:
     with (
         tfd.Cluster(data_workers=1, launcher="inprocess", name="saving") as saving,
