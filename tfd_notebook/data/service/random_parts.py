@@ -23,7 +23,7 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 #: Ops whose result depends on the shape of their input only.
 OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 #: Operations with a function that replaces elements.
-_REPLACING = ("Map", "MapAndBatch")
+REPLACING = ("Map", "MapAndBatch")
 #: The functions that select elements, or their group, by operation.
 SELECTORS = {
     "Filter": "predicate",
@@ -67,7 +67,7 @@ class RandomParts:
         facts = self._functions.facts_of(node)
         if not (any(before) or _is_random(facts)):
             return ()
-        if kind in _REPLACING:
+        if kind in REPLACING:
             return self._result(node, "f", before[0])
         columns = [_filled(parts, _width(each)) for each, parts in zip(inputs, before, strict=True)]
         if kind == "Zip":

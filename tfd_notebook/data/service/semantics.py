@@ -18,10 +18,12 @@ from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, st
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
 from tfd_notebook.data.service.python_state import CONTENT, COUNTER, GENERATOR
-from tfd_notebook.data.service.random_parts import CERTAINLY, Parts, RandomParts
+from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, Parts, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
+#: Modes in which each data worker runs all of a pipeline, or of a part of it.
+_ALONE = ("OFF", "DATA", "FILE_OR_DATA", "HINT")
 #: The effect of operations that count, by kind, if each data worker gets a share of the sources.
 _COUNTED = {
     "Take": "each data worker takes {count}, so {total} may arrive{joining}",
@@ -162,7 +164,12 @@ class Semantics:
                     change
                     for change in self._changes(node, facts, flow, before, mode, workers)
                     if change.kind != "python" or not in_process
-                ],
+                ]
+                + (
+                    self._shared_state(node, facts, flow, mode)
+                    if in_process and workers > 1
+                    else []
+                ),
             )
             if node is twice:
                 operation.changes.append(
@@ -187,6 +194,12 @@ class Semantics:
         if mode not in ("OFF", "DATA"):
             changing.append("external")
         operations = list(self.operations(mode, 2))
+        if any(
+            mode in _ALONE and each.kind not in REPLACING and _counters(facts)
+            for each in operations
+            if (facts := self._graph.functions.facts_of(each.node)).states
+        ):
+            return False  # each data worker takes other elements from an iterator
         actual = self._graph.file_or_data[0] if mode == "FILE_OR_DATA" else mode
         flows = {each.node.name: each.flow for each in operations}
         for each in operations:
@@ -373,6 +386,18 @@ class Semantics:
                     f"missing, or occur {_times(mode, workers)}"
                 )
             yield change("external", what, "write after distribute, where one process does it")
+
+    def _shared_state(self, node: Any, facts: Facts, flow: Flow, mode: str) -> list[Change]:
+        """Return the change of an object that the data workers of this process share."""
+        names = _counters(facts)
+        by_name = mode == "FILE" and node.name in self._graph.before_files
+        if not names or flow.hinted or not (by_name or mode in _ALONE):
+            return []
+        what = (
+            f"the data workers share {names}, and each of them calls the function for all "
+            "elements, so up to all results differ"
+        )
+        return [Change("python", self._name(node), what, _renewal(facts))]
 
     def _by_source(
         self,
@@ -605,6 +630,11 @@ _STATE_STEPS = {
     COUNTER: "call the function after distribute, or make what it counts a part of the element",
     CONTENT: "distribute the dataset again after it has changed",
 }
+
+
+def _counters(facts: Facts) -> str:
+    """Return the names of the objects that the calls of Python functions change."""
+    return " and ".join(state.name for state in facts.states if state.kind == COUNTER)
 
 
 def _renewal(facts: Facts) -> str:

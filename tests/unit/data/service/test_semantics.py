@@ -379,7 +379,27 @@ def test_state_of_a_python_function_is_found(state: Any, name: str, fix: str) ->
     assert change.kind == "python"
     assert name in change.what
     assert change.fix.startswith(fix)
-    assert pipeline.changes("OFF", 2, in_process=True) == []
+    for mode in ("OFF", "DATA"):
+        shared = pipeline.changes(mode, 2, in_process=True)
+        assert ["the data workers share" in each.what for each in shared] == [True] * (
+            change.fix.startswith("call")
+        )
+        assert pipeline.changes(mode, 1, in_process=True) == []
+    assert pipeline.changes("DYNAMIC", 2, in_process=True) == []
+    assert pipeline.keeps_elements("DATA")
+
+
+def test_iterator_that_data_workers_share_gives_other_elements() -> None:
+    elements = iter(range(9))
+    count = itertools.count()
+    for dataset in (from_python(lambda: elements), python_filter(lambda x: next(count) % 2 == 0)):
+        pipeline = graph_inspection.examine(dataset).semantics
+        (change,) = pipeline.changes("DATA", 2, in_process=True)
+        assert change.kind == "python"
+        assert "the data workers share" in change.what
+        assert pipeline.changes("DYNAMIC", 2, in_process=True) == []
+        assert not pipeline.keeps_elements("DATA")
+        assert not pipeline.keeps_elements("OFF")
 
 
 def test_generator_and_variable_have_a_step_each() -> None:
