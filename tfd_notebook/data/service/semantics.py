@@ -52,6 +52,7 @@ class Flow:
     reselected: bool = False  # the elements may differ in each iteration
     stateful: bool = False  # a Python function before it uses an object with state
     cached: bool = False  # a cache in memory is before it
+    kept_order: bool = False  # a shuffle gives all epochs one random order
 
 
 @dataclass
@@ -280,6 +281,8 @@ class Semantics:
             or kind == "Sampling",
             bool(facts.states) or any(each.stateful for each in before),
             (kind == "Cache" and not self._graph.path(node)) or any(each.cached for each in before),
+            (effect == "ordering" and not self._graph.is_seeded(node) and not reshuffles(node))
+            or any(each.kept_order for each in before),
         )
 
     def _selects_by_position(self, node: Any, effect: str | None) -> bool:
@@ -341,6 +344,17 @@ class Semantics:
                 "unknown",
                 f"{names} is not covered by the check, so the elements may differ",
                 "compare the elements with and without the service",
+            )
+        if (
+            mode == "OFF"
+            and any(each.kept_order for each in before)
+            and self._selects_by_position(node, self._graph.effect(node))
+        ):
+            yield change(
+                "random",
+                "shuffle(reshuffle_each_iteration=False) gives each data worker and epoch another "
+                "order, so each of them may take up to all elements from other positions",
+                "call shuffle() with a seed",
             )
         if by_source:
             yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)

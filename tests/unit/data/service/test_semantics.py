@@ -678,6 +678,19 @@ def test_method_with_a_global_generator_has_a_copy() -> None:
     assert "GENERATOR (Generator)" in change.what
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_part_of_one_random_order_differs_on_each_data_worker(seed: int | None) -> None:
+    one_order = numbers().shuffle(9, seed=seed, reshuffle_each_iteration=False)
+    for selected in (one_order.take(3), one_order.map(lambda x: x + 1).skip(3)):
+        found = changes(selected, "OFF")
+        assert [change.kind for change in found] == ["random"] * (seed is None)
+        assert all("another order" in change.what for change in found)
+    assert changes(one_order.batch(3).take(-1), "OFF") == []
+    assert changes(numbers().shuffle(9, seed=seed).unique(), "OFF") == changes(
+        numbers().shuffle(9, seed=seed), "OFF"
+    )
+
+
 def test_seed_of_the_program_counts() -> None:
     tf.random.set_seed(1)
     try:
