@@ -14,7 +14,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
 from typing import Any, NamedTuple
 
 from tfd_notebook.data.service.py_functions import is_users, joined, names_in, reachable
@@ -32,6 +32,12 @@ _NAMED = 3
 _ARITHMETIC = re.compile("INPLACE_|BINARY_(?!SUBSCR|SLICE)")
 _MOVES = re.compile("SWAP|ROT_")
 _COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
+_LOADS_OUTSIDE = re.compile("LOAD_GLOBAL|LOAD_DEREF")
+_CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
+#: Methods that add items to a container, or remove some, not by key.
+_FILLING = frozenset(
+    ("add", "append", "appendleft", "discard", "extend", "insert", "pop", "popitem", "popleft")
+)
 
 GENERATOR, COUNTER, CONTENT = "generator", "counter", "variable or table"
 #: Classes of objects whose state changes while they are used, by module and name.
@@ -83,7 +89,7 @@ def copied_state(token: str) -> tuple[State, ...]:
             found[State(f"{path} ({type(value).__name__})", kind)] = None
         elif inspect.isfunction(value) and is_users(value):
             is_called = path in ("", "__call__")  # other methods of a class may not be
-            for name in _counted(value.__code__):
+            for name in (*_counted(value.__code__), *_filled(value)):
                 if is_called or not name.startswith("self."):
                     place = name if is_called else joined(path, name)
                     found[State(f"{place} (which it changes)", COUNTER)] = None
@@ -136,6 +142,39 @@ def _counted(code: types.CodeType) -> Iterator[str]:
         is_outside = scope == "GLOBAL" or (scope == "DEREF" and name in code.co_freevars)
         if is_outside or (scope == "FAST" and name == "self"):
             yield ".".join(str(each.argval) for each in path if each.opname != "STORE_SUBSCR")
+
+
+def _filled(function: types.FunctionType) -> Iterator[str]:
+    """Yield the containers outside of a function whose items it counts, adds or removes.
+
+    A container that a function only fills by key is omitted, such as a cache of results.
+    """
+    try:
+        scope = inspect.getclosurevars(function)
+    except ValueError:  # a variable outside of it has no value yet
+        return
+    values = {**scope.globals, **scope.nonlocals}
+    outside = {name for name, value in values.items() if isinstance(value, _CONTAINERS)}
+    loaded: list[str] = []  # by the current statement
+    computes = False
+    before = [("", ""), ("", "")]
+    for instruction in dis.get_instructions(function.__code__):
+        if instruction.starts_line:
+            loaded, computes = [], False
+        name = str(instruction.argval)
+        if _LOADS_OUTSIDE.match(instruction.opname) and name in outside:
+            loaded.append(name)
+        elif _ARITHMETIC.match(instruction.opname) and instruction.argrepr != "[]":
+            computes = True
+        elif instruction.opname == "STORE_SUBSCR" and computes:
+            yield from (each for each in set(loaded) if loaded.count(each) > 1)
+        elif instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and name in _FILLING:
+            (owner, kind), (last, last_kind) = before
+            if _LOADS_OUTSIDE.match(last_kind) and last in outside:
+                yield last
+            elif last_kind == "LOAD_ATTR" and kind.startswith("LOAD_FAST") and owner == "self":
+                yield f"self.{last}"
+        before = [before[1], (name, instruction.opname)]
 
 
 def _changed_object(before: list[Any], store: Any) -> list[Any]:

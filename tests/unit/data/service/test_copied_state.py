@@ -211,12 +211,58 @@ def counting() -> Callable[[Any], Any]:
     return function
 
 
+class Collecting:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def __call__(self, x: Any) -> Any:
+        self.items.append(x)
+        return len(self.items)
+
+
+def filling() -> dict[str, Callable[[Any], Any]]:
+    """Return functions that use containers outside of them."""
+    counts: dict[Any, int] = {}
+    known: set[Any] = set()
+    items: list[Any] = []
+    cached: dict[Any, Any] = {}
+
+    def count(x: Any) -> Any:
+        counts[x] = counts.get(x, 0) + 1
+        return counts[x]
+
+    def select(x: Any) -> Any:
+        if x in known:
+            return 0
+        known.add(x)
+        return 1
+
+    def append(x: Any) -> Any:
+        items.append(x)
+        return len(items)
+
+    def cache(x: Any) -> Any:
+        if x not in cached:
+            cached[x] = x * 2 + 1
+        own = [x]
+        own.append(cached[x])
+        return np.append(own, items)
+
+    return {"count": count, "select": select, "append": append, "cache": cache}
+
+
+FILLING = filling()
 COUNTERS: dict[str, tuple[Any, set[str]]] = {
     "nonlocal": (counting(), {"count", "sums"}),
     "global": (count_globally, {"total"}),
     "callable": (Counting(), {"self.count"}),
     "method": (Counting().method, {"self.sums"}),
     "inner function": (lambda x: count_globally(x), {"count_globally.total"}),
+    "counts by key": (FILLING["count"], {"counts"}),
+    "known elements": (FILLING["select"], {"known"}),
+    "list of elements": (FILLING["append"], {"items"}),
+    "list of an object": (Collecting(), {"self.items"}),
+    "cache by key": (FILLING["cache"], set()),
     "loaded once": (Counting().load, set()),
     "set": (load_globally, set()),
 }
