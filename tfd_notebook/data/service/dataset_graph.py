@@ -252,12 +252,28 @@ class DatasetGraph:
         return size is not None and size == shift and stride == 1
 
     def is_enumeration(self, node: Any) -> bool:
-        """Return True if one input of a zip counts without end, as in enumerate()."""
-        before = self.before(node)
-        return len(before) == 2 and any(
-            self.is_counter(each) or (node_kind(each) == "Scan" and self._counts(each))
-            for each in before
-        )
+        """Return True if all inputs of a zip but one are alike, and some of them count.
+
+        An example is ``enumerate``.
+        """
+        return self.joins_one(node) and any(map(self._numbers, self.before(node)))
+
+    def joins_one(self, zipped: Any) -> bool:
+        """Return True if a zip joins one dataset with numbers or constants that have no end."""
+        before = self.before(zipped)
+        others = [each for each in before if not (self._numbers(each) or self._is_any_part(each))]
+        return node_kind(zipped) == "Zip" and len(others) <= 1 < len(before)
+
+    def _numbers(self, node: Any) -> bool:
+        """Return True for a dataset that counts without end."""
+        return self.is_counter(node) or (node_kind(node) == "Scan" and self._counts(node))
+
+    def _is_any_part(self, node: Any) -> bool:
+        """Return True for endless random numbers, or an endless constant."""
+        if node_kind(node) == "Random":
+            return not self.is_seeded_source(node)
+        count = self.constant(node, 1) if node_kind(node) == "Repeat" else None
+        return count is not None and count < 0 and node_kind(self.before(node)[0]) == "Tensor"
 
     def is_counter(self, node: Any) -> bool:
         """Return True for the endless source of ``enumerate``."""

@@ -116,6 +116,7 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
     """Return the facts of a node of a function, without those of functions that it calls."""
     seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
     draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
+    draws = draws and node.op != "RandomIndexShuffle"  # its seed is an input
     kind = node_kind(node)
     effect = OPERATIONS.get(kind)
     inputs = list(data_inputs(node))

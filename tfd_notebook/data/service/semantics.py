@@ -323,7 +323,7 @@ class Semantics:
             return Change(kind, name, what, fix, refused)
 
         divided = [each for each in before if each.divided]
-        if effect == "pairing" and len(before) > 1 and not self._graph.is_enumeration(node):
+        if effect == "pairing" and len(before) > 1 and not self._graph.joins_one(node):
             divided = before  # each source is divided separately, even if it is one unit
         if effect != "counting":  # the selector of sample_from_datasets
             divided = [each for each in divided if not each.only_drawn]
@@ -428,7 +428,7 @@ class Semantics:
         after = f"call {user_name(kind)}() after distribute"
         joining, times = _joining(mode), _times(mode, workers)
         endless = any(each.endless for each in before)
-        if effect == "pairing" and not self._graph.is_enumeration(node):
+        if effect == "pairing" and not self._graph.joins_one(node):
             if kind == "DirectedInterleave" and self._graph.selects_at_random(node):
                 if stops_early(node):
                     yield change(
@@ -445,6 +445,8 @@ class Semantics:
                 'use processing_mode="data", which divides the results',
                 refused=True,
             )
+        elif effect == "pairing" and not self._graph.is_enumeration(node):
+            return
         elif effect == "pairing":
             what = "each data worker counts from the start, so a number may occur "
             yield change("counting", f"{what}{times}", "number the elements after distribute")
@@ -623,7 +625,7 @@ class Semantics:
         name = user_name(node_kind(node)) if stage is None else stage.name
         if node_kind(node) == "DirectedInterleave" and not self._graph.selects_at_random(node):
             name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
-        if node_kind(node) == "Zip" and self._graph.is_enumeration(node):
+        if self._graph.is_enumeration(node) and len(self._graph.before(node)) == 2:
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
 

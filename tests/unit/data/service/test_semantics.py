@@ -110,6 +110,13 @@ SOUND: dict[str, Callable[[], Any]] = {
     "unbatch": lambda: D.from_tensor_slices([[1, 2], [3, 4]]).unbatch(),
     "random numbers": lambda: numbers().map(lambda x: (x, draw())),
     "stateless": lambda: numbers().map(lambda x: tf.random.stateless_uniform((), seed=(1, x))),
+    "index shuffle": lambda: (
+        numbers()
+        .map(lambda x: tf.random.experimental.index_shuffle(x, [1, 2], tf.constant(8, tf.int64)))
+        .filter(lambda x: x < 6)
+    ),
+    "zip with a constant": lambda: D.zip((numbers(), D.from_tensors(7).repeat())),
+    "zip with random numbers": lambda: D.zip((numbers(), D.random())),
     "constant table": lambda: from_table(numbers(), mutable=False),
     "one-element windows": lambda: numbers().window(1).flat_map(lambda w: w),
     "endless shuffled windows": lambda: shuffled().repeat().window(3, shift=1),
@@ -159,6 +166,12 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     "skip": (lambda: numbers().skip(3), {"counting"}, set(), set()),
     "enumerate": (lambda: numbers().enumerate(), {"counting"}, set(), set()),
     "counter": (lambda: D.zip((D.counter(), numbers())), {"counting"}, set(), set()),
+    "counters": (
+        lambda: D.zip((numbers(), (D.counter(), D.counter()))),
+        {"counting"},
+        set(),
+        set(),
+    ),
     "shard": (lambda: numbers().shard(2, 0), {"counting"}, set(), set()),
     "take_while": (lambda: numbers().take_while(lambda x: x < 3), {"counting"}, set(), set()),
     "scan": (
