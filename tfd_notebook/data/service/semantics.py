@@ -257,6 +257,7 @@ class Semantics:
         source = kind == "Random"
         drawn = source and not self._graph.is_seeded_source(node)
         selects = kind == "DirectedInterleave"  # the first input selects the others
+        read = before[1:] if selects and before[:1] and before[0].only_drawn else before
         parts = [each.random for each in before]
         random_order = (effect == "ordering" and not self._graph.is_seeded(node)) or facts.shuffles
         selection = self._random.selection(node, parts)
@@ -273,7 +274,7 @@ class Semantics:
             or random_order
             or self._graph.is_unordered(node)
             or (bool(selection) and (selects or facts.names)),
-            any(each.reselected for each in before if not (selects and each.only_drawn))
+            any(each.reselected for each in read)
             or (reordered and self._selects_by_position(node, effect))
             or (bool(selection) and not (selects and self._selects_all(node)))
             or ((facts.shuffles or self._graph.is_unordered_inside(node)) and facts.condenses)

@@ -745,6 +745,14 @@ def test_part_of_any_order_in_a_function_differs_on_each_data_worker() -> None:
     assert not graph_inspection.examine(dataset).semantics.keeps_elements("OFF")
 
 
+def test_choice_of_random_elements_differs_in_each_epoch() -> None:
+    choice = D.range(2).repeat(3)
+    random = D.choose_from_datasets([numbers(), D.random().take(6)], choice)
+    assert not graph_inspection.examine(random).semantics.keeps_elements("OFF")
+    sure = D.choose_from_datasets([numbers(), D.random(seed=1).take(6)], choice)
+    assert graph_inspection.examine(sure).semantics.keeps_elements("OFF")
+
+
 def test_options_of_the_dataset_count_in_functions() -> None:
     options = tf.data.Options()
     options.deterministic = False
