@@ -210,12 +210,14 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         'use processing_mode="dynamic", or fewer data workers',
     ),
     (
-        re.compile(r"cache lockfile already exists \('(.+?)'\)"),
+        re.compile(
+            r"(?:cache lockfile already exists \('|Existing cache files found:\s+)([^'\s]+)"
+        ),
         errors.DataError,
         "cache(file) failed, because another iterator writes the file, or has not completed it "
         "({1}). Each data worker has its own iterator, and a loop that is left early leaves one",
         None,
-        "call cache(file) after distribute, and read it to the end once. Delete the lock file if "
+        "call cache(file) after distribute, and read it to the end once. Delete the file if "
         "no other process writes the cache",
     ),
     (
