@@ -33,6 +33,26 @@ def is_one_variant(element_spec: Any) -> bool:
     return bool(structure.get_flat_tensor_shapes(element_spec)[0].is_compatible_with(()))
 
 
+def to_tensors(element_spec: Any, element: Any) -> list[Any]:
+    """Return the tensors of an element, as TensorFlow gives them to a function."""
+    from tensorflow.python.data.util import structure
+
+    return list(structure.to_tensor_list(element_spec, element))
+
+
+def from_tensors(element_spec: Any, tensors: list[Any]) -> Any:
+    """Return the element with the given tensors."""
+    from tensorflow.python.data.util import structure
+
+    return structure.from_compatible_tensor_list(element_spec, tensors)
+
+
+def map_tensors(dataset: Any, tensors: list[Any]) -> list[Any]:
+    """Return the tensors that the function of a ``map`` computes from those of an element."""
+    (wrapper,) = dataset._functions()
+    return list(wrapper.function(*tensors))
+
+
 def can_be_batched(element_spec: Any) -> bool:
     """Return True if ``tf.data.Dataset.batch`` accepts such elements."""
     import tensorflow as tf

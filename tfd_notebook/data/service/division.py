@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfd_notebook._compat.tf_data import elements
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service import graph_inspection
 from tfd_notebook.data.service.operations import COUNTER, EXPANDING, NUMBERED
@@ -24,6 +25,8 @@ _MANY = 1 << 61
 #: Operations whose result depends on the order of the elements before them. The sizes of batches
 #: do not.
 _ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWindow")
+#: Operations that deliver elements of their inputs, of which the numbers are known.
+_PASSING = ("Model", "Options", "Prefetch", "Skip", "Take", "Zip")
 #: Modes in which the data workers together deliver each element once.
 _DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
 
@@ -40,6 +43,9 @@ class Division:
         All operations, by node.
     numbered : set of str
         The operations whose elements the data workers compute from their numbers.
+    mapped : set of str
+        Operations with elements that TensorFlow does not compute from their numbers, because they
+        depend on a ``map``. Those of its inputs and its function give them.
     local : list of str
         The operations that the consumer runs, each after its inputs.
     shuffled : set of str
@@ -50,6 +56,7 @@ class Division:
     definition: Any
     operations: dict[str, Operation] = field(default_factory=dict)
     numbered: set[str] = field(default_factory=set)
+    mapped: set[str] = field(default_factory=set)
     local: list[str] = field(default_factory=list)
     shuffled: set[str] = field(default_factory=set)
 
@@ -83,18 +90,36 @@ class Division:
         import tensorflow as tf
 
         dataset = self.dataset_of(name)
-        count = int(dataset.cardinality())
-        values = {
-            node.name: node.attr["value"].tensor
-            for node in self.definition.node
-            if node.op == "Const"
-        }
+        numbers = tf.data.Dataset.range(int(dataset.cardinality()))
+        element = self._element_of(name)
+        return numbers.map(
+            lambda number: elements.from_tensors(dataset.element_spec, element(number)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+
+    def _element_of(self, name: str) -> Callable[[Any], list[Any]]:
+        """Return the function that computes the tensors of an element from its number."""
+        import tensorflow as tf
+
+        dataset, operation = self.dataset_of(name), self.operations[name]
+        if name in self.mapped:
+            inputs = [self._element_of(each) for each in operation.inputs]
+            stage = operation.stage
+            skipped = (stage.number or 0) if stage is not None and operation.kind == "Skip" else 0
+
+            def tensors(number: Any) -> list[Any]:
+                before = [tensor for each in inputs for tensor in each(number + skipped)]
+                return elements.map_tensors(dataset, before) if operation.kind == "Map" else before
+
+            return tensors
         counters = {}
-        for each, operation in self.operations.items():
-            if operation.effect == COUNTER:  # TensorFlow computes elements of finite datasets only
-                start = int(tf.make_ndarray(values[operation.node.input[0]]))
+        for each, counter in self.operations.items():
+            if counter.effect == COUNTER:  # TensorFlow computes elements of finite datasets only
+                start = self._constant(counter.node.input[0])
                 counters[each] = (None, tf.data.Dataset.range(start, start + _MANY))
-        if counters:
+        if name in counters:
+            dataset = counters[name][1]
+        elif counters:
             dataset = self._rebuilt(name, counters)
         # TensorFlow's replacements of stages do not compute an element from its number.
         options = tf.data.Options()
@@ -103,11 +128,15 @@ class Division:
         options.experimental_optimization.parallel_batch = False
         dataset = dataset.with_options(options)
 
-        def element(number: Any) -> Any:
-            return tf.data.experimental.at(dataset, number)
+        return lambda number: elements.to_tensors(
+            dataset.element_spec, tf.data.experimental.at(dataset, number)
+        )
 
-        numbers = tf.data.Dataset.range(count)
-        return numbers.map(element, num_parallel_calls=tf.data.AUTOTUNE)
+    def _constant(self, name: str) -> int:
+        import tensorflow as tf
+
+        (node,) = (each for each in self.definition.node if each.name == name)
+        return int(tf.make_ndarray(node.attr["value"].tensor))
 
     @property
     def end(self) -> str:
@@ -183,21 +212,24 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
         division.operations[name] = operation
         if _in_random_order(operation, division):
             division.shuffled.add(name)
-        numbered = operation.kind in NUMBERED and not operation.node.op.startswith("ParallelBatch")
-        if numbered and not operation.flow.endless and by_number.issuperset(operation.inputs):
-            by_number.add(name)
+        if not operation.flow.endless and by_number.issuperset(operation.inputs):
+            if _is_mapped(operation, division):
+                division.mapped.add(name)
+                by_number.add(name)
+            elif _is_computed(operation, division):
+                by_number.add(name)
         if not any(each in division.local for each in operation.inputs):
             if not operation.changes or operation.effect == COUNTER:
                 continue
             if mode == "DYNAMIC" and name in by_number and _is_numbered(operation):
                 division.numbered.add(name)
-                operation.flow = Flow(divided=True)
+                operation.flow = Flow(divided=True, random=operation.flow.random)
                 continue
         before = [n for n in operation.inputs if division.operations[n].effect != COUNTER]
         if alone.issuperset(before):
             alone.add(name)  # all of it runs here, as without a service
         else:
-            _check(operation, division, mode)
+            _check(operation, division, mode, in_process)
         division.local.append(name)
     return division if division.numbered or division.local else None
 
@@ -212,6 +244,23 @@ def _in_random_order(operation: Operation, division: Division) -> bool:
     return kept and division.shuffled.issuperset(inputs)
 
 
+def _is_mapped(operation: Operation, division: Division) -> bool:
+    """Return True if an element depends on those with its number, by functions without state."""
+    if operation.stage is None:
+        return False
+    if operation.kind == "Map":
+        return not operation.changes and not operation.flow.stateful
+    known = operation.kind != "Skip" or operation.stage.number is not None
+    passing = operation.kind in _PASSING and known
+    return passing and not division.mapped.isdisjoint(operation.inputs)
+
+
+def _is_computed(operation: Operation, division: Division) -> bool:
+    """Return True if TensorFlow computes an element from its number."""
+    is_known = operation.kind in NUMBERED and not operation.node.op.startswith("ParallelBatch")
+    return is_known and division.mapped.isdisjoint(operation.inputs)
+
+
 def _is_numbered(operation: Operation) -> bool:
     import tensorflow as tf
 
@@ -222,7 +271,15 @@ def _is_numbered(operation: Operation) -> bool:
     return dense and int(dataset.cardinality()) >= 0
 
 
-def _check(operation: Operation, division: Division, mode: str) -> None:
+def _is_same_by_data(dataset: Any, in_process: bool) -> bool:
+    """Return True if all of `dataset` can run in mode ``"data"``."""
+    try:
+        return divide(dataset, "DATA", in_process) is None
+    except DataChanged:
+        return False
+
+
+def _check(operation: Operation, division: Division, mode: str, in_process: bool) -> None:
     """Raise DataChanged for an operation whose result would differ in the consumer."""
     known = {change.kind: change for change in operation.changes}
     reason = None
@@ -240,6 +297,8 @@ def _check(operation: Operation, division: Division, mode: str) -> None:
             "let one source deliver what belongs together, or use sources with numbers, such as "
             "from_tensor_slices"
         )
+        if mode == "DYNAMIC" and _is_same_by_data(division.dataset, in_process):
+            fix += ', or processing_mode="data", in which each data worker reads all sources'
     elif any(
         division.dataset_of(each) is None
         for each in operation.inputs

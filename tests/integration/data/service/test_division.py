@@ -34,6 +34,23 @@ def test_pairs_stay_together(cluster: tfd.Cluster) -> None:
         assert sorted(read.as_numpy_iterator()) == [(x, 2 * x) for x in range(300)]
 
 
+def test_pairs_of_mapped_sources_stay_together(cluster: tfd.Cluster) -> None:
+    variable = tf.Variable(1, dtype=tf.int64)
+
+    def add(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return x + constant, tf.random.uniform(())
+
+    constant = variable.read_value()
+    sources = D.range(300).map(add), D.range(600).map(lambda x: 2 * x).skip(20)
+    read = D.zip(sources).apply(cluster.distribute("dynamic", semantics="same"))
+    drawn: list[float] = []
+    for _ in range(2):
+        epoch = list(read.as_numpy_iterator())
+        assert sorted((a, b) for (a, _), b in epoch) == [(x + 1, 2 * x + 40) for x in range(300)]
+        drawn += [number for (_, number), _ in epoch]
+    assert len(set(drawn)) > 590
+
+
 def test_python_functions_of_numbered_elements_reach_the_data_workers(cluster: tfd.Cluster) -> None:
     def double(x: np.int64) -> np.int64:
         return np.int64(2 * x)

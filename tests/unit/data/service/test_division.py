@@ -32,6 +32,18 @@ def filtered() -> Any:
     return D.range(9).filter(lambda x: x != 3)
 
 
+def increased(x: Any) -> Any:
+    return x + 1
+
+
+def named(x: Any) -> dict[str, Any]:
+    return {"number": x, "text": tf.strings.as_string(x)}
+
+
+def pairs() -> Any:
+    return D.zip((D.range(9), D.range(20, 30)))
+
+
 @pytest.mark.parametrize("mode", ["OFF", "DYNAMIC"])
 def test_sound_pipeline_is_not_divided(mode: str) -> None:
     dataset = filtered().map(lambda x: x + 1).shuffle(5).repeat(2).prefetch(1)
@@ -48,6 +60,12 @@ def test_sound_pipeline_is_not_divided(mode: str) -> None:
         (D.range(9).concatenate(D.range(4)).shard(2, 1), ["Shard"]),
         (D.range(9).batch(4, drop_remainder=True), ["Batch"]),
         (D.range(9).repeat(2).batch(2).take(3).repeat(), ["Take"]),
+        (D.zip({"a": D.range(9).map(increased), "b": D.range(8).map(named).prefetch(1)}), ["Zip"]),
+        (D.zip((pairs().map(lambda a, b: a + b), D.range(3, 12))).map(lambda a, b: b), ["Zip"]),
+        (D.range(9).map(increased).skip(4).take(-1), ["Skip"]),
+        (D.range(9).batch(2).map(named).take(9), ["Take"]),
+        (D.range(9).map(named).enumerate(5).skip(20), ["Skip"]),
+        (D.range(9).map(named).enumerate(5).take(7).repeat(), ["Take"]),
     ],
 )
 def test_elements_with_numbers_stay_on_the_data_workers(dataset: Any, numbered: list[str]) -> None:
@@ -153,8 +171,8 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         (filtered().shuffle(9, reshuffle_each_iteration=False).take(4), r"take\(4\)"),
         (D.zip((filtered(), filtered())), "zip"),
         (D.range(9).batch(2, num_parallel_calls=2).take(2), r"take\(2\)"),
-        # TensorFlow can only compute elements of a map by numbers with errors in its memory.
-        (D.range(9).map(lambda x: x + 1).take(2), r"take\(2\)"),
+        (D.range(9).map(increased).batch(2).take(2), r"take\(2\)"),
+        (D.range(9).map(increased).skip(-1), r"skip\(\)"),
         (D.range(9).repeat().take(20), r"take\(20\)"),
         (filtered().shuffle(2).take(4), r"take\(4\)"),
         (D.range(9).shuffle(9).flat_map(D.range).take(4), r"take\(4\)"),
@@ -166,6 +184,22 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
 def test_what_needs_the_order_is_refused(dataset: Any, operation: str) -> None:
     with pytest.raises(errors.DataChanged, match=f"(?s){operation}.*no fixed order.*Next: "):
         divide(dataset, "DYNAMIC", False)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_offered"), [(filtered(), True), (D.range(9).shuffle(9), False)]
+)
+def test_mode_without_a_change_is_offered(other: Any, is_offered: bool) -> None:
+    with pytest.raises(errors.DataChanged) as caught:
+        divide(D.zip((filtered(), other)), "DYNAMIC", False)
+    assert ('processing_mode="data"' in str(caught.value.fix)) is is_offered
+
+
+def test_state_of_a_function_is_not_shared_by_number() -> None:
+    numbers = itertools.count()
+    counted = D.range(9).map(lambda x: tf.numpy_function(lambda: next(numbers), [], tf.int64))
+    with pytest.raises(errors.DataChanged, match="zip"):
+        divide(D.zip((counted, D.range(9))), "DYNAMIC", in_process=True)
 
 
 @pytest.mark.parametrize(
