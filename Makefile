@@ -66,13 +66,15 @@ N ?= 12
 flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each third run with busy cores; prints a table
 	$(BIN)/python -m tests.flaky $(N) $(MAKE) --no-print-directory test-fast
 
+# These two have limits by their numbers. faulthandler would end them after six minutes.
+LONG := -o faulthandler_timeout=0
 PIPELINES ?= 10000
 test-semantics: $(VENV)/.test ## random pipelines through a service and without one; PIPELINES=10000 takes an hour
-	TFD_TEST_PIPELINES=$(PIPELINES) $(PYTEST) -s tests/contracts/test_semantics.py
+	TFD_TEST_PIPELINES=$(PIPELINES) $(PYTEST) $(LONG) -s tests/contracts/test_semantics.py
 
 INPUTS ?= 1000000
 fuzz: $(VENV)/.test ## random messages, files and variables for each receiver; INPUTS=1000000 takes an hour
-	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) -s tests/unit/test_fuzz.py
+	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) $(LONG) -s tests/unit/test_fuzz.py
 
 # Run each suite, and fail at the end if one has failed.
 EACH = suites="$(1)" || exit; for suite in $$suites; do $(MAKE) test-$$suite || failed="$$failed $$suite"; done; \

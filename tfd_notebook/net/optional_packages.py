@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -21,11 +23,7 @@ def load(name: str, user: str, extra: str) -> Any:
     Unsupported
         It is not installed, or a package of the extra is too old.
     """
-    try:
-        requirements = metadata.requires("tfd-notebook") or []
-    except metadata.PackageNotFoundError:  # a copy of the files
-        requirements = []
-    for requirement in requirements:
+    for requirement in _requirements():
         if (match := _REQUIREMENT.match(requirement)) is not None and match[3] == extra:
             _check_version(match[1], match[2], user, extra)
     try:
@@ -34,6 +32,14 @@ def load(name: str, user: str, extra: str) -> Any:
         raise Unsupported(
             f"{user} needs the package {error.name}", fix=f'pip install "tfd-notebook[{extra}]"'
         ) from error
+
+
+@functools.cache
+def _requirements() -> Sequence[str]:
+    try:
+        return metadata.requires("tfd-notebook") or ()
+    except metadata.PackageNotFoundError:  # a copy of the files
+        return ()
 
 
 def _check_version(package: str, minimum: str, user: str, extra: str) -> None:
