@@ -210,8 +210,10 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         'use processing_mode="dynamic", or fewer data workers',
     ),
     (
+        # Two iterators that begin together replace the files of each other.
         re.compile(
-            r"(?:cache lockfile already exists \('|Existing cache files found:\s+)([^'\s]+)"
+            r"(?:cache lockfile already exists \('|Existing cache files found:\s+|"
+            r"(?=\S+_\d+\.(?:data-|index|lockfile)\S*; No such file))([^'\s;]+)"
         ),
         errors.DataError,
         "cache(file) failed, because another iterator writes the file, or has not completed it "
