@@ -37,7 +37,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.model.snapshot import TaskRow
-from tfd_notebook.model.spec import Policy, Role
+from tfd_notebook.model.spec import ClusterConfig, Policy, Role
 
 pytestmark = pytest.mark.integration
 
@@ -134,6 +134,9 @@ class Cluster:
             TaskRow(f"data_worker:{i}", Role.DATA_WORKER, i, address=worker.address)
             for i, worker in enumerate(self.workers)
         )
+
+    def restart_step(self, task: str, logs: bool = False) -> str:
+        return ClusterConfig(self.name).restart_step(task, logs)
 
     def check_room(self, needed: int) -> None:
         """Accept every size."""
