@@ -50,11 +50,12 @@ def _attach(resolver: Any, name: str, connect: bool) -> Any:
 def _prepare() -> None:
     """Prepare TensorFlow and the notebook at the first use of a public name."""
     # Imported here because `import tfd_notebook` imports and changes nothing.
-    from tfd_notebook._compat.tf_data import py_functions, source_locations
+    from tfd_notebook._compat.tf_data import autograph, py_functions, source_locations
     from tfd_notebook.cluster import registry
     from tfd_notebook.resolvers import providers
 
     providers.clusters, providers.attach = registry.clusters, _attach
+    autograph.exclude_package()
     py_functions.make_tokens_unique()
     source_locations.record()
     if "ipykernel" in sys.modules and "IPython" in sys.modules:

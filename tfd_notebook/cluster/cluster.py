@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from tfd_notebook import views
-from tfd_notebook._compat.tf_data import graph
+from tfd_notebook._compat.tf_data import autograph
 from tfd_notebook.cluster import registry, runs
 from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.cluster.data_service import ClusterDataService
@@ -63,7 +63,7 @@ def _documented_by(source: Any) -> Callable[[_Method], _Method]:
         # Python 3.13 removes the indentation of docstrings.
         parameter = r"(?m)^ *(cluster : DataServiceProtocol|servers : ClusterServers)\n"
         method.__doc__ = re.sub(parameter, "", source.__doc__)
-        graph.keep_unconverted(method)  # a tf.function may call it
+        autograph.keep_unconverted(method)  # a tf.function may call it
         return method
 
     return copy

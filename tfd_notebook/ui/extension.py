@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from tfd_notebook._compat import import_hooks
-from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook._compat.tf_data import autograph, py_functions, source_locations
 from tfd_notebook.bus import comm
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui import magics
@@ -28,6 +28,7 @@ def load(shell: Any) -> None:
     With ``TFD_PRELOAD=off``, the first cluster starts the fork server.
     """
     global _preload_timer
+    autograph.exclude_package()
     py_functions.make_tokens_unique()
     source_locations.record()
     magics.load_ipython_extension(shell)
@@ -60,6 +61,7 @@ def unload(shell: Any) -> None:
     local.shutdown()
     # IPython's last traceback may keep an iterator alive, for which the handler stays armed.
     sigint.undo()
+    autograph.undo()
     py_functions.restore_tokens()
     source_locations.undo()
     import_hooks.remove_all()

@@ -24,11 +24,6 @@ def serialized(dataset: Any) -> bytes:
     return graph
 
 
-def keep_unconverted(function: Any) -> None:
-    """Keep AutoGraph from converting a function that a ``tf.function`` calls."""
-    function.autograph_info__ = None
-
-
 def is_traced(dataset: Any) -> bool:
     """Return True if a dataset is a part of a ``tf.function`` that is being traced."""
     return not hasattr(dataset._variant_tensor, "numpy")

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tfd_notebook._compat.tf_data import graph
+from tfd_notebook._compat.tf_data import autograph, graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, plain, watch
@@ -224,6 +224,7 @@ def _distributor(
         )
         return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
+    autograph.keep_unconverted(apply)  # a tf.function may call it
     return apply
 
 

@@ -343,6 +343,27 @@ class TestArguments:
 
         assert int(total()) == 36
 
+    def test_autograph_converts_no_function_of_the_package(
+        self, inside: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        before = Range(9)
+        distributed = distribute.distribute(inside, "dynamic")
+        registered = distribute.register(inside, before)
+
+        @tf.function
+        def total(created: Any) -> Any:
+            read = [distributed(before), distributed(Range(9)), distributed(created)]
+            read.append(distribute.from_dataset_id(inside, "dynamic", registered, spec))
+            return [
+                dataset.reduce(tf.constant(0, tf.int64), lambda total, number: total + number)
+                for dataset in read
+            ]
+
+        spec = before.element_spec
+        assert [int(each) for each in total(Range(9))] == [36] * 4
+        assert values(tf.function(distributed)(before)) == list(range(9))
+        assert caplog.messages == []  # AutoGraph warns of functions that it failed to convert
+
 
 class TestCardinality:
     def test_known_cardinality_is_exact(self, outside: Cluster) -> None:
