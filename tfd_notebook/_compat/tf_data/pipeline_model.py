@@ -296,6 +296,8 @@ def _number(dataset: Any) -> int | None:
 
     for name in _NUMBERS:
         value = getattr(dataset, name, None)
+        if value is None:
+            continue  # most of them; is_tensor is slow for other values than tensors
         number = tf.get_static_value(value) if tf.is_tensor(value) else None
         if number is not None and number.ndim == 0:
             return int(number) if number >= 0 else None

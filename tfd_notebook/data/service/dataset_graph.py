@@ -87,6 +87,8 @@ class DatasetGraph:
         self.nodes = {node.name: node for node in small.node}
         self.functions = Functions(small.library.function)
         self.rows = BatchRows(self.functions)
+        self._before: dict[str, tuple[Any, ...]] = {}
+        self._constants: dict[tuple[str, int], Any] = {}
         self._deterministic = deterministic
 
     @cached_property
@@ -199,12 +201,15 @@ class DatasetGraph:
             node = self.nodes.get(node.input[0].lstrip("^").partition(":")[0])
         return node
 
-    def before(self, node: Any) -> list[Any]:
+    def before(self, node: Any) -> tuple[Any, ...]:
         """Return the operations whose elements `node` reads."""
-        names = list(data_inputs(node))
-        del names[captured_inputs(node)]
-        inputs = map(self.input, names)
-        return [each for each in inputs if each is not None and is_dataset(each)]
+        if node.name not in self._before:
+            names = list(data_inputs(node))
+            del names[captured_inputs(node)]
+            inputs = map(self.input, names)
+            found = tuple(each for each in inputs if each is not None and is_dataset(each))
+            self._before[node.name] = found
+        return self._before[node.name]
 
     def captured_datasets(self, node: Any) -> list[Any]:
         """Return the datasets that the functions of `node` use."""
@@ -213,6 +218,12 @@ class DatasetGraph:
 
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an input that is a constant, else None."""
+        key = node.name, index
+        if key not in self._constants:
+            self._constants[key] = self._constant(node, index)
+        return self._constants[key]
+
+    def _constant(self, node: Any, index: int) -> Any:
         import tensorflow as tf
 
         source = self.input(node.input[index]) if index < len(node.input) else None
@@ -297,7 +308,7 @@ class DatasetGraph:
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""
         repeats = self.before(scan)
-        source = self.before(repeats[0]) if repeats else []
+        source = self.before(repeats[0]) if repeats else ()
         return bool(source) and node_kind(source[0]) == "Tensor"
 
     def selects_at_random(self, node: Any) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.graph import data_inputs
+from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
 from tfd_notebook.data.service.python_state import State, copied_state, names_random
@@ -44,8 +46,14 @@ class Facts(NamedTuple):
 
     def plus(self, other: Facts) -> Facts:
         """Return the properties of two functions together."""
+        if _NONE in (self, other):
+            return self if other == _NONE else other
         pairs: Iterable[tuple[Any, Any]] = zip(self, other, strict=True)
         return Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
+
+
+#: Most nodes have no such property, and call no function.
+_NONE = Facts()
 
 
 class Functions:
@@ -65,6 +73,8 @@ class Functions:
         self._library = {each.signature.name: each for each in library}
         self._facts: dict[str, Facts] = {}
         self._bodies: dict[str, list[tuple[Any, Facts, Facts]]] = {}
+        # By the identity of the node, which the entry keeps.
+        self._calls: dict[int, tuple[Any, Facts]] = {}
         self.visited = 0
 
     @property
@@ -91,7 +101,14 @@ class Functions:
 
     def facts_of(self, node: Any) -> Facts:
         """Return the facts of the functions that a node calls, and of those that they call."""
-        facts = Facts()
+        known, facts = self._calls.get(id(node), (None, _NONE))
+        if known is not node:
+            facts = self._facts_of_called(node)
+            self._calls[id(node)] = node, facts
+        return facts
+
+    def _facts_of_called(self, node: Any) -> Facts:
+        facts = _NONE
         for name in _called(node):
             facts = facts.plus(self._function(name))
         return facts
@@ -105,7 +122,7 @@ class Functions:
         body = []
         for node in nodes:
             self.visited += 1
-            own, called = _facts_of(node, constants), self.facts_of(node)
+            own, called = _facts_of(node, constants), self._facts_of_called(node)
             body.append((node, own, called))
             facts = facts.plus(own).plus(called)
         self._facts[name], self._bodies[name] = facts, body
@@ -114,6 +131,8 @@ class Functions:
 
 def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
     """Return the facts of a node of a function, without those of functions that it calls."""
+    if _is_plain(node.op):
+        return _NONE
     seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
     draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
     draws = draws and node.op != "RandomIndexShuffle"  # its seed is an input
@@ -140,6 +159,19 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
     )
 
 
+@functools.cache
+def _is_plain(op: str) -> bool:
+    """Return True for an op that has none of the facts, with all attributes and inputs."""
+    return not (
+        op.startswith((*_DRAWING, *_GENERATING, "StatelessRandom", "Assign"))
+        or op.endswith("CandidateSampler")
+        or op in OPS
+        or op == "GetElementAtIndex"
+        or "Dataset" in op
+        or kind_of(op) in OPERATIONS
+    )
+
+
 def order_of(node: Any) -> bytes:
     """Return ``b"false"`` if parallel calls of a dataset's node deliver in any order.
 
@@ -152,9 +184,11 @@ def order_of(node: Any) -> bytes:
 
 def _called(node: Any) -> Iterator[str]:
     for attr in node.attr.values():
-        for function in (attr.func, *attr.list.func):
-            if function.name:
-                yield function.name
+        kind = attr.WhichOneof("value")
+        if kind in ("func", "list"):
+            for function in (attr.func,) if kind == "func" else attr.list.func:
+                if function.name:
+                    yield function.name
     yield node.op
 
 

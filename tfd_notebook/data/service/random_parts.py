@@ -189,6 +189,8 @@ def _of_op(node: Any, inputs: list[int], own: Facts, called: Facts, in_any_order
         degree = max(degree, POSSIBLY)
     if own.draws or own.generates or called.draws or called.generates:
         degree = CERTAINLY
+    if degree < CERTAINLY:
+        return degree
     results = max((len(attr.list.type) for attr in node.attr.values()), default=0)
     if node.op in OF_SHAPES or (_functions_of(node) and results > 1):
         return min(degree, POSSIBLY)  # of several results, only some may depend on it

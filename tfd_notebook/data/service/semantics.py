@@ -106,6 +106,7 @@ class Semantics:
         self._graph = DatasetGraph(definition, deterministic)
         self._random = RandomParts(self._graph.functions)
         self._stages = {} if last is None else nodes_of(definition, last)
+        self._found: dict[tuple[str, int, bool], list[Change]] = {}
         self._visited = 0
 
     def changes(self, mode: str, workers: int, in_process: bool = False) -> list[Change]:
@@ -120,6 +121,12 @@ class Semantics:
         in_process : bool
             Whether the data workers run in this process. They then share its Python objects.
         """
+        key = mode, workers, in_process
+        if key not in self._found:
+            self._found[key] = self._find_changes(*key)
+        return list(self._found[key])
+
+    def _find_changes(self, mode: str, workers: int, in_process: bool) -> list[Change]:
         found: dict[tuple[str, str], Change] = {}
         for operation in self.operations(mode, workers, in_process):
             for change in operation.changes:

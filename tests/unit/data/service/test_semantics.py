@@ -20,7 +20,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 from tfd_notebook.data.service import changes as reports
-from tfd_notebook.data.service import graph_inspection, semantics
+from tfd_notebook.data.service import function_facts, graph_inspection, semantics
 
 D = tf.data.Dataset
 GENERATOR = np.random.default_rng(1)
@@ -1156,6 +1156,23 @@ def test_each_node_is_visited_once() -> None:
     before = pipeline.visited
     pipeline.changes("DATA", 2)
     assert pipeline.visited == before + 31  # the datasets; functions are visited once
+
+
+def test_functions_and_constants_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(number: Any) -> Any:
+        return tf.cond(number > 1, lambda: number, lambda: number + 1)
+
+    dataset = numbers().shuffle(4).map(draw).take(3).repeat(2).batch(2).enumerate()
+    pipeline = graph_inspection.examine(dataset).semantics
+    assert pipeline.changes("DYNAMIC", 2)
+    read: list[Any] = []
+    monkeypatch.setattr(tf, "make_ndarray", read.append)
+    monkeypatch.setattr(function_facts, "_called", lambda node: read.append(node) or ())
+    assert pipeline.changes("DYNAMIC", 3)
+    assert read == []
+    visited = pipeline.visited
+    assert pipeline.changes("DYNAMIC", 2)
+    assert pipeline.visited == visited  # the same question is answered once
 
 
 def test_data_in_the_graph_is_not_kept() -> None:
