@@ -8,10 +8,11 @@ choose defaults for the hosts of consumer and workers, and return datasets that 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from tfd_notebook._compat.tf_data import autograph, graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
@@ -28,6 +29,22 @@ from tfd_notebook.model.spec import check_seconds
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
 _REGISTERED_MODE = "OFF"
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run `function` outside of the ``tf.function`` that calls it, if one does."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        import tensorflow as tf
+
+        with tf.init_scope():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def distribute(
@@ -228,6 +245,7 @@ def _distributor(
     return apply
 
 
+@_eagerly
 def register(
     cluster: DataServiceProtocol,
     dataset: Any,
@@ -379,6 +397,7 @@ def from_dataset_id(
     return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
 
+@_eagerly
 def save(
     cluster: DataServiceProtocol,
     dataset: Any,

@@ -364,6 +364,16 @@ class TestArguments:
         assert values(tf.function(distributed)(before)) == list(range(9))
         assert caplog.messages == []  # AutoGraph warns of functions that it failed to convert
 
+    def test_dataset_from_outside_is_registered_in_a_tf_function(self, inside: Cluster) -> None:
+        before, registered = Range(9), []
+
+        @tf.function
+        def register() -> None:
+            registered.append(distribute.register(inside, before))
+
+        register()
+        assert values(distribute.from_dataset_id(inside, "dynamic", *registered)) == list(range(9))
+
 
 class TestCardinality:
     def test_known_cardinality_is_exact(self, outside: Cluster) -> None:

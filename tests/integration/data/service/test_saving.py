@@ -75,6 +75,19 @@ def test_save_waits_by_default(cluster: tfd.Cluster, tmp_path: Path) -> None:
     assert saving.progress().elements == 3
 
 
+def test_dataset_from_outside_is_saved_in_a_tf_function(
+    cluster: tfd.Cluster, tmp_path: Path
+) -> None:
+    dataset, path = tf.data.Dataset.range(3), str(tmp_path / "saved")
+
+    @tf.function
+    def save() -> None:
+        cluster.save(dataset, path)
+
+    save()
+    assert sorted(map(int, tf.data.Dataset.load(path))) == [0, 1, 2]
+
+
 def test_error_of_a_map_function_is_described(cluster: tfd.Cluster, tmp_path: Path) -> None:
     def refuse(number: Any) -> Any:
         raise ValueError("déjà vu")
