@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
-from tfd_notebook.data.service.function_facts import Functions
+from tfd_notebook.data.service.function_facts import CALLS, Functions
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
-from tfd_notebook.data.service.random_parts import CALLS, OF_SHAPES, SELECTORS
+from tfd_notebook.data.service.random_parts import OF_SHAPES, SELECTORS
 
 #: How a value depends on the rows of a batch. An elementwise op has the largest of its inputs.
 #: Its first axis can have the rows, or the parts of rows that have different lengths.

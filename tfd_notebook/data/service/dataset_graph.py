@@ -8,7 +8,7 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook.data.service.batch_rows import BatchRows
-from tfd_notebook.data.service.function_facts import READERS, Functions, order_of
+from tfd_notebook.data.service.function_facts import READERS, Functions, Write, order_of
 from tfd_notebook.data.service.operations import (
     COUNTER,
     EXPANDING,
@@ -336,6 +336,18 @@ class DatasetGraph:
         else:
             value = next((v for i in (1, 2) if isinstance(v := self.constant(node, i), bytes)), "")
         return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+    def writes(self, node: Any) -> Iterator[tuple[Write, bool]]:
+        """Yield what the functions of `node` write, and whether each element has its own path."""
+        captured = captured_inputs(node)
+        count = len(self.functions.arguments_of(node.attr["f"].func.name))
+        count -= captured.stop - captured.start
+        for write in self.functions.facts_of(node).writes:
+            yield write, any(number < count for number in write.path_of)
+
+    def joins_calls(self, node: Any) -> bool:
+        """Return True if calls of a function use one file, with the elements of one of them."""
+        return any(write.elements_of and not own for write, own in self.writes(node))
 
     def captured_state(self, node: Any) -> tuple[bool, bool]:
         """Return whether the functions of `node` use variables, and tables that can change."""

@@ -12,6 +12,8 @@ from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
 from tfd_notebook.data.service.python_state import State, copied_state, names_random
 
+#: Ops that call a function with their inputs, and return its results.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 #: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
 _DRAWING = (
     "Multinomial",
@@ -24,6 +26,25 @@ _DRAWING = (
 READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 #: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
 _GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
+
+
+class Write(NamedTuple):
+    """An operation of a function that writes elements to a path.
+
+    Parameters
+    ----------
+    kind : str
+        ``"Cache"`` or ``"Save"``. A snapshot has other files for other elements.
+    path : str
+        Empty if it is not a constant of the function.
+    path_of, elements_of : tuple of int
+        The arguments of the function on which the path and the elements depend.
+    """
+
+    kind: str
+    path: str
+    path_of: tuple[int, ...]
+    elements_of: tuple[int, ...]
 
 
 class Facts(NamedTuple):
@@ -43,6 +64,7 @@ class Facts(NamedTuple):
     condenses: bool = False  # a dataset to a result, or to some of its elements
     reads: bool = False  # files
     orders: tuple[bytes, ...] = ()  # settings of parallel calls
+    writes: tuple[Write, ...] = ()
 
     def plus(self, other: Facts) -> Facts:
         """Return the properties of two functions together."""
@@ -123,10 +145,49 @@ class Functions:
         for node in nodes:
             self.visited += 1
             own, called = _facts_of(node, constants), self._facts_of_called(node)
+            if own is not _NONE or called.writes:
+                own = own._replace(writes=self._writes(name, node, called, constants))
+                called = called._replace(writes=())
             body.append((node, own, called))
             facts = facts.plus(own).plus(called)
         self._facts[name], self._bodies[name] = facts, body
         return facts
+
+    def _writes(
+        self, name: str, node: Any, called: Facts, constants: dict[str, Any]
+    ) -> tuple[Write, ...]:
+        """Return what a node of a function writes, and the functions that it calls."""
+        inputs, kind = list(data_inputs(node)), node_kind(node)
+        if kind in ("Cache", "Save"):
+            path = _value(inputs[1], constants)
+            if path == b"":  # in memory
+                return ()
+            text = path.decode(errors="replace") if isinstance(path, bytes) else ""
+            path_of, elements_of = (self._origins(name, inputs[i : i + 1]) for i in (1, 0))
+            return (Write(kind, text, path_of, elements_of),)
+        found = []
+        for write in called.writes:
+            if node.op in CALLS:
+                parts = (
+                    [inputs[number] for number in numbers]
+                    for numbers in (write.path_of, write.elements_of)
+                )
+                path_of, elements_of = (self._origins(name, part) for part in parts)
+            else:  # a function of a dataset, which also receives the elements of that
+                path_of, elements_of = (), self._origins(name, inputs)
+            found.append(Write(write.kind, write.path, path_of, elements_of))
+        return tuple(found)
+
+    def _origins(self, name: str, sources: list[str]) -> tuple[int, ...]:
+        """Return the numbers of the arguments of a function on which values depend."""
+        nodes = {each.name: each for each in self._library[name].node_def}
+        found = set()
+        while sources:
+            source = sources.pop().partition(":")[0]
+            if source not in found:
+                found.add(source)
+                sources += data_inputs(nodes[source]) if source in nodes else ()
+        return tuple(i for i, each in enumerate(self.arguments_of(name)) if each in found)
 
 
 def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:

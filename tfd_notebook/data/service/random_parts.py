@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
-from tfd_notebook.data.service.function_facts import Facts, Functions
+from tfd_notebook.data.service.function_facts import CALLS, Facts, Functions
 from tfd_notebook.data.service.operations import EXPANDING, is_dataset, node_kind
 
 #: Whether a value depends on random numbers.
@@ -18,8 +18,6 @@ NEVER, POSSIBLY, CERTAINLY = range(3)
 #: A degree for each part of an element. Empty if none depends on random numbers.
 Parts = tuple[int, ...]
 
-#: Ops that call a function with their inputs, and return its results.
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 #: Ops whose result depends on the shape of their input only.
 OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 #: Operations with a function that replaces elements.

@@ -53,6 +53,7 @@ class Flow:
     stateful: bool = False  # a Python function before it uses an object with state
     cached: bool = False  # a cache in memory is before it
     kept_order: bool = False  # a shuffle gives all epochs one random order
+    repeated: bool = False  # an element can occur again
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Operation:
         As in `Stage`.
     effect : str or None
         As in `OPERATIONS`. `COUNTER` for the numbers of ``enumerate``, and ``"random"`` for a
-        random selection of datasets that delivers all of their elements.
+        random selection of datasets that delivers all of their elements. ``"pairing"`` for a
+        function whose calls use one file, with the elements of one of them.
     inputs : tuple of str
         The nodes whose elements it reads.
     stage : Stage or None
@@ -161,7 +163,7 @@ class Semantics:
                 node,
                 self._name(node),
                 node_kind(node),
-                self._graph.effect(node),
+                "pairing" if self._graph.joins_calls(node) else self._graph.effect(node),
                 tuple(each.name for each in inputs),
                 self._stages.get(node.name),
                 flow,
@@ -291,6 +293,7 @@ class Semantics:
             (kind == "Cache" and not self._graph.path(node)) or any(each.cached for each in before),
             (effect == "ordering" and not self._graph.is_seeded(node) and not reshuffles(node))
             or any(each.kept_order for each in before),
+            self._graph.repeats(node) or any(each.repeated for each in before),
         )
 
     def _selects_by_position(self, node: Any, effect: str | None) -> bool:
@@ -376,6 +379,7 @@ class Semantics:
                 "leaves or restarts do not arrive again, and one that joins later has none",
                 "call repeat(), or cache() and repeat(), after distribute",
             )
+        yield from self._written(node, flow, change, by_source, by_result or mode == "OFF")
         path = self._graph.path(node) if effect == "external" else ""
         if kind == "Cache" and not path and any(each.random or each.reselected for each in before):
             yield change(
@@ -408,6 +412,27 @@ class Semantics:
                     f"missing, or occur {_times(mode, workers)}"
                 )
             yield change("external", what, "write after distribute, where one process does it")
+
+    def _written(
+        self, node: Any, flow: Flow, change: Callable[..., Change], by_source: bool, by_all: bool
+    ) -> Iterator[Change]:
+        """Yield the changes of files that the calls of a function write."""
+        fix = f"call {user_name(node_kind(node))}() after distribute"
+        for write, own in self._graph.writes(node):
+            if own and (by_all or (by_source and flow.repeated)):
+                what = "several data workers can write to the path of an element at the same time"
+            elif not own and (by_all or by_source):
+                what = f"each data worker writes to {write.path or 'one path'} in its function"
+                fix = fix if by_all else f"use another path for each element, or {fix}"
+            else:
+                continue
+            if write.kind == "Save":
+                what += ", so elements may be missing when it is read"
+            else:
+                what += ", and fails while another one writes there"
+            if by_source and not own and write.elements_of:
+                what += ". Later, the file has the elements of any call, so up to all may differ"
+            yield change("external", what, fix)
 
     def _shared_state(self, node: Any, facts: Facts, flow: Flow, mode: str) -> list[Change]:
         """Return the change of an object that the data workers of this process share."""

@@ -233,6 +233,15 @@ def test_order_that_differs_in_each_epoch_is_not_needed() -> None:
     assert [number for number, _ in rest.as_numpy_iterator()] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("mode", ["DYNAMIC", "DATA"])
+def test_file_of_all_calls_of_a_function_runs_here_if_they_are_alike(mode: str) -> None:
+    alike = filtered().flat_map(lambda _: D.range(3).cache("somewhere")).map(lambda x: x + 1)
+    assert kinds(division(alike, mode), division(alike, mode).local) == ["FlatMap", "Map"]
+    different = filtered().flat_map(lambda x: D.range(x).cache("somewhere"))
+    with pytest.raises(errors.DataChanged, match=r"(?s)flat_map.*no fixed order"):
+        divide(different, mode, False)
+
+
 def test_mode_that_delivers_everything_several_times_is_refused() -> None:
     variable = tf.Variable(0, dtype=tf.int64)
     with pytest.raises(errors.DataChanged, match="deliver elements several times"):

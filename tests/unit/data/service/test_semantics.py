@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 import pickle
 import random
 import re
@@ -834,6 +835,111 @@ def test_file_of_a_cache_replaces_the_share_of_a_data_worker() -> None:
         assert pipeline.keeps_elements(mode)
     (change,) = pipeline.changes("DYNAMIC", 1)
     assert change.what.startswith("with a second data worker, each data worker writes")
+
+
+def dependent(x: Any) -> Any:
+    return D.range(x).cache("somewhere")
+
+
+def own_file(x: Any) -> Any:
+    return D.range(x).cache(tf.strings.as_string(x))
+
+
+def captured_path() -> Any:
+    path = tf.constant("somewhere")
+    return numbers().flat_map(lambda x: D.range(x).cache(path))
+
+
+#: Functions that write a file which all of their calls use.
+ONE_FILE: dict[str, Callable[[], Any]] = {
+    "flat_map": lambda: numbers().flat_map(dependent),
+    "interleave": lambda: numbers().interleave(dependent, num_parallel_calls=2),
+    "called": lambda: numbers().flat_map(tf.function(dependent)),
+    "inside": lambda: numbers().flat_map(lambda x: D.range(3).flat_map(lambda _: dependent(x))),
+    "of an inner element": lambda: numbers().flat_map(lambda x: D.range(x).flat_map(own_file)),
+    "captured": captured_path,
+    "drawn": lambda: numbers().flat_map(lambda x: D.range(x).cache(tf.strings.as_string(draw()))),
+    "group": lambda: grouped(lambda group: group.batch(2).cache("somewhere")),
+}
+
+
+@pytest.mark.parametrize("name", ONE_FILE)
+def test_file_of_all_calls_has_the_elements_of_any_call(name: str) -> None:
+    pipeline = graph_inspection.examine(ONE_FILE[name]()).semantics
+    for mode in ("DYNAMIC", "FILE"):
+        (change,) = (each for each in pipeline.changes(mode, 2) if each.kind == "external")
+        assert "each data worker writes to" in change.what
+        assert "up to all may differ" in change.what
+        assert change.fix.startswith("use another path for each element")
+        assert not pipeline.keeps_elements(mode)
+        # Any call can be the first one, also in the consumer.
+        assert "pairing" in {each.effect for each in pipeline.operations(mode, 2)}
+        (change,) = (each for each in pipeline.changes(mode, 1) if each.kind == "external")
+        assert change.what.startswith("with a second data worker, ")
+    for mode in ("OFF", "DATA", "HINT"):
+        (change,) = (each for each in pipeline.changes(mode, 2) if each.kind == "external")
+        assert "differ" not in change.what
+
+
+def test_dataset_that_a_function_saves_can_be_incomplete(tmp_path: pathlib.Path) -> None:
+    def save(x: Any) -> Any:
+        D.range(x).save(str(tmp_path))
+        return x
+
+    (change,) = changes(numbers().map(save), "DATA")
+    assert change.what == (
+        f"each data worker writes to {tmp_path} in its function, so elements may be missing when "
+        "it is read"
+    )
+
+
+def test_file_with_the_same_elements_in_each_call_can_be_written_twice() -> None:
+    dataset = numbers().flat_map(lambda _: D.range(3).cache("somewhere"))
+    pipeline = graph_inspection.examine(dataset).semantics
+    for mode in MODES:
+        (change,) = pipeline.changes(mode, 2)
+        assert change.what == (
+            "each data worker writes to somewhere in its function, and fails while another one "
+            "writes there"
+        )
+    assert "pairing" not in {each.effect for each in pipeline.operations("DYNAMIC", 2)}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.flat_map(own_file),
+        lambda x: x.interleave(tf.function(own_file), num_parallel_calls=2),
+    ],
+)
+def test_file_of_each_element_is_written_by_one_data_worker(read: Callable[[Any], Any]) -> None:
+    pipeline = graph_inspection.examine(read(numbers())).semantics
+    for mode in ("DYNAMIC", "FILE"):
+        assert pipeline.changes(mode, 2) == []
+        assert pipeline.keeps_elements(mode)
+    for mode in ("OFF", "DATA", "FILE_OR_DATA", "HINT"):
+        (change,) = pipeline.changes(mode, 2)
+        assert change.kind == "external"
+        assert "at the same time" in change.what
+    (change,) = (
+        each for each in changes(read(numbers().repeat(2)), "DYNAMIC") if each.kind == "external"
+    )
+    assert "at the same time" in change.what
+    assert kinds(read(hinted()), "HINT") == set()
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: numbers().flat_map(lambda x: D.range(x).cache()),
+        lambda: numbers().flat_map(lambda x: D.range(x).snapshot("somewhere")),
+        lambda: generated().flat_map(dependent),  # one data worker receives all elements
+    ],
+)
+def test_function_without_a_file_of_several_data_workers_has_no_finding(
+    create: Callable[[], Any],
+) -> None:
+    assert changes(create(), "DYNAMIC") == []
 
 
 @pytest.mark.parametrize(
