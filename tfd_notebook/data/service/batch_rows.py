@@ -2,7 +2,7 @@
 
 A function that treats each row separately has the same result for a row in any batch. Others have
 results that depend on the members of their batch. The functions are examined op by op. An op that
-is not in the lists below joins rows.
+is not in the lists of `row_ops` joins rows.
 """
 
 from __future__ import annotations
@@ -10,56 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook.data.service.function_facts import CALLS, Functions
+from tfd_notebook.data.service.known_numbers import COUNTER, EACH_ROW, ROWS, is_number, numbers_of
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
 from tfd_notebook.data.service.random_parts import OF_SHAPES, SELECTORS
+from tfd_notebook.data.service.row_ops import (
+    ELEMENTWISE,
+    FROM_RAGGED,
+    OF_AXES,
+    OF_LAST_AXES,
+    OF_SAME_RANK,
+    RESIZING,
+    TO_RAGGED,
+)
 
 #: How a value depends on the rows of a batch. An elementwise op has the largest of its inputs.
-#: Its first axis can have the rows, or the parts of rows that have different lengths.
-_NOT, _BY_ROW, _BY_PART, _JOINED = range(4)
+#: Its first axis can have the rows, or the parts of rows that have different lengths. A loop
+#: reads one row at a time.
+_NOT, _BY_ROW, _BY_PART, _JOINED, _ONE = range(5)
 
-_ELEMENTWISE_OPS = (
-    "Abs Acos Acosh Add AddN AddV2 AdjustContrast AdjustContrastv2 AdjustHue AdjustSaturation "
-    "ApproximateEqual AsString Asin Asinh Atan Atan2 Atanh AvgPool BiasAdd BitwiseAnd BitwiseOr "
-    "BitwiseXor BroadcastTo Bucketize Cast Ceil CheckNumerics ClipByValue Conv2D Cos Cosh "
-    "DebugGradientIdentity DecodeBase64 DecodeRaw DepthwiseConv2dNative Digamma Div DivNoNan Elu "
-    "EncodeBase64 EnsureShape Equal Erf Exp Expm1 ExtractImagePatches Floor FloorDiv FloorMod "
-    "Greater GreaterEqual HSVToRGB Identity ImageProjectiveTransformV2 "
-    "ImageProjectiveTransformV3 Inv Invert IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual "
-    "Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr LookupTableFind LookupTableFindV2 MaxPool "
-    "Maximum Minimum Mod Mul MulNoNan Neg NextAfter NotEqual OnesLike ParseExample ParseExampleV2 "
-    "Pow PreventGradient QuantizeAndDequantizeV2 RGBToHSV RealDiv Reciprocal RegexFullMatch "
-    "RegexReplace Relu Relu6 ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor "
-    "RightShift Rint Round Rsqrt ScaleAndTranslate Select SelectV2 Selu Sigmoid Sign Sin Sinh "
-    "Snapshot Softplus Softsign Sqrt Square SquaredDifference StaticRegexFullMatch "
-    "StaticRegexReplace StopGradient StringJoin StringLength StringLower StringStrip "
-    "StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper "
-    "Sub Substr Tan Tanh TruncateDiv TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy "
-    "ZerosLike"
-)
-_ELEMENTWISE = frozenset(_ELEMENTWISE_OPS.split())
-#: Ops that join the elements of the axes that their second input contains.
-_OF_AXES = (
-    "All",
-    "Any",
-    "ArgMax",
-    "ArgMin",
-    "Cumprod",
-    "Cumsum",
-    "Max",
-    "Mean",
-    "Min",
-    "Prod",
-    "ReverseV2",
-    "Sum",
-)
-#: Ops that join the elements of the last axis.
-_OF_LAST_AXIS = ("LogSoftmax", "Softmax", "TopKV2")
-#: Ops that divide rows into parts, with their outputs of parts.
-_TO_RAGGED = {"StringSplitV2": ("values",), "RaggedTensorFromVariant": ("output_dense_values",)}
-#: Ops that join the parts of each row, with the number of the input of parts.
-_FROM_RAGGED = {"RaggedTensorToTensor": 1, "RaggedTensorToVariant": -1}
 #: Number of functions that call each other.
 _DEPTH = 20
 #: Operations whose function receives an element and returns another one, or a dataset.
@@ -74,21 +46,28 @@ class Rows(NamedTuple):
     status : int
     shape : tuple of int, optional
         Its shape, with -1 for an unknown size. None if its rank is unknown.
+    numbers : numpy.ndarray, optional
+        Its numbers, if it is computed from sizes and constants. NaN for an unknown number.
+    fold : int
+        Number of elements of the first axis that belong to each row.
     """
 
     status: int = _NOT
     shape: tuple[int, ...] | None = None
+    numbers: Any = None
+    fold: int = 1
 
     def axis(self, number: int) -> int | None:
         """Return an axis as a number from the start. None if it is unknown."""
         if number >= 0:
             return int(number)
-        return None if self.shape is None else int(number) + len(self.shape)
+        return None if self.shape is None or number != number else int(number) + len(self.shape)
 
 
 #: The outputs of a node, also by their names if these differ.
 _Outputs = Sequence[Rows] | Mapping[str, Rows]
 _ALL_JOINED = (Rows(_JOINED),)
+_FIRST = np.array(float(COUNTER))
 
 
 class BatchRows:
@@ -128,7 +107,7 @@ class BatchRows:
             return any(each.status != _NOT for each in found)
         if kind in _REPLACING:
             found = self._results(node.attr["f"].func.name, parts, padded)
-            return any(each.status == _JOINED for each in found)
+            return any(each.status >= _JOINED or each.fold != 1 for each in found)
         return False
 
     def joins_group(self, window: Any) -> bool:
@@ -171,25 +150,24 @@ class BatchRows:
             if ready:
                 self.visited += 1
                 read = [_value(source, values) for source in data_inputs(node)]
-                values[each] = self._of_node(node, read, nodes, padded, depth)
+                values[each] = self._of_node(node, read, padded, depth)
             else:
                 todo.append((each, True))
                 todo += [(source.partition(":")[0], False) for source in data_inputs(node)]
         return [_value(each, values) for each in results]
 
-    def _of_node(
-        self,
-        node: Any,
-        inputs: list[Rows],
-        nodes: dict[str, Any],
-        padded: bool,
-        depth: int,
-    ) -> _Outputs:
+    def _of_node(self, node: Any, inputs: list[Rows], padded: bool, depth: int) -> _Outputs:
         status = max((each.status for each in inputs), default=_NOT)
-        if status == _NOT or _counts_rows(node, nodes):
-            return [Rows(_NOT, _constant_shape(node))]
-        if node.op in OF_SHAPES and not (padded and -1 in (inputs[0].shape or (-1, -1))[1:]):
-            return [Rows(_NOT)]
+        numbers = numbers_of(node, [each.numbers for each in inputs])
+        if status == _NOT or (numbers is not None and not (numbers != numbers).any()):
+            return [Rows(_NOT, _constant_shape(node), numbers)]
+        if status == _ONE:
+            return [_of_one(node, inputs)]
+        if node.op in OF_SHAPES and status != _JOINED:
+            is_same = not (padded and -1 in (inputs[0].shape or (-1, -1))[1:])
+            if is_same or node.op == "Shape":
+                sizes = _sizes(inputs[0]) if node.op == "Shape" else None
+                return [Rows(_NOT if is_same else _JOINED, None, sizes)]
         if node.op in CALLS:
             return self._results(node.attr["f"].func.name, inputs, padded, depth + 1)
         if node.op in ("If", "StatelessIf") and inputs[0].status == _NOT:
@@ -198,24 +176,61 @@ class BatchRows:
                 for each in ("then_branch", "else_branch")
             ]
             return [max(pair, key=_status) for pair in zip(*branches, strict=True)]
+        if node.op in ("While", "StatelessWhile"):
+            return self._of_loop(node, inputs, padded, depth)
+        if node.op == "TensorListGetItem" and is_number(inputs[1].numbers, COUNTER):
+            return [Rows(_ONE if status == _BY_ROW else _JOINED)]
         if node.op == "IdentityN":
             return inputs
         if is_dataset(node):
             return [self._of_dataset(node, inputs)]
-        if node.op in _TO_RAGGED and status == _BY_ROW:
-            return {each: Rows(_BY_PART) for each in _TO_RAGGED[node.op]}
-        if node.op in _FROM_RAGGED and inputs[_FROM_RAGGED[node.op]].status == _BY_PART:
+        folds = {each.fold for each in inputs if each.status}
+        if len(folds) > 1:
+            return _ALL_JOINED
+        if node.op == "Reshape" and status == _BY_ROW:
+            return [_reshaped(*inputs)]
+        if node.op in TO_RAGGED and status == _BY_ROW and folds == {1}:
+            return {each: Rows(_BY_PART) for each in TO_RAGGED[node.op]}
+        if node.op in FROM_RAGGED and inputs[FROM_RAGGED[node.op]].status == _BY_PART:
             return [Rows(_BY_ROW)]
-        if node.op in _ELEMENTWISE and status != _JOINED:
-            return [_elementwise(node, inputs)]
-        if status == _BY_ROW and _keeps_rows(node, inputs, nodes):
-            return [Rows(_BY_ROW, _shape_after(node, inputs, nodes))]
+        if node.op in ELEMENTWISE and status != _JOINED:
+            return [_elementwise(node, inputs)._replace(fold=folds.pop())]
+        if status == _BY_ROW and _keeps_rows(node, inputs):
+            return [Rows(_BY_ROW, _shape_after(node, inputs), None, folds.pop())]
         return _ALL_JOINED
+
+    def _of_loop(self, node: Any, inputs: list[Rows], padded: bool, depth: int) -> Sequence[Rows]:
+        """Return the results of a loop. That of ``tf.map_fn`` reads and writes row by row."""
+        values = [
+            each._replace(numbers=each.numbers if is_number(each.numbers, 0) else None)
+            for each in inputs
+        ]
+        before: list[Rows] = []
+        while [_state(each) for each in values] != [_state(each) for each in before]:
+            before = values
+            given = [v if v.numbers is None else v._replace(numbers=_FIRST) for v in values]
+            go_on, results = (
+                self._results(node.attr[name].func.name, given, padded, depth + 1)
+                for name in ("cond", "body")
+            )
+            folds = {each.fold for each in (*values, *results)}
+            if any(each.status for each in go_on) or folds != {1} or len(results) != len(values):
+                return _ALL_JOINED
+            values = [
+                each
+                if each.numbers is not None and is_number(after.numbers, COUNTER + 1)
+                else Rows(
+                    max(each.status, min(after.status, _JOINED)),
+                    each.shape if each.shape == after.shape else None,
+                )
+                for each, after in zip(values, results, strict=True)
+            ]
+        return values
 
     def _of_dataset(self, node: Any, inputs: list[Rows]) -> Rows:
         """Return the elements of a dataset that a function on a batch creates."""
         kind = node_kind(node)
-        status = max(each.status for each in inputs)
+        status = max(each.status if each.fold == 1 else _JOINED for each in inputs)
         if kind in ("Tensor", "TensorSlice"):
             return Rows(status)
         effect, captured = OPERATIONS.get(kind), inputs[captured_inputs(node)]
@@ -224,16 +239,30 @@ class BatchRows:
         return Rows(status)  # its function receives rows
 
 
+def _of_one(node: Any, inputs: list[Rows]) -> Rows:
+    """Return the result of an op on one row."""
+    others = {each.status for each in inputs} - {_NOT, _ONE}
+    if node.op != "TensorListSetItem":
+        return Rows(_JOINED if others else _ONE)
+    is_next = is_number(inputs[1].numbers, COUNTER) and inputs[0].status in (_NOT, _BY_ROW)
+    return Rows(_BY_ROW if is_next else _JOINED)
+
+
 def _elementwise(node: Any, inputs: list[Rows]) -> Rows:
-    dependent = [each for each in inputs if each.status != _NOT]
+    dependent = [each for each in inputs if each.status]
     status = max(each.status for each in dependent)
     ranks = {len(each.shape) for each in inputs if each.shape is not None}
     own = {len(each.shape) for each in dependent if each.shape is not None}
     if len(own) > 1 or (own and max(ranks) > max(own)):
         return Rows(_JOINED)  # the shorter shape begins with another axis
-    if node.op in ("BroadcastTo", "DecodeRaw", "Select") or node.op.startswith("Parse"):
+    if node.op in ("BroadcastTo", "Select") or node.op.startswith(
+        ("DecodePa", "DecodeRaw", "Parse")
+    ):
         return Rows(status)
-    return Rows(status, _broadcast([each.shape for each in dependent]))
+    shape = _broadcast([each.shape for each in dependent])
+    if shape is not None and node.op in RESIZING:
+        shape = (shape[0], *(-1,) * (len(shape) - 1))
+    return Rows(status, shape)
 
 
 def _broadcast(shapes: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
@@ -244,25 +273,38 @@ def _broadcast(shapes: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
     return tuple(max(sizes) if max(sizes) > 1 else -1 for sizes in zip(*known, strict=True))
 
 
-def _keeps_rows(node: Any, inputs: list[Rows], nodes: dict[str, Any]) -> bool:
+def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
     """Return True if the result of an op has the rows in its first axis."""
     first, *others = inputs
     alone = first.status == _BY_ROW and not any(each.status for each in others)
-    sources = list(data_inputs(node))
 
     def constant(index: int) -> Any:
-        return _constant(sources[index], nodes) if index < len(sources) else None
+        numbers = inputs[index].numbers if index < len(inputs) else None
+        return None if numbers is None or not numbers.size else numbers
 
     op = node.op
-    if op in _OF_AXES:
-        axes = constant(1)
-        numbers = [] if axes is None else [first.axis(each) for each in axes.ravel()]
-        return alone and bool(numbers) and all(numbers)
-    if op in _OF_LAST_AXIS:
-        return alone and first.shape is not None and len(first.shape) > 1
+    if op in ("TensorListFromTensor", "TensorListStack"):
+        return alone and first.fold == 1
+    if op in OF_AXES:
+        axes = constant(len(inputs) - 1)
+        return alone and axes is not None and all(map(first.axis, axes.ravel()))
+    if op in OF_LAST_AXES:
+        return alone and first.shape is not None and len(first.shape) > OF_LAST_AXES[op]
+    if op in ("Split", "SplitV"):
+        value, axes = (others[0], constant(0)) if op == "Split" else (first, constant(2))
+        return bool(value.status and axes is not None and value.axis(axes.ravel()[0]))
+    if op == "Einsum":
+        terms, _, result = node.attr["equation"].s.decode().partition("->")
+        read = [t for t, each in zip(terms.split(","), inputs, strict=True) if each.status]
+        label = result[:1]
+        return (
+            label.isalpha()
+            and terms.count(label) == len(read)
+            and all(term.startswith(label) for term in read)
+        )
     if op in ("ExpandDims", "ConcatV2"):
-        axes = constant(len(sources) - 1)
-        if axes is None:
+        axes = constant(len(inputs) - 1)
+        if axes is None or np.isnan(axes).any():
             return False
         if op == "ExpandDims":
             return alone and int(axes.ravel()[0]) != 0 and first.axis(axes.ravel()[0]) != -1
@@ -279,7 +321,7 @@ def _keeps_rows(node: Any, inputs: list[Rows], nodes: dict[str, Any]) -> bool:
     if op in ("Transpose", "Tile", "Pad", "PadV2", "MirrorPad"):
         numbers = constant(1)
         expected = {"Transpose": 0, "Tile": 1}.get(op, 0)
-        return alone and numbers is not None and not (numbers[0] != expected).any()
+        return alone and numbers is not None and bool((numbers[0] == expected).all())
     if op in ("MatMul", "BatchMatMul", "BatchMatMulV2"):
         if not alone:
             return op != "MatMul" and all(len(each.shape or ()) > 2 for each in inputs)
@@ -289,31 +331,25 @@ def _keeps_rows(node: Any, inputs: list[Rows], nodes: dict[str, Any]) -> bool:
         )
     if op == "StridedSlice":
         strides = constant(3)
-        return (
-            alone and strides is not None and _slices_rows(node, first, [int(n) for n in strides])
-        )
+        return alone and strides is not None and _slices_rows(node, first, list(strides))
     if op == "Slice":
         begin, size = constant(1), constant(2)
-        return alone and begin is not None and size is not None and (begin[0], size[0]) == (0, -1)
+        if begin is None or size is None or begin[0] != 0:
+            return False
+        return alone and (size[0] == -1 or size[0] == _row_count(first) * first.fold)
     if op == "GatherV2":
         axis = constant(2)
         if first.status == _NOT:  # a table
             return axis is not None and axis.item() == 0
         if node.attr["batch_dims"].i > 0:
             return True
+        if _is_each_row(others[0]) and first.fold == 1:
+            return alone
         return alone and axis is not None and bool(first.axis(axis.item()))
-    return op == "Reshape" and alone and _reshapes_rows(first, sources[1], nodes)
+    return False
 
 
-def _counts_rows(node: Any, nodes: dict[str, Any]) -> bool:
-    """Return True for ``tf.shape(rows)[0]``."""
-    if node.op != "StridedSlice" or node.attr["shrink_axis_mask"].i != 1:
-        return False
-    begin, shape = _constant(node.input[1], nodes), _source(node.input[0], nodes)
-    return begin is not None and begin.item() == 0 and shape is not None and shape.op == "Shape"
-
-
-def _slices_rows(node: Any, value: Rows, strides: list[int]) -> bool:
+def _slices_rows(node: Any, value: Rows, strides: list[Any]) -> bool:
     def is_first(name: str) -> bool:
         return bool(node.attr[name].i & 1)
 
@@ -325,35 +361,56 @@ def _slices_rows(node: Any, value: Rows, strides: list[int]) -> bool:
     return is_first("begin_mask") and is_first("end_mask") and strides[0] == 1
 
 
-def _reshapes_rows(value: Rows, source: str, nodes: dict[str, Any]) -> bool:
-    sizes = _constant(source, nodes)
-    if sizes is None:  # such as [tf.shape(x)[0], -1]
-        packed = _source(source, nodes)
-        if packed is None or packed.op != "Pack":
-            return packed is not None and packed.op == "Shape"
-        size = _source(packed.input[0], nodes)
-        return size is not None and _counts_rows(size, nodes)
-    if value.shape is None or not sizes.size or -1 in value.shape[1:] or -1 in sizes[1:]:
-        return bool(sizes.size) and value.shape is not None and value.shape[0] == sizes[0] != -1
-    row = 1
-    for size in value.shape[1:]:
-        row *= size
-    return row == int(sizes[1:].prod())
+def _row_count(value: Rows) -> int:
+    size = (value.shape or (-1,))[0]
+    return ROWS if size < 0 else size // value.fold
 
 
-def _shape_after(node: Any, inputs: list[Rows], nodes: dict[str, Any]) -> tuple[int, ...] | None:
+def _sizes(value: Rows) -> Any:
+    """Return the shape of a value with rows in its first axis as numbers."""
+    if value.shape is None or value.status != _BY_ROW:
+        return None
+    rest = (np.nan if size < 0 else size for size in value.shape[1:])
+    return np.array([_row_count(value) * value.fold, *rest], float)
+
+
+def _reshaped(value: Rows, sizes: Rows) -> Rows:
+    numbers = sizes.numbers
+    if value.status != _BY_ROW or sizes.status or numbers is None or not numbers.size:
+        return Rows(_JOINED)
+    count, known = _row_count(value), _sizes(value)
+    fold = numbers[0] / count
+    if numbers[0] == -1 and known is not None:  # NaN if a size is unknown
+        rest = np.where(numbers[1:] <= 0, np.nan, numbers[1:])
+        fold = value.fold * known[1:].prod() / rest.prod()
+    if not (fold >= 1 and fold == int(fold)):
+        return Rows(_JOINED)
+    first = -1 if count == ROWS else count * int(fold)
+    shape = (first, *(int(size) if 0 <= size < ROWS else -1 for size in numbers[1:]))
+    return Rows(_BY_ROW, shape, None, int(fold))
+
+
+def _shape_after(node: Any, inputs: list[Rows]) -> tuple[int, ...] | None:
     """Return the shape of a result with the rows in its first axis, or None."""
-    sources = list(data_inputs(node))
-    shape = inputs[0].shape
-    if node.op == "Reshape":
-        sizes = _constant(sources[1], nodes)
-        return None if sizes is None else tuple(int(size) for size in sizes)
+    shape = inputs[1 if node.op == "Split" else 0].shape
+    if node.op == "Einsum":
+        return (-1,) * len(node.attr["equation"].s.decode().partition("->")[2])
+    if node.op == "TensorListStack":
+        sizes = inputs[1].numbers
+        if sizes is None or not sizes.ndim or np.isnan(sizes).any():
+            return None
+        return (-1, *map(int, sizes))
     if shape is None:
         return None
-    if node.op in ("ReverseV2", "Cumsum", "Cumprod"):
+    if node.op == "MatMul":
+        other = inputs[1].shape
+        return (shape[0], -1 if not other or node.attr["transpose_b"].b else other[-1])
+    if node.op in ("ReverseV2", "Cumsum", "Cumprod", "Roll", "Softmax", "LogSoftmax"):
         return shape
-    if node.op in _OF_AXES:
-        axes = {inputs[0].axis(each) for each in _constant(sources[1], nodes).ravel()}
+    if node.op == "GatherV2" and _is_each_row(inputs[1]):
+        return shape
+    if node.op in OF_AXES:
+        axes = {inputs[0].axis(each) for each in inputs[1].numbers.ravel()}
         if node.attr["keep_dims"].b:
             return tuple(-1 if axis in axes else size for axis, size in enumerate(shape))
         return tuple(size for axis, size in enumerate(shape) if axis not in axes)
@@ -364,7 +421,7 @@ def _shape_after(node: Any, inputs: list[Rows], nodes: dict[str, Any]) -> tuple[
         return (shape[0], *(-1,) * (len(shape) - 1 + new - dropped))
     if node.op in ("ExpandDims", "OneHot"):
         return (*shape, -1) if len(shape) == 1 else (shape[0], *(-1,) * len(shape))
-    if node.op in ("Pad", "PadV2", "MirrorPad", "Tile", "Transpose", "Slice", "ConcatV2"):
+    if node.op in (*OF_LAST_AXES, *OF_SAME_RANK) and "Diag" not in node.op:
         return (shape[0], *(-1,) * (len(shape) - 1))
     return None
 
@@ -382,20 +439,6 @@ def _constant_shape(node: Any) -> tuple[int, ...] | None:
     return tuple(dimension.size for dimension in node.attr["value"].tensor.tensor_shape.dim)
 
 
-def _source(source: str, nodes: dict[str, Any]) -> Any:
-    return nodes.get(source.partition(":")[0])
-
-
-def _constant(source: str, nodes: dict[str, Any]) -> Any:
-    """Return the value of an input that is a constant, else None."""
-    import tensorflow as tf
-
-    node = _source(source, nodes)
-    if node is None or node.op != "Const":
-        return None
-    return tf.make_ndarray(node.attr["value"].tensor)
-
-
 def _value(source: str, values: Mapping[str, _Outputs]) -> Rows:
     """Return an input of a node, such as ``"node:output:1"``."""
     name, *output = source.split(":")
@@ -409,3 +452,11 @@ def _value(source: str, values: Mapping[str, _Outputs]) -> Rows:
 
 def _status(value: Rows) -> int:
     return value.status
+
+
+def _is_each_row(value: Rows) -> bool:
+    return is_number(value.numbers, EACH_ROW) and value.numbers.ndim == 0
+
+
+def _state(value: Rows) -> tuple[int, bool]:
+    return value.status, value.numbers is None

@@ -92,6 +92,65 @@ JOINING_ROWS: dict[str, Callable[[], Any]] = {
 }
 
 
+def matrix() -> Any:
+    return D.from_tensor_slices(np.zeros((8, 5), np.float32)).batch(3)
+
+
+def reading(function: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: matrix().map(function)
+
+
+#: Functions of the rows of a matrix that join them.
+JOINING_MATRIX: dict[str, Callable[[Any], Any]] = {
+    "cumsum": tf.cumsum,
+    "roll": lambda x: tf.roll(x, [1, 1], [1, 0]),
+    "einsum of columns": lambda x: tf.einsum("bi,bj->ij", x, x),
+    "einsum of pairs": lambda x: tf.einsum("bi,ci->bc", x, x),
+    "columns of an einsum": lambda x: tf.einsum("bi,ij->bj", x, tf.ones([5, 3]))[:, 0] * x,
+    "columns of a split": lambda x: tf.split(x, [2, 3], axis=1)[0][:, 0] * x,
+    "einsum transposed": lambda x: tf.einsum("bi->ib", x),
+    "scan": lambda x: tf.scan(lambda total, row: total + row, x),
+    "fold": lambda x: tf.foldl(lambda total, row: total + row, x),
+    "map_fn of columns": lambda x: tf.map_fn(tf.reduce_sum, tf.transpose(x)),
+    "map_fn of the next row": lambda x: tf.map_fn(
+        lambda i: tf.gather(x, (i + 1) % 3), tf.range(3), fn_output_signature=tf.float32
+    ),
+    "map_fn of numbered rows": lambda x: tf.map_fn(
+        lambda i: tf.reduce_sum(tf.gather(x, tf.range(i))),
+        tf.range(tf.shape(x)[0]),
+        fn_output_signature=tf.float32,
+    ),
+    "map_fn with the first row": lambda x: tf.map_fn(lambda row: row - x[0], x),
+    "map_fn with all rows": lambda x: tf.map_fn(lambda row: tf.reduce_mean(row - x), x),
+    "vectorized_map with all rows": lambda x: tf.vectorized_map(
+        lambda row: row - tf.reduce_mean(x), x
+    ),
+    "loop": lambda x: tf.while_loop(
+        lambda i, _: i < 3, lambda i, y: (i + 1, tf.roll(y, 1, 0)), [0, x]
+    )[1],
+    "loop over the sum": lambda x: tf.while_loop(
+        lambda i, _: i < 3, lambda i, y: (i + 1, y + tf.gather(x, i)), [0, tf.zeros(5)]
+    )[1],
+    "last rows first": lambda x: tf.gather(x, tf.shape(x)[0] - 1 - tf.range(tf.shape(x)[0])),
+    "rows in the second axis": lambda x: tf.gather(x, tf.range(tf.shape(x)[0])[None])[0, ::-1],
+    "mask": lambda x: tf.boolean_mask(x, x[:, 0] > 0),
+    "size of a mask": lambda x: tf.zeros(tf.shape(tf.boolean_mask(x, x[:, 0] > 0))),
+    "places": lambda x: tf.where(x > 0),
+    "sequence mask": lambda x: tf.sequence_mask(tf.cast(x[:, 0], tf.int32)),
+    "norm": tf.nn.l2_normalize,
+    "softmax": lambda x: tf.nn.softmax(x, axis=0),
+    "folded": lambda x: tf.reshape(x, [tf.shape(x)[0] * 5]),
+    "folded sums": lambda x: tf.reduce_sum(tf.reshape(x, [-1, 5, 1]), [0, 2]),
+    "unequal fold": lambda x: tf.reshape(tf.reshape(x, [-1, 1]), [-1, 10]),
+    "resized": lambda x: tf.reshape(
+        tf.image.resize(tf.reshape(x, [-1, 5, 1, 1]), [2, 1]), [-1, 5, 1]
+    ),
+    "split": lambda x: tf.split(tf.ensure_shape(x, [3, 5]), 3, axis=0)[1],
+    "batch normalization": lambda x: keras.ops.normalize(x, axis=0),
+}
+JOINING_ROWS |= {f"matrix, {name}": reading(each) for name, each in JOINING_MATRIX.items()}
+
+
 def ten() -> Any:
     return tf.constant(10, tf.int64)
 
@@ -162,6 +221,56 @@ SEPARATE_ROWS: dict[str, Callable[[], Any]] = {
     "one source": lambda: D.from_tensors(range(9)).unbatch().batch(4).map(tf.reduce_sum),
     "ragged": lambda: numbers().map(tf.range).ragged_batch(2).map(lambda rows: rows + 1),
     "groups": lambda: grouped(lambda group: group.padded_batch(2)).map(lambda rows: rows + 1),
+}
+
+
+#: Functions of a batch of images that treat each of them separately.
+SEPARATE_IMAGES: dict[str, Callable[[Any], Any]] = {
+    "gray": tf.image.rgb_to_grayscale,
+    "gray in a function": tf.function(tf.image.rgb_to_grayscale),
+    "colors": lambda x: tf.image.grayscale_to_rgb(x[..., :1]),
+    "yuv": tf.image.rgb_to_yuv,
+    "map_fn": lambda x: tf.map_fn(lambda row: tf.image.flip_left_right(row) / 2, x),
+    "map_fn sum": lambda x: tf.map_fn(tf.reduce_sum, x),
+    "map_fn of several": lambda x: tf.map_fn(lambda p: (p[0] * 2, p[1]), (x, x[:, 0])),
+    "vectorized_map": lambda x: tf.vectorized_map(lambda row: row - tf.reduce_mean(row), x),
+    "einsum": lambda x: tf.einsum("bijc,cd->bijd", x, tf.ones([3, 2])),
+    "einsum of two": lambda x: tf.einsum("bijc,bikc->bjk", x, x),
+    "tensordot": lambda x: tf.tensordot(x, tf.ones([3, 2]), 1),
+    "columns by a mask": lambda x: tf.boolean_mask(x, [True, False, True, True], axis=1),
+    "mask": lambda x: tf.where(x > 0, x, 0.0) * tf.cast(x < 1, tf.float32),
+    "roll": lambda x: tf.roll(x, 1, axis=-2),
+    "split": lambda x: tf.split(x, 2, axis=1),
+    "split by sizes": lambda x: tf.split(x, [1, 3], axis=2),
+    "repeat": lambda x: tf.repeat(x, 2, axis=1),
+    "edges": tf.image.sobel_edges,
+    "crop or pad": lambda x: tf.image.resize_with_crop_or_pad(x, 2, 8),
+    "blocks": lambda x: tf.nn.space_to_depth(x, 2),
+    "inverse": lambda x: tf.linalg.inv(x[..., 0]),
+    "spectrum": lambda x: tf.abs(tf.signal.rfft(x[..., 0])),
+    "shape": lambda x: tf.reshape(x, tf.concat([tf.shape(x)[:1], [48]], 0)),
+    "folded and back": lambda x: tf.reshape(
+        tf.matmul(tf.reshape(x, [-1, 3]), tf.ones([3, 2])), [-1, 4, 4, 2]
+    ),
+    "weights": lambda x: tf.linalg.matmul(tf.reshape(x, [-1, 48]), tf.ones([48, 2])),
+    "norm": lambda x: tf.nn.l2_normalize(x, axis=-1),
+    "keras cropped": keras.layers.Resizing(2, 3, crop_to_aspect_ratio=True),
+    "keras random crop": keras.layers.RandomCrop(2, 2),
+}
+SEPARATE_ROWS |= {
+    f"images, {name}": (lambda each=each: images().map(each))
+    for name, each in SEPARATE_IMAGES.items()
+}
+SEPARATE_ROWS |= {
+    "sequence mask": lambda: numbers().batch(4).map(lambda rows: tf.sequence_mask(rows, 9)),
+    "csv": lambda: lines().map(lambda rows: tf.io.decode_csv(rows, [0.0, 0.0])),
+    "categories": lambda: numbers().batch(4).map(keras.layers.CategoryEncoding(9, "one_hot")),
+    "static": lambda: (
+        D.from_tensor_slices(np.zeros((8, 4, 4, 3), np.float32))
+        .repeat()
+        .batch(4, drop_remainder=True)
+        .map(tf.image.rgb_to_grayscale)
+    ),
 }
 
 
