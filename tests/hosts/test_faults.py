@@ -64,7 +64,7 @@ def is_whole(cluster: tfd.Cluster) -> None:
     """Check that a fault has left no process or notice."""
     until(lambda: cluster.state == "ready", 60)
     assert numbers(cluster) == list(range(100))
-    assert not any(row.reason for row in cluster.snapshot().tasks)
+    until(lambda: not any(row.reason for row in cluster.snapshot().tasks), 60)
 
 
 def test_silent_host_is_reported_and_recovers(cluster: tfd.Cluster, hosts: Hosts) -> None:

@@ -101,7 +101,7 @@ def test_table_shows_the_remote_tasks(kernel: tfd.RemoteKernel, train: tfd.Clust
 def test_magics_find_remote_tasks(train: tfd.Cluster) -> None:
     cluster, task = lookup.pick_task(Namespace(name="train", task="worker:1"))
     assert (cluster, task) == (train, "worker:1")
-    with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
+    with pytest.raises(errors.UnknownName, match="its tasks are ps:0, worker:0, worker:1"):
         lookup.pick_task(Namespace(name="train", task="worker:7"))
     with pytest.raises(errors.StateError, match="no running stream"):
         lookup.pick_stream(None)
