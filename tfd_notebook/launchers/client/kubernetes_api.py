@@ -14,6 +14,7 @@ from typing import Any
 
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import InvalidMessage, LaunchError, without_user
+from tfd_notebook.launchers.client.lines import LineBuffer
 from tfd_notebook.net import kubernetes_config, optional_packages, reconnect, validation
 
 #: Timeout of a request, and of the start of an exec connection, in seconds.
@@ -268,7 +269,7 @@ class ExecConnection:
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines of the process's output; until its handshake, also those of errors."""
-        rest = {_STDOUT: b"", _STDERR: b""}
+        rest = {_STDOUT: LineBuffer(), _STDERR: LineBuffer()}
         started = False
         for message in self._messages():
             channel, data = message[0], message[1:]
@@ -276,12 +277,10 @@ class ExecConnection:
                 yield kubernetes_config.message(data).encode()
             if channel not in rest:
                 continue
-            *lines, rest[channel] = (rest[channel] + data).split(b"\n")
-            validation.check_size(len(rest[channel]))
-            for line in lines:
+            for line in rest[channel].feed(data):
                 if channel == _STDOUT or not started:
                     started = started or line.startswith(stdio.HANDSHAKE.encode())
-                    yield line + b"\n"
+                    yield line
 
     def _messages(self) -> Iterator[bytes]:
         import websocket

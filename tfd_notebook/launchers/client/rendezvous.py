@@ -13,6 +13,7 @@ from typing import Any
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import AgentLost, LaunchError
 from tfd_notebook.launchers.client.handshake import read_handshake
+from tfd_notebook.launchers.client.lines import LineBuffer
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost
 from tfd_notebook.model.spec import Endpoint
@@ -249,16 +250,13 @@ class LineChannel:
         self._channel.send({}, data)
 
     def lines(self) -> Iterator[bytes]:
-        rest = b""
+        buffer = LineBuffer()
         while True:
             try:
                 _, body = self._channel.receive(reconnect.SILENT_SECONDS)
             except (OSError, EOFError):
                 return
-            *lines, rest = (rest + bytes(body)).split(b"\n")
-            validation.check_size(len(rest))
-            for line in lines:
-                yield line + b"\n"
+            yield from buffer.feed(bytes(body))
 
     def close(self) -> None:
         self._channel.close()
