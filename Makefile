@@ -69,11 +69,11 @@ flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each thir
 # These two have limits by their numbers. faulthandler would end them after six minutes.
 LONG := -o faulthandler_timeout=0
 PIPELINES ?= 10000
-test-semantics: $(VENV)/.test ## random pipelines through a service and without one; PIPELINES=10000 takes an hour
+test-semantics: $(VENV)/.test ## random pipelines through a service and without one; PIPELINES=10000 takes two hours
 	TFD_TEST_PIPELINES=$(PIPELINES) $(PYTEST) $(LONG) -s tests/contracts/test_semantics.py
 
 INPUTS ?= 1000000
-fuzz: $(VENV)/.test ## random messages, files and variables for each receiver; INPUTS=1000000 takes an hour
+fuzz: $(VENV)/.test ## random messages, files and variables for each receiver; INPUTS=1000000 takes two hours
 	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) $(LONG) -s tests/unit/test_fuzz.py
 
 # Run each suite, and fail at the end if one has failed.
