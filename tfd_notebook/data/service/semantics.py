@@ -36,6 +36,7 @@ _COUNTED = {
     "Unique": "each data worker compares its own elements, so one may occur {times}",
     "": "each data worker counts its own elements",
 }
+_ARRIVED = 'after distribute, where any elements can arrive first, or use semantics="same"'
 
 
 @dataclass(frozen=True)
@@ -482,7 +483,7 @@ class Semantics:
             return
         elif effect == "pairing":
             what = "each data worker counts from the start, so a number may occur "
-            yield change("counting", f"{what}{times}", "number the elements after distribute")
+            yield change("counting", f"{what}{times}", f"number the elements {_ARRIVED}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node):
                 return
@@ -495,7 +496,7 @@ class Semantics:
                 times=times,
                 joining=joining,
             )
-            yield change("counting", what, after)
+            yield change("counting", what, f"call {user_name(kind)}() {_ARRIVED}")
         elif effect == "reducing":
             yield change(
                 "counting",
