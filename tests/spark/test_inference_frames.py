@@ -108,8 +108,10 @@ def test_an_error_of_the_function_fails_the_cluster(spark: Any) -> None:
         raise LookupError("no weights")
 
     cluster = TFCluster.run(spark, function, None, 2, input_mode=InputMode.SPARK)
-    with pytest.raises(Exception, match="no weights"):
+    # Spark raises the error of its last try, for which the nodes may have ended.
+    with pytest.raises(Exception, match=r"no weights|that received rows have ended"):
         cluster.inference(spark.range(0, 10, 1, 2), schema="guess long").collect()
     assert cluster.wait(LONG)
     assert isinstance(cluster.error, errors.NodeFailed)
+    assert "no weights" in str(cluster.error)
     assert spark.range(4).count() == 4

@@ -433,12 +433,11 @@ def choose(inboxes: Sequence[InboxAddress]) -> InboxAddress:
     Raises
     ------
     SparkError
-        No node of the cluster is on this host.
+        No node of the cluster is on this host, or all of them have ended.
     """
     host = socket.gethostname()
-    local = [
-        address for address in inboxes if address.host == host and os.path.exists(address.path)
-    ]
+    here = [address for address in inboxes if address.host == host]
+    local = [address for address in here if os.path.exists(address.path)]
     ancestor_pids = {os.getpid(), *_ancestors()}
     local = [address for address in local if address.jvm in ancestor_pids] or local
     if len(local) > 1:
@@ -446,6 +445,12 @@ def choose(inboxes: Sequence[InboxAddress]) -> InboxAddress:
         return min([*local[first:], *local[:first]], key=_load)
     if local:
         return local[0]
+    if here:
+        raise SparkError(
+            f"the nodes on host {host} that received rows have ended: "
+            + ", ".join(address.node for address in here),
+            fix="cluster.error has the reason, and cluster.logs() what they have written",
+        )
     nodes = ", ".join(f"{address.node} on {address.host}" for address in inboxes) or "none"
     raise SparkError(
         f"no node of this cluster that receives rows is on host {host}; the nodes are: {nodes}",
