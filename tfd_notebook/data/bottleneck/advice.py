@@ -127,12 +127,12 @@ def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
         " and ".join(f"consumer_index={each}" for each in indices)
         for indices in (sorted({index, *local}), missing)
     )
-    elsewhere = f". Other processes read with {known} of these" if known else ""
+    others_read = f". Other processes read with {known} of these" if known else ""
     if others is None:
-        elsewhere = ". Other processes may read with these"
+        others_read = ". Other processes may read with these"
     return (
         f"start the missing consumers of job {delivery.job_name!r}, because each round waits for "
-        f"all {count}. This process reads with {reads}, but not with {waits}{elsewhere}"
+        f"all {count}. This process reads with {reads}, but not with {waits}{others_read}"
     )
 
 
