@@ -537,7 +537,8 @@ class Observation:
             yield f"{' and '.join(sorted(changing))}"
         elif self.kinds & KEEPING and self.epochs[1][0] and pipeline.draw not in COUNTED:
             yield f"{' and '.join(sorted(self.kinds & KEEPING))}"
-        if pipeline.draw in REPEATING and len(drawn) > 1 and len(set(drawn)) == len(drawn):
+        once = len(drawn) > 1 and len(set(drawn)) == len(drawn)
+        if "random" in self.kinds and pipeline.draw in REPEATING and once:
             yield "random"
 
 
@@ -599,8 +600,10 @@ def compare(
     once = cached or len(set(drawn)) == len(drawn)
     if pipeline.draw == "unseeded":
         assert once
-    elif pipeline.draw in REPEATING:
-        assert "random" in seen.kinds
+    elif pipeline.draw in REPEATING and "random" not in seen.kinds:
+        assert pipeline.draw == "seeded"
+        alone, through = map(Counter, seen.epochs[0])
+        assert alone == through or not sure
     elif pipeline.draw in COUNTED:
         assert _in_process(cluster) or "python" in seen.kinds
         assert not _in_process(cluster) or _times(pipeline, mode, cluster) > 1 or once

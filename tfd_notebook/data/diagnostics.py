@@ -16,6 +16,8 @@ from tfd_notebook.data.bottleneck.usage import ServiceReadOptions
 from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import captured_state, graph_inspection, validation
+from tfd_notebook.data.service.changes import steps
+from tfd_notebook.data.service.division import keeping
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.data.variable_names import variable_of
@@ -330,14 +332,18 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     cluster = inspected.cluster
     workers = 2 if cluster is None else len(cluster.data_workers())
     in_process = cluster is not None and cluster.service_in_process
-    for change in inspected.examined.semantics.changes(mode, workers, in_process):
+    semantics = inspected.examined.semantics
+    shared = inspected.use is not None and inspected.use.delivery.job_name is not None
+    dataset = None if shared else inspected.origin
+    for change in semantics.changes(mode, workers, in_process):
         if change.kind == "grouping" and inspected.use is None:
             continue  # Most datasets have a batch, and may never use a service.
         kind = WRONG if change.refused else CHANGED
         names = ""
         if change.kind == "captured" and inspected.use is not None:
             names = captured_state.names_in(inspected.use.captured, change.operation)
-        finding = kind.finding(f'with "{mode.lower()}", {change}{names}', change.fix)
+        other = keeping(semantics, [change], mode, in_process, dataset)
+        finding = kind.finding(f'with "{mode.lower()}", {change}{names}', steps([change], other))
         # distribute warns of no short batches.
         mild = not change.refused and (inspected.use is None or change.kind == "grouping")
         yield replace(finding, severity="info") if mild else finding

@@ -55,13 +55,19 @@ def _page(name: str) -> str:
     return page.read_text(encoding="utf-8")
 
 
+def _plain(text: str) -> str:
+    """Return Markdown without code marks, and with the path of a page in place of a link to it."""
+    links = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: link[1] or f"docs/{link[2]}", text)
+    return links.replace("`", "")
+
+
 def _errors(page: str) -> dict[str, str]:
     """Return the entries of a page that has a row of a table for each error."""
     entries = {}
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if line.startswith("| TFD") and len(cells) == _CELLS:
-            code, name, kinds, what, fix = (cell.replace("`", "") for cell in cells)
+            code, name, kinds, what, fix = map(_plain, cells)
             also = f", a {kinds}" if kinds else ""
             next_step = f"\nNext: {fix}" if fix else ""
             entries[code] = f"{code} {name} (error{also})\n{what}{next_step}"
@@ -80,7 +86,7 @@ def _findings(page: str) -> dict[str, str]:
         elif line.startswith("#"):
             code = ""
         elif code and line:
-            entries[code] += ("\n" if paragraph else " ") + line.replace("`", "")
+            entries[code] += ("\n" if paragraph else " ") + _plain(line)
             paragraph = False
         else:
             paragraph = True

@@ -84,7 +84,9 @@ def test_why_explains_findings_and_errors(capsys: Any) -> None:
 def test_why_explains_every_error() -> None:
     for name in errors.__all__:
         code = getattr(errors, name).code
-        assert code_reference.why(name).startswith(f"{code} {name} (error")
+        text = code_reference.why(name)
+        assert text.startswith(f"{code} {name} (error")
+        assert "](" not in text
 
 
 @pytest.mark.slow

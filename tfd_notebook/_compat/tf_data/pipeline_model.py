@@ -111,7 +111,7 @@ def stages_of(dataset: Any, keep: bool = True, replaced: Mapping[int, Any] = {})
     if generator is not None:
         label, inputs, kind = f"from_generator({_display_name(generator)})", (), "Generator"
     else:
-        label = f"{user_name(kind)}({_argument(dataset, functions)})"
+        label = _label(kind, source_locations.call_of(dataset), _argument(dataset, functions))
     return Stage(
         kind=kind,
         label=label,
@@ -282,6 +282,14 @@ def user_name(kind: str) -> str:
     if hasattr(tf.data, f"{kind}Dataset"):
         return f"{kind}Dataset"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+def _label(kind: str, call: str, argument: str) -> str:
+    """Return the label of a stage. `call` is the method in the user's code, if known."""
+    name = user_name(kind)
+    if call and (kind == "DirectedInterleave" or (kind, call) == ("Zip", "enumerate")):
+        return f"{call}()"
+    return f"{name}({argument})" + (f" of {call}()" if call not in ("", name) else "")
 
 
 def _argument(dataset: Any, functions: list[Any]) -> str:

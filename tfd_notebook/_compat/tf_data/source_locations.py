@@ -42,6 +42,11 @@ def site_of(dataset: Any) -> Site | None:
     return site
 
 
+def call_of(dataset: Any) -> str:
+    """Return the method or function that created `dataset`. Empty if unknown."""
+    return str(getattr(dataset, "_tfd_call", ""))
+
+
 def named(site: Site | None) -> str:
     """Return the user's notation of a location, ``In[3], line 4`` or ``train.py:12``."""
     if site is None:
@@ -81,15 +86,29 @@ def _change(module: types.ModuleType) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._tfd_site = _caller()
+        self._tfd_site, self._tfd_call = _caller()
 
     init._tfd_original = original  # type: ignore[attr-defined]
     dataset.__init__ = init
 
 
-def _caller() -> Site | None:
-    frame = _user_frame()
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+def _caller() -> tuple[Site | None, str]:
+    """Return the line that creates a dataset, and the method that it calls."""
+    frame: types.FrameType | None = sys._getframe(1)
+    call = ""
+    while frame is not None and not is_users(frame):
+        call = frame.f_code.co_name if _is_method(frame.f_code.co_name) else call
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno), call
+
+
+@functools.cache
+def _is_method(name: str) -> bool:
+    """Return True for a method of datasets, and for a function that creates one."""
+    import tensorflow as tf
+
+    is_public = not name.startswith("_") and name not in ("apply", "with_options")
+    return is_public and (hasattr(tf.data.Dataset, name) or "_dataset_from_" in name)
 
 
 def _user_frame() -> types.FrameType | None:

@@ -260,7 +260,7 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         return _combined(errors.PipelineError, error, what, task, fix)
     if "Could not find callback with key=" in message:
         what = f"{where} does not have a Python function of the pipeline ({text})"
-        fix = "run the cell that creates the dataset again, so that cluster.distribute() sends it"
+        fix = "create the dataset again, and call cluster.distribute(), which sends its functions"
         return _combined(errors.NotSerializable, error, what, task, fix)
     for pattern, kind, problem, concerned, fix in _KNOWN:
         if found := pattern.search(message):

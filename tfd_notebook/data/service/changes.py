@@ -49,22 +49,23 @@ def check_semantics(semantics: Any) -> str:
     )
 
 
-def refuse(changes: list[Change], mode: str) -> None:
-    """Raise DataChanged for the first change that is refused."""
+def refuse(changes: list[Change], mode: str, keeping: str = "") -> None:
+    """Raise DataChanged for the first change that is refused. `keeping` is as in `steps`."""
     for change in changes:
         if change.refused:
             raise DataChanged(
                 f'{change} (mode "{mode.lower()}")',
-                fix=f'{change.fix}, or use semantics="same". semantics="tensorflow" turns this '
-                "check off",
+                fix=f'{steps([change], keeping)}. semantics="tensorflow" turns this check off',
             )
 
 
-def summary(changes: list[Change]) -> str:
-    """Return one paragraph about `changes`, or an empty text."""
-    reported = [change for change in changes if change.kind != "grouping"]
-    if not reported:
-        return ""
-    first, *others = dict.fromkeys(change.fix for change in reported)
-    steps = [first, *(fix[0].upper() + fix[1:] for fix in others)]
-    return f"{'. '.join(map(str, reported))}. Next: {'. '.join(steps)}"
+def reported(changes: list[Change]) -> list[Change]:
+    """Return the changes of which ``distribute`` warns."""
+    return [change for change in changes if change.kind != "grouping"]
+
+
+def steps(changes: list[Change], keeping: str = "") -> str:
+    """Return the next steps, first the arguments of `distribute` that keep the elements, if any."""
+    first, *others = dict.fromkeys(change.fix for change in changes)
+    first = f"use {keeping}. Otherwise {first}" if keeping else first
+    return ". ".join([first, *(fix[0].upper() + fix[1:] for fix in others)])

@@ -241,6 +241,12 @@ class DatasetGraph:
         first = 2 if node_kind(node) == "Sampling" else 0
         return any(self.constant(node, index) not in (0, None) for index in (first, first + 1))
 
+    def repeats_numbers(self, node: Any) -> bool:
+        """Return True if a seed gives each element the same number in each iteration."""
+        orders = order_of(node), *self.functions.facts_of(node).orders
+        name = "rerandomize_each_iteration"
+        return not any(orders) and not (name in node.attr and node.attr[name].b)
+
     def drops_last(self, node: Any) -> bool:
         """Return True if an incomplete last group is dropped, which the last input decides."""
         return self.constant(node, len(node.input) - 1) is True

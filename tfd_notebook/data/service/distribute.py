@@ -180,8 +180,7 @@ def _distributor(
         if not names:
             return read
         validation.print_note(
-            f"cluster {cluster.name!r}: this process runs {names} and the operations after it, "
-            "because their result would change on the data workers."
+            f"cluster {cluster.name!r}: {parts.note(reading.mode, cluster.service_in_process)}"
         )
         before = validation.BeforeReading(cluster, None)
         return watch(read, cluster.consumers, f"dataset (here from {names})", before)
@@ -190,7 +189,12 @@ def _distributor(
         from tensorflow.data.experimental import INFINITE_CARDINALITY, assert_cardinality
 
         pipeline = validation.prepare(
-            cluster, dataset, reading.mode, semantics, permanent=permanent
+            cluster,
+            dataset,
+            reading.mode,
+            semantics,
+            permanent=permanent,
+            divisible=job_name is None and reading.num_consumers is None,
         )
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)

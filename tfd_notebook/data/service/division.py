@@ -9,6 +9,7 @@ compute the elements with these numbers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from tfd_notebook._compat.tf_data import elements
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service.changes import Change, reported, steps
 from tfd_notebook.data.service.operations import COUNTER, EXPANDING, NUMBERED
 from tfd_notebook.data.service.semantics import Flow, Operation, Semantics
 from tfd_notebook.errors import DataChanged
@@ -26,7 +28,14 @@ _MANY = 1 << 61
 #: do not.
 _ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWindow")
 #: Operations that deliver elements of their inputs, of which the numbers are known.
-_PASSING = ("Model", "Options", "Prefetch", "Skip", "Take", "Zip")
+_PASSING = ("Model", "Options", "Prefetch", "Shard", "Skip", "Take", "Zip")
+_JOIN = (
+    "let one source deliver what belongs together, or use sources with numbers, such as "
+    "from_tensor_slices"
+)
+_SELECT = "select file names or indices in its place, before the dataset is made"
+#: Next steps for operations that need the order of the elements, by their kind.
+_FIXES = {"Zip": _JOIN, "Take": _SELECT, "Skip": _SELECT, "Shard": _SELECT}
 #: Modes in which the data workers together deliver each element once.
 _DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
 
@@ -39,6 +48,7 @@ class Division:
     ----------
     dataset : tf.data.Dataset
     definition : tf.compat.v1.GraphDef
+    semantics : Semantics
     operations : dict of str to Operation
         All operations, by node.
     numbered : set of str
@@ -54,6 +64,7 @@ class Division:
 
     dataset: Any
     definition: Any
+    semantics: Semantics
     operations: dict[str, Operation] = field(default_factory=dict)
     numbered: set[str] = field(default_factory=set)
     mapped: set[str] = field(default_factory=set)
@@ -104,18 +115,18 @@ class Division:
         dataset, operation = self.dataset_of(name), self.operations[name]
         if name in self.mapped:
             inputs = [self._element_of(each) for each in operation.inputs]
-            stage = operation.stage
-            skipped = (stage.number or 0) if stage is not None and operation.kind == "Skip" else 0
+            factor, first = self.place_of(operation)
 
             def tensors(number: Any) -> list[Any]:
-                before = [tensor for each in inputs for tensor in each(number + skipped)]
+                number = number * factor + first
+                before = [tensor for each in inputs for tensor in each(number)]
                 return elements.map_tensors(dataset, before) if operation.kind == "Map" else before
 
             return tensors
         counters = {}
         for each, counter in self.operations.items():
             if counter.effect == COUNTER:  # TensorFlow computes elements of finite datasets only
-                start = self._constant(counter.node.input[0])
+                start = self.semantics.constant(counter.node, 0)
                 counters[each] = (None, tf.data.Dataset.range(start, start + _MANY))
         if name in counters:
             dataset = counters[name][1]
@@ -132,11 +143,12 @@ class Division:
             dataset.element_spec, tf.data.experimental.at(dataset, number)
         )
 
-    def _constant(self, name: str) -> int:
-        import tensorflow as tf
-
-        (node,) = (each for each in self.definition.node if each.name == name)
-        return int(tf.make_ndarray(node.attr["value"].tensor))
+    def place_of(self, operation: Operation) -> tuple[int, int]:
+        """Return the distance between elements of an operation in its input, and the first one."""
+        count, first = (self.semantics.constant(operation.node, index) for index in (1, 2))
+        if operation.kind == "Shard":
+            return count, first
+        return 1, count if operation.kind == "Skip" else 0
 
     @property
     def end(self) -> str:
@@ -184,6 +196,28 @@ class Division:
         first = [operation for operation in local if later.isdisjoint(operation.inputs)]
         return " and ".join(dict.fromkeys(operation.name for operation in first))
 
+    def note(self, mode: str, in_process: bool) -> str:
+        """Return what this process runs and why, what it costs, and how to avoid it."""
+        local = list(map(self.operations.__getitem__, self.local))
+        text = (
+            f"this process runs {self.local_names()} and the operations after it, because their "
+            "result would change on the data workers."
+        )
+        if self.boundary and any(
+            change.kind == "python" or (change.kind == "random" and each.effect != "ordering")
+            for each in local
+            for change in each.changes
+        ):
+            text += " Numbers that they draw or count go to elements in the order of arrival."
+        batches = [each for each in local if each.effect == "grouping"]
+        if any(not self.mapped.isdisjoint(each.inputs) for each in batches):
+            text += " If batch() comes before map(), the data workers run both."
+        changes = [change for each in local for change in each.changes]
+        if other := keeping(self.semantics, changes, mode, in_process):
+            text += f" With {other}, the data workers run all of it"
+            text += ", and each of them reads all sources." if mode == "DYNAMIC" else "."
+        return text
+
 
 def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
     """Return the division of `dataset`, or None if the data workers can run all of it.
@@ -204,7 +238,7 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
     definition = graph_inspection.definition_of(dataset)
     deterministic = dataset.options().deterministic is not False
     semantics = Semantics(definition, stages_of(dataset), deterministic)
-    division = Division(dataset, definition)
+    division = Division(dataset, definition, semantics)
     by_number: set[str] = set()
     alone: set[str] = set()
     for operation in semantics.operations(mode, 2, in_process):
@@ -250,9 +284,11 @@ def _is_mapped(operation: Operation, division: Division) -> bool:
         return False
     if operation.kind == "Map":
         return not operation.changes and not operation.flow.stateful
-    known = operation.kind != "Skip" or operation.stage.number is not None
-    passing = operation.kind in _PASSING and known
-    return passing and not division.mapped.isdisjoint(operation.inputs)
+    if operation.kind not in _PASSING or division.mapped.isdisjoint(operation.inputs):
+        return False
+    return operation.kind not in ("Shard", "Skip") or all(
+        value is not None and value >= 0 for value in division.place_of(operation)
+    )
 
 
 def _is_computed(operation: Operation, division: Division) -> bool:
@@ -271,19 +307,41 @@ def _is_numbered(operation: Operation) -> bool:
     return dense and int(dataset.cardinality()) >= 0
 
 
-def _is_same_by_data(dataset: Any, in_process: bool) -> bool:
-    """Return True if all of `dataset` can run in mode ``"data"``."""
-    try:
-        return divide(dataset, "DATA", in_process) is None
-    except DataChanged:
-        return False
+def keeping(
+    semantics: Semantics, changes: list[Change], mode: str, in_process: bool, dataset: Any = None
+) -> str:
+    """Return the arguments of ``distribute`` that avoid changes, or an empty text.
+
+    Parameters
+    ----------
+    semantics : Semantics
+    changes : list of Change
+    mode : str
+        The name of TensorFlow's ShardingPolicy, with which they occur.
+    in_process : bool
+        Whether the data workers run in this process.
+    dataset : tf.data.Dataset, optional
+        To offer ``semantics="same"``, if that does not refuse it.
+    """
+    found = []
+    if dataset is not None:
+        with contextlib.suppress(DataChanged):
+            division = divide(dataset, mode, in_process)
+            if division is None or not division.local or division.boundary:
+                found.append('semantics="same"')
+    known = {(change.kind, change.operation) for change in changes}
+    for other in ("DYNAMIC", "DATA") if mode in _DIVIDING else ():
+        others = {(each.kind, each.operation) for each in semantics.changes(other, 2, in_process)}
+        if other != mode and semantics.keeps_elements(other) and known.isdisjoint(others):
+            found.append(f'processing_mode="{other.lower()}"')
+    return " or ".join(found)
 
 
 def _check(operation: Operation, division: Division, mode: str, in_process: bool) -> None:
     """Raise DataChanged for an operation whose result would differ in the consumer."""
     known = {change.kind: change for change in operation.changes}
-    reason = None
     fix = 'use semantics="checked", and read what changes'
+    kind = "same"
     if "unknown" in known:
         reason = known["unknown"].what
     elif mode not in _DIVIDING:
@@ -293,17 +351,18 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
         operation.effect == "pairing" or operation.kind in _ORDERED or "neighbors" in known
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"
-        fix = (
-            "let one source deliver what belongs together, or use sources with numbers, such as "
-            "from_tensor_slices"
-        )
-        if mode == "DYNAMIC" and _is_same_by_data(division.dataset, in_process):
-            fix += ', or processing_mode="data", in which each data worker reads all sources'
+        kind, fix = "order", _FIXES.get(operation.kind, fix)
     elif any(
         division.dataset_of(each) is None
         for each in operation.inputs
         if division.operations[each].effect != COUNTER
     ):
         reason = "the operations before it cannot be separated from it"
-    if reason is not None:
-        raise DataChanged(f'{operation.name}: {reason} (mode "{mode.lower()}")', fix=fix)
+    else:
+        return
+    change = Change(kind, operation.name, reason, fix)
+    changes = reported(division.semantics.changes(mode, 2, in_process))
+    other = keeping(division.semantics, changes, mode, in_process)
+    raise DataChanged(
+        f'{change} (mode "{mode.lower()}")', fix=steps([change], other if kind == "order" else "")
+    )

@@ -91,7 +91,7 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
         if function is None:
             raise NotSerializable(
                 f"the Python function {token} of the dataset no longer exists",
-                fix="run the cell that defines the dataset again",
+                fix="create the dataset again",
             )
         if py_functions.is_debugged(function):
             raise NotSerializable(
@@ -104,7 +104,8 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
             raise NotSerializable(
                 f"{_location(py_functions.user_function(function))} was traced before the "
                 "first use of tfd_notebook, so a worker could confuse it with another function",
-                fix="run the cell that defines the dataset again; %load_ext tfd_notebook first",
+                fix="create the dataset after the first use of tfd_notebook, such as "
+                "tfd.Cluster(...) in a script or %load_ext tfd_notebook in a notebook",
             )
         functions[token] = function
     names = {

@@ -189,3 +189,29 @@ def _changed_object(before: list[Any], store: Any) -> list[Any]:
     while path[0].opname == "LOAD_ATTR" and len(path) <= len(before):
         path.insert(0, before[-len(path)])
     return path
+
+
+#: The next step for an object that Python functions refer to, by its kind.
+_STATE_STEPS = {
+    GENERATOR: "create it inside the function, or use functions of the modules random and "
+    "numpy.random, whose seeds differ on each data worker",
+    COUNTER: "call the function after distribute, or make what it counts a part of the element",
+    CONTENT: "distribute the dataset again after it has changed",
+}
+
+
+def counters(states: Iterable[State]) -> str:
+    """Return the names of the objects that the calls of Python functions change."""
+    return " and ".join(state.name for state in states if state.kind == COUNTER)
+
+
+def renewal(states: Iterable[State]) -> str:
+    """Return the next step for objects with state that Python functions refer to."""
+    kinds = {state.kind for state in states}
+    steps = {kind: step for kind, step in _STATE_STEPS.items() if kind in kinds}
+    if len(steps) == 1:
+        return next(iter(steps.values()))
+    return ". ".join(
+        f"{'For' if number else 'for'} the {kind}, {step}"
+        for number, (kind, step) in enumerate(steps.items())
+    )

@@ -17,11 +17,13 @@ from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
-from tfd_notebook.data.service.python_state import CONTENT, COUNTER, GENERATOR
+from tfd_notebook.data.service.python_state import counters, renewal
 from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, Parts, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
+#: Kinds of changes that one data worker does not cause.
+_BY_DIVISION = ("pairing", "order", "counting", "neighbors", "grouping", "external")
 #: Modes in which each data worker runs all of a pipeline, or of a part of it.
 _ALONE = ("OFF", "DATA", "FILE_OR_DATA", "HINT")
 #: The effect of operations that count, by kind, if each data worker gets a share of the sources.
@@ -36,7 +38,7 @@ _COUNTED = {
     "Unique": "each data worker compares its own elements, so one may occur {times}",
     "": "each data worker counts its own elements",
 }
-_ARRIVED = 'after distribute, where any elements can arrive first, or use semantics="same"'
+_ARRIVED = "after distribute, where any elements can arrive first"
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,11 @@ class Semantics:
 
     def _find_changes(self, mode: str, workers: int, in_process: bool) -> list[Change]:
         found: dict[tuple[str, str], Change] = {}
-        for operation in self.operations(mode, workers, in_process):
+        for operation in self.operations(mode, max(2, workers), in_process):
             for change in operation.changes:
-                if workers < 2 and (change.refused or change.kind == "external"):
+                if workers < 2 and in_process and change.kind == "python":
+                    continue  # it is not shared with a second one
+                if workers < 2 and change.kind in _BY_DIVISION:
                     change = dataclasses.replace(
                         change,
                         what=f"with a second data worker, {change.what}",
@@ -189,7 +193,7 @@ class Semantics:
                         operation.name,
                         "because of it, TensorFlow divides the results, after it has divided the "
                         "files, so elements are missing",
-                        'use processing_mode="dynamic" or "data"',
+                        "distribute the datasets that are not files separately",
                         refused=True,
                     )
                 )
@@ -206,7 +210,7 @@ class Semantics:
             changing.append("external")
         operations = list(self.operations(mode, 2))
         if any(
-            mode in _ALONE and each.kind not in REPLACING and _counters(facts)
+            mode in _ALONE and each.kind not in REPLACING and counters(facts.states)
             for each in operations
             if (facts := self._graph.functions.facts_of(each.node)).states
         ):
@@ -226,6 +230,10 @@ class Semantics:
             any(change.kind in changing for each in operations for change in each.changes)
             or (mode == "OFF" and any(each.flow.reselected for each in operations[-1:]))
         )
+
+    def constant(self, node: Any, index: int) -> Any:
+        """Return the value of an input of an operation that is a constant, else None."""
+        return self._graph.constant(node, index)
 
     @property
     def has_hint(self) -> bool:
@@ -358,7 +366,7 @@ class Semantics:
                 "compare the elements with and without the service",
             )
         if (
-            mode == "OFF"
+            (by_source or mode == "OFF")
             and any(each.kept_order for each in before)
             and self._selects_by_position(node, self._graph.effect(node))
         ):
@@ -366,13 +374,14 @@ class Semantics:
                 "random",
                 "shuffle(reshuffle_each_iteration=False) gives each data worker and epoch another "
                 "order, so each of them may take up to all elements from other positions",
-                "call shuffle() with a seed",
+                "call shuffle() with a seed" + (' and processing_mode="data"' if by_source else ""),
             )
         if by_source:
             yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)
         if by_result:
             yield from self._by_result(kind, ordering, node, change, facts, before)
-        yield from self._repeated(kind, node, change, facts, mode)
+        alike = by_result and not by_source and self._graph.repeats_numbers(node)
+        yield from self._repeated(kind, node, change, facts, alike)
         if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
             yield change(
                 "cached",
@@ -437,7 +446,7 @@ class Semantics:
 
     def _shared_state(self, node: Any, facts: Facts, flow: Flow, mode: str) -> list[Change]:
         """Return the change of an object that the data workers of this process share."""
-        names = _counters(facts)
+        names = counters(facts.states)
         by_name = mode == "FILE" and node.name in self._graph.before_files
         if not names or flow.hinted or not (by_name or mode in _ALONE):
             return []
@@ -445,7 +454,7 @@ class Semantics:
             f"the data workers share {names}, and each of them calls the function for all "
             "elements, so up to all results differ"
         )
-        return [Change("python", self._name(node), what, _renewal(facts))]
+        return [Change("python", self._name(node), what, renewal(facts.states))]
 
     def _by_source(
         self,
@@ -475,15 +484,17 @@ class Semantics:
                 "pairing",
                 "elements that do not belong together are joined, up to all of them, because each "
                 "data worker gets different parts of each source",
-                "make the pairs in one source, as from_tensor_slices((features, labels)) does, or "
-                'use processing_mode="data", which divides the results',
+                "make the pairs in one source, as from_tensor_slices((features, labels)) does",
                 refused=True,
             )
         elif effect == "pairing" and not self._graph.is_enumeration(node):
             return
         elif effect == "pairing":
-            what = "each data worker counts from the start, so a number may occur "
-            yield change("counting", f"{what}{times}", f"number the elements {_ARRIVED}")
+            what = (
+                "each data worker counts from the start, so what depends on the number may differ"
+            )
+            what += f", and a number may occur {times}"
+            yield change("counting", what, f"number the elements {_ARRIVED}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node):
                 return
@@ -501,7 +512,7 @@ class Semantics:
             yield change(
                 "counting",
                 "TensorFlow cannot divide the sources before it, so reading fails",
-                f'{after}, or use processing_mode="data"',
+                after,
             )
         elif effect == "neighbors" and not all(each.shuffled for each in before):
             if self._graph.constant(node, 1) == self._graph.constant(node, 2) == 1:
@@ -510,8 +521,8 @@ class Semantics:
                 "neighbors",
                 "each data worker makes windows of its elements, so up to all windows join "
                 "elements that are not neighbors",
-                "use batch() if they need not be neighbors. Otherwise make the windows in the "
-                'function of flat_map(), or use processing_mode="data"',
+                "use batch() if they need not be neighbors, or make the windows in the function of "
+                "flat_map()",
             )
         elif effect == "neighbors" and not self._graph.partitions(node) and not endless:
             yield change(
@@ -548,16 +559,16 @@ class Semantics:
                 "neighbors",
                 "each data worker makes batches of its elements, so up to all examples of a later "
                 "batch join elements that are not neighbors",
-                "use one batch() and tf.reshape if they need not be neighbors. Otherwise make the "
-                'examples in the function of flat_map(), or use processing_mode="data"',
+                "use one batch() and tf.reshape if they need not be neighbors, or make the "
+                "examples in the function of flat_map()",
             )
         function = "its function" if joining is batch else self._name(joining)
         return change(
             "neighbors",
             f"each data worker makes batches of its elements, and {function} can join elements of "
             "a batch, so up to all of its results may differ",
-            "shuffle before it if they need not be neighbors. Otherwise make the batches in the "
-            'function of flat_map(), or use processing_mode="data"',
+            "shuffle before it if they need not be neighbors, or make the batches in the function "
+            "of flat_map()",
         )
 
     def _by_result(
@@ -575,7 +586,8 @@ class Semantics:
             yield change(
                 "order",
                 f"the order differs on each data worker, {loses}",
-                f'use processing_mode="dynamic", or call {user_name(kind)}() after distribute',
+                ("" if reshuffles(node) else "use a seed, or ")
+                + f"call {user_name(kind)}() after distribute",
                 refused=True,
             )
         elif self._graph.is_unordered(node):
@@ -591,7 +603,7 @@ class Semantics:
             yield change(
                 "order",
                 f"the random selection differs on each data worker, {loses}",
-                'use processing_mode="dynamic", or select after distribute',
+                "select after distribute",
                 refused=True,
             )
         elif selection:
@@ -602,20 +614,23 @@ class Semantics:
                 "order",
                 f"if it selects or orders by random numbers of {source}, the result differs on "
                 f"each data worker, {loses}",
-                'use processing_mode="dynamic", or select and shuffle after distribute',
+                "select and shuffle after distribute",
             )
 
     def _repeated(
-        self, kind: str, node: Any, change: Callable[..., Change], facts: Facts, mode: str
+        self, kind: str, node: Any, change: Callable[..., Change], facts: Facts, alike: bool
     ) -> Iterator[Change]:
-        """Yield the changes of random numbers and of captured state, in all modes."""
+        """Yield the changes of random numbers and of captured state, in all modes.
+
+        If `alike` is true, each element has the same numbers of a seed on each data worker.
+        """
         unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
         variables, tables = self._graph.captured_state(node)
         if variables and (facts.generates or (facts.assigns and facts.derives)):
             yield change(
                 "random",
-                "a generator, or a layer with a seed, gives the same numbers on each data worker "
-                "and in each epoch",
+                "a generator, or a layer that draws numbers, gives the same numbers on each data "
+                "worker and in each epoch",
                 f"{unseeded}with a seed that is a part of the element",
             )
         elif variables and facts.assigns:
@@ -633,7 +648,9 @@ class Semantics:
         if facts.states:
             names = " and ".join(state.name for state in facts.states)
             yield change(
-                "python", f"each data worker has a copy of {names} as it is now", _renewal(facts)
+                "python",
+                f"each data worker has a copy of {names} as it is now",
+                renewal(facts.states),
             )
         if tables:
             yield change(
@@ -641,7 +658,8 @@ class Semantics:
                 "tables keep the entries that they have now",
                 "distribute the dataset again after a table has changed",
             )
-        if facts.seeded or (kind in ("Random", "Sampling") and self._graph.is_seeded_source(node)):
+        source = kind in ("Random", "Sampling") and self._graph.is_seeded_source(node)
+        if (facts.seeded or source) and not alike:
             yield change(
                 "random",
                 "the seed gives the same numbers on each data worker",
@@ -671,29 +689,3 @@ def _joining(mode: str) -> str:
 
 def _times(mode: str, workers: int) -> str:
     return f"up to {workers} times{_joining(mode)}"
-
-
-#: The next step for an object that Python functions refer to, by its kind.
-_STATE_STEPS = {
-    GENERATOR: "create it inside the function, or use functions of the modules random and "
-    "numpy.random, whose seeds differ on each data worker",
-    COUNTER: "call the function after distribute, or make what it counts a part of the element",
-    CONTENT: "distribute the dataset again after it has changed",
-}
-
-
-def _counters(facts: Facts) -> str:
-    """Return the names of the objects that the calls of Python functions change."""
-    return " and ".join(state.name for state in facts.states if state.kind == COUNTER)
-
-
-def _renewal(facts: Facts) -> str:
-    """Return the next step for objects with state that Python functions refer to."""
-    kinds = {state.kind for state in facts.states}
-    steps = {kind: step for kind, step in _STATE_STEPS.items() if kind in kinds}
-    if len(steps) == 1:
-        return next(iter(steps.values()))
-    return ". ".join(
-        f"{'For' if number else 'for'} the {kind}, {step}"
-        for number, (kind, step) in enumerate(steps.items())
-    )

@@ -15,7 +15,8 @@ from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.consume.observe import plain
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.captured_state import RENEW, CapturedState, changed
-from tfd_notebook.data.service.changes import Change, refuse, summary
+from tfd_notebook.data.service.changes import Change, refuse, reported, steps
+from tfd_notebook.data.service.division import keeping
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.data.service.semantics import Semantics
@@ -59,11 +60,12 @@ def prepare(
     mode: str,
     semantics: str,
     permanent: bool = True,
+    divisible: bool = False,
 ) -> graph_inspection.Pipeline:
     """Check `dataset`, and send the Python functions that it needs to the workers.
 
     With `permanent`, the workers keep the functions until the cluster stops, because other
-    readers can use the dataset.
+    readers can use the dataset. With `divisible`, a part of it can run in this process.
     """
     import tensorflow as tf
 
@@ -82,7 +84,8 @@ def prepare(
     _check_sendable(pipeline)
     sends = pipeline.tokens and not cluster.service_in_process
     packed = py_functions.pack(pipeline.tokens) if sends else None  # an error precedes warnings
-    check_changes(cluster, pipeline.semantics, mode, semantics)
+    whole = dataset if divisible else None
+    check_changes(cluster, pipeline.semantics, mode, semantics, dataset=whole)
     cluster.check_room(pipeline.size)
     if packed is not None:
         user = None if permanent or not tf.executing_eagerly() else dataset
@@ -103,10 +106,11 @@ def check_changes(
     mode: str,
     semantics: str,
     warned_mode: str | None = None,
+    dataset: Any = None,
 ) -> None:
     """Refuse a pipeline whose elements would be wrong, and warn of other changes.
 
-    Changes in `warned_mode` have been warned of before.
+    Changes in `warned_mode` have been warned of before. `dataset` is as in `keeping`.
     """
     if semantics == "tensorflow":
         return
@@ -117,14 +121,16 @@ def check_changes(
             f'{changes[0]} (mode "{mode.lower()}")',
             fix='use cluster.distribute(..., semantics="same") outside of a tf.function',
         )
-    refuse(changes, mode)
-    if warned_mode is not None:
-        known = pipeline.changes(warned_mode, workers, in_process)
-        changes = [change for change in changes if change not in known]
-    if text := summary(changes):
-        warn(
-            f"an epoch through the service may differ from one without it. {text}",
-        )
+    known = [] if warned_mode is None else pipeline.changes(warned_mode, workers, in_process)
+    new = [change for change in reported(changes) if change.refused or change not in known]
+    if not new:
+        return
+    other = keeping(pipeline, new, mode, in_process, dataset)
+    refuse(new, mode, other)
+    warn(
+        "an epoch through the service may differ from one without it. "
+        f"{'. '.join(map(str, new))}. Next: {steps(new, other)}",
+    )
 
 
 def refused_later(pipeline: Semantics, mode: str, semantics: str) -> Change | None:

@@ -138,3 +138,35 @@ def test_registered_dataset_and_function_refuse_every_change(cluster: tfd.Cluste
 def test_doctor_finds_no_change(cluster: tfd.Cluster) -> None:
     read = D.range(40).enumerate().apply(cluster.distribute("dynamic", semantics="same"))
     assert not {"TFD827", "TFD828"} & set(tfd.doctor(read).codes)
+
+
+@pytest.mark.parametrize("part", ["numbers", "numbers of a function", "random order", "key"])
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_parts_for_training_and_validation_do_not_overlap(cluster: tfd.Cluster, part: str) -> None:
+    source = D.from_tensor_slices(np.arange(120))
+    mode, check = "dynamic", "same"
+    parts = source.take(24), source.skip(24)
+    if part == "numbers of a function":
+        mapped = source.map(lambda x: x * 1)
+        parts = mapped.shard(5, 0), mapped.skip(24)
+        assert set(mapped.shard(5, 0).as_numpy_iterator()) == set(range(0, 120, 5))
+    elif part == "random order":
+        mode, check = "data", "checked"
+        order = source.shuffle(120, seed=1, reshuffle_each_iteration=False)
+        parts = order.take(24), order.skip(24)
+    elif part == "key":
+        mode = "file_or_data"
+        parts = source.filter(lambda x: x % 5 == 0), source.filter(lambda x: x % 5 != 0)
+    expected = [sorted(each.as_numpy_iterator()) for each in parts]
+    for _ in range(2):
+        read = [each.apply(cluster.distribute(mode, semantics=check)) for each in parts]
+        assert [sorted(each.as_numpy_iterator()) for each in read] == expected
+
+
+def test_numbers_of_a_seed_stay_with_their_elements_in_mode_data(cluster: tfd.Cluster) -> None:
+    drawn = D.range(60).map(lambda x: (x, tf.random.uniform((), seed=1)))
+    expected = sorted(drawn.as_numpy_iterator())
+    for check in ("checked", "same"):
+        read = drawn.apply(cluster.distribute("data", semantics=check))
+        for _ in range(2):
+            assert sorted(read.as_numpy_iterator()) == expected

@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook import errors
-from tfd_notebook.data.service.division import Division, divide
+from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service.changes import reported
+from tfd_notebook.data.service.division import Division, divide, keeping
 
 D = tf.data.Dataset
 
@@ -30,6 +32,10 @@ def kinds(divided: Division, names: list[str]) -> list[str]:
 def filtered() -> Any:
     """Return a dataset whose elements cannot be computed from their numbers."""
     return D.range(9).filter(lambda x: x != 3)
+
+
+#: Generators of random numbers, which a graph has as variables.
+DRAWN = itertools.repeat(tf.random.Generator.from_seed(1))
 
 
 def increased(x: Any) -> Any:
@@ -63,6 +69,7 @@ def test_sound_pipeline_is_not_divided(mode: str) -> None:
         (D.zip({"a": D.range(9).map(increased), "b": D.range(8).map(named).prefetch(1)}), ["Zip"]),
         (D.zip((pairs().map(lambda a, b: a + b), D.range(3, 12))).map(lambda a, b: b), ["Zip"]),
         (D.range(9).map(increased).skip(4).take(-1), ["Skip"]),
+        (D.range(9).map(increased).shard(4, 1).skip(1), ["Skip"]),
         (D.range(9).batch(2).map(named).take(9), ["Take"]),
         (D.range(9).map(named).enumerate(5).skip(20), ["Skip"]),
         (D.range(9).map(named).enumerate(5).take(7).repeat(), ["Take"]),
@@ -134,6 +141,9 @@ def test_seeded_source_runs_here_with_what_selects_from_it(
     mode: str, again: bool | None, select: Any
 ) -> None:
     first, second = (select(D.random(seed=1, rerandomize_each_iteration=again)) for _ in range(2))
+    if mode == "DATA" and not again:
+        assert divide(first, mode, False) is None  # each data worker draws the same numbers
+        return
     divided = division(first, mode)
     assert not divided.boundary
     here = divided.build(lambda part: pytest.fail("a data worker runs a part"))
@@ -173,6 +183,7 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         (D.range(9).batch(2, num_parallel_calls=2).take(2), r"take\(2\)"),
         (D.range(9).map(increased).batch(2).take(2), r"take\(2\)"),
         (D.range(9).map(increased).skip(-1), r"skip\(\)"),
+        (filtered().shard(2, 0), r"shard\(\)"),
         (D.range(9).repeat().take(20), r"take\(20\)"),
         (filtered().shuffle(2).take(4), r"take\(4\)"),
         (D.range(9).shuffle(9).flat_map(D.range).take(4), r"take\(4\)"),
@@ -184,6 +195,58 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
 def test_what_needs_the_order_is_refused(dataset: Any, operation: str) -> None:
     with pytest.raises(errors.DataChanged, match=f"(?s){operation}.*no fixed order.*Next: "):
         divide(dataset, "DYNAMIC", False)
+
+
+SAME, DATA, DYNAMIC = 'semantics="same"', 'processing_mode="data"', 'processing_mode="dynamic"'
+
+
+def split(**options: Any) -> Any:
+    return D.range(9).shuffle(9, reshuffle_each_iteration=False, **options).take(4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "mode", "offered"),
+    [
+        (D.range(9).take(4), "DYNAMIC", f"{SAME} or {DATA}"),
+        (D.range(9).map(increased).shard(2, 0), "DYNAMIC", f"{SAME} or {DATA}"),
+        (filtered().take(4), "DYNAMIC", DATA),
+        (filtered().take(4), "FILE", DATA),
+        (split(seed=1), "DYNAMIC", DATA),
+        (split(), "DYNAMIC", ""),
+        (split(), "DATA", ""),
+        (D.range(9).shuffle(9), "DATA", f"{SAME} or {DYNAMIC}"),
+        (D.range(9).shuffle(9).take(4), "DATA", SAME),
+        (D.range(9).shuffle(9, seed=1).take(4), "DYNAMIC", ""),
+        (D.zip((filtered(), filtered().map(increased))), "DYNAMIC", DATA),
+        (D.zip((filtered(), filtered().shuffle(9))), "DYNAMIC", ""),
+        (D.zip((D.range(9), D.range(9))), "FILE_OR_DATA", ""),
+    ],
+)
+def test_arguments_that_keep_the_elements_are_offered(
+    dataset: Any, mode: str, offered: str
+) -> None:
+    semantics = graph_inspection.examine(dataset).semantics
+    found = reported(semantics.changes(mode, 2))
+    assert bool(found) is (mode != "FILE_OR_DATA")
+    if found:
+        assert keeping(semantics, found, mode, False, dataset) == offered
+        assert keeping(semantics, found, mode, False) == offered.replace(SAME, "").lstrip(" or")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (D.range(9).map(increased).batch(2), ("If batch()", DATA)),
+        (filtered().map(lambda x: tf.random.uniform((), seed=1)), ("order of arrival", DATA)),
+        (filtered().map(lambda x: next(DRAWN).uniform(())), ("order of arrival",)),
+        (D.range(9).shuffle(9).take(4), ("this process runs take(4)",)),
+    ],
+)
+def test_note_names_costs_and_choices(dataset: Any, words: tuple[str, ...]) -> None:
+    note = division(dataset).note("DYNAMIC", False)
+    assert all(each in note for each in words)
+    for each in ("If batch()", "order of arrival", DATA):
+        assert (each in note) is (each in words)
 
 
 @pytest.mark.parametrize(
