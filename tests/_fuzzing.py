@@ -128,17 +128,19 @@ def web_server(directory: Path) -> Iterator[tuple[str, list[bytes]]]:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as previous:
             while True:
                 peer, _ = listener.accept()
-                with contextlib.suppress(OSError), peer, peer.makefile("rb") as request:
+                previous.close()  # a client that keeps its connection must not delay the next one
+                with contextlib.suppress(OSError):
+                    request = previous.enter_context(peer.makefile("rb"))
+                    previous.enter_context(peer)
                     head = b"".join(iter(request.readline, b"\r\n"))
                     key = re.search(rb"Sec-WebSocket-Key: (\S+)", head)
                     accept = (key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
                     digest = base64.b64encode(hashlib.sha1(accept).digest())
                     peer.sendall(answer[0].replace(b"ACCEPT", digest))
                     peer.shutdown(socket.SHUT_WR)
-                    request.read()
 
     thread = threading.Thread(target=serve)
     thread.start()
