@@ -1,20 +1,22 @@
-"""Memory of each process, journal and open iterations after 4,000 short epochs (``--epochs``).
+"""Memory of each process, journal and open iterations after 10,000 short epochs (``--epochs``).
 
 Readers share one dispatcher and two data workers. Each epoch is a new iteration of mode "dynamic"
 over 8 elements. One epoch takes a second, because TensorFlow's consumers notice its end at their
 next heartbeat. Three readers therefore run at a time. ``--left`` leaves each epoch after its first
 element instead, and the dispatcher discards it a second later. The growth is that of the last half
-of the epochs. The threads of a data worker are counted, too. It ends epochs one by one, and waits
-for the autotuning of some. It does not keep up with 16 readers, and its threads increase. With
-three readers, this begins after about 2,800 epochs.
+of the epochs. The threads of a data worker are counted, too.
+
+The datasets have no autotuning. With it (``--autotuned``), a data worker waits for TensorFlow's
+tuning thread at the end of some epochs. It ends epochs one by one, so it can fall behind with three
+readers, and does so with 16. Its threads and its memory then increase.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -46,28 +48,29 @@ def sizes(cluster: tfd.Cluster) -> dict[str, int]:
     return figures | {"journal": state.size_bytes} | counts
 
 
-def read(cluster: tfd.Cluster, count: int, left: bool) -> None:
+def read(cluster: tfd.Cluster, count: int, left: bool, autotuned: bool) -> None:
     """Read `count` epochs with several readers."""
     numbers = itertools.count()
+    options = tf.data.Options()
+    options.autotune.enabled = autotuned
 
-    def reader() -> None:
-        dataset = tf.data.Dataset.range(ELEMENTS).apply(cluster.distribute("dynamic"))
+    def reader(_: int) -> None:
+        source = tf.data.Dataset.range(ELEMENTS).with_options(options)
+        dataset = source.apply(cluster.distribute("dynamic"))
         while next(numbers) < count:
             iterator = iter(dataset)
             seen = len([next(iterator)] if left else list(iterator))
             assert seen == (1 if left else ELEMENTS), seen
 
-    threads = [threading.Thread(target=reader) for _ in range(min(READERS, count))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(reader, range(min(READERS, count))))
 
 
 def main() -> None:
     parser = _pairs.parser(__doc__)
     parser.add_argument("--left", action="store_true", help="leave each epoch early")
-    parser.add_argument("--epochs", type=int, default=4_000, help="10000 take an hour")
+    parser.add_argument("--autotuned", action="store_true", help="tune each epoch, as by default")
+    parser.add_argument("--epochs", type=int, default=10_000, help="which take an hour")
     options = parser.parse_args()
     if options.epochs < POINTS:
         parser.error(f"invalid --epochs {options.epochs}: expected at least {POINTS}")
@@ -79,7 +82,7 @@ def main() -> None:
     with tfd.Cluster(data_workers=2, name="epochs", service=service) as cluster:
         points, began = [sizes(cluster)], time.monotonic()
         for point in range(1, POINTS + 1):
-            read(cluster, count // POINTS, options.left)
+            read(cluster, count // POINTS, options.left, options.autotuned)
             points.append(sizes(cluster))
             megabytes = ", ".join(
                 f"{name} {size}" if " " in name else f"{name} {size / 1e6:.1f} MB"
@@ -88,7 +91,7 @@ def main() -> None:
             seconds = time.monotonic() - began
             print(f"{count // POINTS * point} epochs, {seconds:.0f} s: {megabytes}", flush=True)
     first, last = points[POINTS // 2], points[-1]
-    name = "service_epochs (left early)" if options.left else "service_epochs"
+    name = "service_epochs" + " (left early)" * options.left + " (autotuned)" * options.autotuned
     for part in first:
         if " " in part:
             continue

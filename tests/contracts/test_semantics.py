@@ -431,6 +431,7 @@ def test_every_difference_has_a_finding(clusters: list[tfd.Cluster], directory: 
             return compare(directory, clusters, *case)
         except (AssertionError, tf.errors.OpError, tfd.errors.TfdError, ValueError) as error:
             failures.append(f"{case}: {''.join(traceback.format_exception(error))}")
+            print(failures[-1])  # in time, because many pipelines take hours
             return ["failed"]
 
     @hypothesis.settings(

@@ -23,6 +23,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.launchers.client import orphans
+from tfd_notebook.testing import check_launcher
 
 #: Creates a launcher for ``north`` and ``east``, with additional options.
 Make = Callable[..., Launcher]
@@ -102,6 +103,10 @@ class Conformance:
             host = (hosts.north, hosts.east)[place]
             assert row(shared, task).pid in host.pids()
         assert numbers(shared) == list(range(100))
+
+    @pytest.mark.timeout(600)  # many checks, each with clusters
+    def test_launcher_conforms(self, make: Make) -> None:
+        check_launcher(make())
 
     def test_large_function_is_sent(self, shared: tfd.Cluster) -> None:
         """The function is larger than the limit of a websocket's message."""

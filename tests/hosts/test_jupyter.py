@@ -71,6 +71,19 @@ def kernel_counts(jupyter: Jupyters) -> list[int]:
 
 
 class TestJupyter(Conformance):
+    @pytest.mark.timeout(600)  # many checks, each with clusters
+    def test_launcher_conforms(
+        self,
+        make: Make,
+        jupyter: Jupyters,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The options of a launcher contain no tokens. A profile does."""
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        write_profile(tmp_path, jupyter)
+        super().test_launcher_conforms(make)
+
     def test_logs_contain_no_secret(
         self, hosts: Hosts, jupyter: Jupyters, shared: tfd.Cluster
     ) -> None:

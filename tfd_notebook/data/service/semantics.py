@@ -112,6 +112,7 @@ class Semantics:
         self._random = RandomParts(self._graph.functions)
         self._stages = {} if last is None else nodes_of(definition, last)
         self._found: dict[tuple[str, int, bool], list[Change]] = {}
+        self._operations: dict[tuple[str, int, bool], list[Operation]] = {}
         self._visited = 0
 
     def changes(self, mode: str, workers: int, in_process: bool = False) -> list[Change]:
@@ -133,7 +134,7 @@ class Semantics:
 
     def _find_changes(self, mode: str, workers: int, in_process: bool) -> list[Change]:
         found: dict[tuple[str, str], Change] = {}
-        for operation in self.operations(mode, max(2, workers), in_process):
+        for operation in self._listed(mode, max(2, workers), in_process):
             for change in operation.changes:
                 if workers < 2 and in_process and change.kind == "python":
                     continue  # it is not shared with a second one
@@ -145,6 +146,13 @@ class Semantics:
                     )
                 found.setdefault((change.kind, change.operation), change)
         return sorted(found.values(), key=lambda change: not change.refused)
+
+    def _listed(self, mode: str, workers: int, in_process: bool = False) -> list[Operation]:
+        """Return the result of `operations`, which is found once."""
+        key = mode, workers, in_process
+        if key not in self._operations:
+            self._operations[key] = list(self.operations(*key))
+        return self._operations[key]
 
     def operations(self, mode: str, workers: int, in_process: bool = False) -> Iterator[Operation]:
         """Yield the dataset operations, each after its inputs, with their changes.
@@ -208,7 +216,7 @@ class Semantics:
         changing = ["pairing", "order", "counting", "neighbors", "cached", "unknown"]
         if mode not in ("OFF", "DATA"):
             changing.append("external")
-        operations = list(self.operations(mode, 2))
+        operations = self._listed(mode, 2)
         if any(
             mode in _ALONE and each.kind not in REPLACING and counters(facts.states)
             for each in operations
