@@ -287,12 +287,14 @@ class Cluster(Handle, metaclass=_ClusterType):
         data_transfer_protocol: str | None = None,
         cross_trainer_cache: Any = None,
         target_workers: str = "AUTO",
+        semantics: str | None = None,
     ) -> Any:
         return service.from_dataset_id(
             self._service,
             processing_mode,
             dataset_id,
             element_spec,
+            semantics,
             job_name=job_name,
             consumer_index=consumer_index,
             num_consumers=num_consumers,

@@ -342,7 +342,7 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
         names = ""
         if change.kind == "captured" and inspected.use is not None:
             names = captured_state.names_in(inspected.use.captured, change.operation)
-        other = keeping(semantics, [change], mode, in_process, dataset)
+        other = keeping(semantics, [change], mode, in_process, dataset, workers)
         finding = kind.finding(f'with "{mode.lower()}", {change}{names}', steps([change], other))
         # distribute warns of no short batches.
         mild = not change.refused and (inspected.use is None or change.kind == "grouping")

@@ -22,6 +22,7 @@ Kind = Literal["dispatcher", "data_worker", "server", "grpc"]
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 _VERSION = "/tensorflow.data.DispatcherService/GetVersion"
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+_DATASET = "/tensorflow.data.DispatcherService/GetDatasetDef"
 _UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
 _HEARTBEAT = "/tensorflow.data.DispatcherService/WorkerHeartbeat"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
@@ -258,6 +259,36 @@ def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -
     return tuple(task.task_id for task in reply.new_tasks if not task.num_consumers)
 
 
+def dataset_graph(
+    dispatcher: str, dataset_id: str, timeout: float = 10.0, limit: int = 64_000_000
+) -> bytes:
+    """Return the serialized ``GraphDef`` of a registered dataset. Empty for an unknown id.
+
+    Parameters
+    ----------
+    dispatcher : str
+        Address as ``"host:port"``.
+    dataset_id : str
+    timeout : float
+        Seconds. Default 10.
+    limit : int
+        Maximum bytes of the reply. Default 64 MB.
+
+    Raises
+    ------
+    DispatcherLost
+        No dispatcher answers at `dispatcher`.
+    TimeLimit
+        No reply within `timeout` seconds.
+    DataError
+        It is larger than `limit`.
+    """
+    request = tf_messages.GetDatasetDefRequest(dataset_id=dataset_id)
+    response = tf_messages.GetDatasetDefResponse
+    reply = _request(dispatcher, _DATASET, request, response, timeout, True, limit)
+    return bytes(reply.dataset_def.graph)
+
+
 def complete_tasks(
     dispatcher: str, worker_address: str, task_ids: Iterable[int], timeout: float = 1.0
 ) -> None:
@@ -292,11 +323,11 @@ def complete_tasks(
         _request(dispatcher, _UPDATE, request, tf_messages.Empty, left, unknown_ok=True)
 
 
-def _channel(address: str, via_proxy: bool = False) -> Any:
+def _channel(address: str, via_proxy: bool = False, limit: int = -1) -> Any:
     options = (
         ("grpc.enable_http_proxy", int(via_proxy)),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_receive_message_length", limit),
     )
     return grpc.insecure_channel(address, options)
 
@@ -313,10 +344,11 @@ def _request(
     response: Any,
     timeout: float,
     unknown_ok: bool = False,
+    limit: int = -1,
 ) -> Any:
     """Return the dispatcher's reply as a `response`."""
     address = str(Endpoint.parse(address))
-    with _channel(address) as channel:
+    with _channel(address, limit=limit) as channel:
         try:
             reply = _call(channel, method, timeout, request.SerializeToString())
             return response.FromString(reply)

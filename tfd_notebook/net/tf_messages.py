@@ -27,6 +27,9 @@ _SCHEMA: dict[str, tuple[str, ...]] = {
     # tensorflow/core/data/service/{common,dispatcher,worker}.proto
     "Empty": (),
     "GetVersionResponse": ("int64 version = 1",),
+    "GetDatasetDefRequest": ("string dataset_id = 1",),
+    "DatasetDef": ("bytes graph = 1",),
+    "GetDatasetDefResponse": ("DatasetDef dataset_def = 1",),
     "WorkerInfo": ("string address = 1",),
     "GetWorkersResponse": ("*WorkerInfo workers = 1",),
     "TaskInfo": ("string worker_address = 1", "int64 task_id = 2", "int64 iteration_id = 3"),

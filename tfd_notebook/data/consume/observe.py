@@ -207,7 +207,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         "the dataset has too few files or elements ({1}): this mode needs at least one for each of "
         "the {2} data workers",
         None,
-        'use processing_mode="dynamic", or fewer data workers',
+        "use fewer data workers, or read a dataset this small without a service. For few files, "
+        'use processing_mode="dynamic"',
     ),
     (
         # Two iterators that begin together replace the files of each other.
@@ -219,8 +220,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         "cache(file) failed, because another iterator writes the file, or has not completed it "
         "({1}). Each data worker has its own iterator, and a loop that is left early leaves one",
         None,
-        "call cache(file) after distribute, and read it to the end once. Delete the file if "
-        "no other process writes the cache",
+        "delete the file if no other process writes the cache. Then call cache(file) after "
+        "distribute, and read it to the end once",
     ),
     (
         re.compile(

@@ -242,6 +242,8 @@ def _distributor(
             splits_of(dataset),
             weakref.ref(read),
             buffers_of(dataset),
+            pipeline.semantics,
+            semantics,
         )
         return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
@@ -308,7 +310,7 @@ def register(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
         buffers=buffers_of(dataset),
-        semantics=None if semantics == "tensorflow" else prepared.semantics,
+        semantics=prepared.semantics,
         check=semantics,
         captured=captured,
     )
@@ -320,6 +322,7 @@ def from_dataset_id(
     processing_mode: Any,
     dataset_id: Any,
     element_spec: Any = None,
+    semantics: str | None = None,
     **options: Any,
 ) -> Any:
     """Return a dataset that reads a registered one. See `distribute` for the other arguments.
@@ -332,6 +335,9 @@ def from_dataset_id(
         From `register`.
     element_spec : nested structure of tf.TypeSpec, optional
         Default: the specification that the dispatcher has.
+    semantics : {"checked", "same", "tensorflow"}, optional
+        As in `register`. Default: that of `register` in this process. For a dataset that another
+        process has registered: ``"checked"``, with the graph that the dispatcher has.
 
     Returns
     -------
@@ -359,11 +365,14 @@ def from_dataset_id(
     plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
     full_name = job_name and f"dataset_id=/{plain_id}/{job_name}"
     validation.check_job(cluster, reading, full_name)
-    known = cluster.registered.get(plain_id, Registered(-1, None))
+    known = cluster.registered.get(plain_id)
+    warned = None if known is None else _REGISTERED_MODE
+    if known is None:
+        known = Registered(-1, None, semantics=validation.registered_elsewhere(cluster, plain_id))
+    if semantics is not None:
+        known = dataclasses.replace(known, check=check_semantics(semantics))
     if known.semantics is not None:
-        validation.check_changes(
-            cluster, known.semantics, reading.mode, known.check, warned_mode=_REGISTERED_MODE
-        )
+        validation.check_changes(cluster, known.semantics, reading.mode, known.check, warned)
     arguments = reading.tensorflow_arguments(cluster.service_in_process)
     read = validation.translated(
         lambda: service.from_dataset_id(
@@ -377,7 +386,7 @@ def from_dataset_id(
     elements.transfer_of("auto", read.element_spec, cluster.service_on_this_host, by_reference)
     coordinated = reading.consumer is not None  # which needs an infinite dataset
     validation.print_delivery(cluster, reading.mode, known.semantics, infinite=coordinated)
-    checked = known.captured if known.semantics is not None else ()
+    checked = known.captured if known.check != "tensorflow" else ()
     refused, cached = None, False
     if known.semantics is not None:
         refused = validation.refused_later(known.semantics, reading.mode, known.check)

@@ -9,7 +9,6 @@ compute the elements with these numbers.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +17,10 @@ from tfd_notebook._compat.tf_data import elements
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.service import graph_inspection
 from tfd_notebook.data.service.changes import Change, reported, steps
+from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.operations import COUNTER, EXPANDING, NUMBERED
-from tfd_notebook.data.service.semantics import Flow, Operation, Semantics
+from tfd_notebook.data.service.random_parts import Parts
+from tfd_notebook.data.service.semantics import Semantics
 from tfd_notebook.errors import DataChanged
 
 #: Number of elements of a finite dataset in place of an endless one.
@@ -30,8 +31,8 @@ _ORDERED = ("Take", "Skip", "TakeWhile", "Scan", "Shard", "Window", "SlidingWind
 #: Operations that deliver elements of their inputs, of which the numbers are known.
 _PASSING = ("Model", "Options", "Prefetch", "Shard", "Skip", "Take", "Zip")
 _JOIN = (
-    "let one source deliver what belongs together, or use sources with numbers, such as "
-    "from_tensor_slices"
+    "let one source deliver what belongs together, or join sources with numbers, such as "
+    "from_tensor_slices, before they are shuffled or filtered"
 )
 _SELECT = "select file names or indices in its place, before the dataset is made"
 #: Next steps for operations that need the order of the elements, by their kind.
@@ -210,12 +211,16 @@ class Division:
         ):
             text += " Numbers that they draw or count go to elements in the order of arrival."
         batches = [each for each in local if each.effect == "grouping"]
-        if any(not self.mapped.isdisjoint(each.inputs) for each in batches):
-            text += " If batch() comes before map(), the data workers run both."
+        if any(
+            each.name.startswith("batch(") and not self.mapped.isdisjoint(each.inputs)
+            for each in batches
+        ):
+            text += " If the function of map() accepts batches, put batch() before it: then the "
+            text += "data workers run both."
         changes = [change for each in local for change in each.changes]
-        if other := keeping(self.semantics, changes, mode, in_process):
-            text += f" With {other}, the data workers run all of it"
-            text += ", and each of them reads all sources." if mode == "DYNAMIC" else "."
+        other = keeping(self.semantics, changes, mode, in_process)
+        if other and mode != "DATA":
+            text += f" With {other}, the data workers run all of it, and each reads all sources."
         return text
 
 
@@ -265,6 +270,7 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
         else:
             _check(operation, division, mode, in_process)
         division.local.append(name)
+    _check_selections(division, alone, mode, in_process)
     return division if division.numbered or division.local else None
 
 
@@ -308,7 +314,12 @@ def _is_numbered(operation: Operation) -> bool:
 
 
 def keeping(
-    semantics: Semantics, changes: list[Change], mode: str, in_process: bool, dataset: Any = None
+    semantics: Semantics,
+    changes: list[Change],
+    mode: str,
+    in_process: bool,
+    dataset: Any = None,
+    workers: int = 0,
 ) -> str:
     """Return the arguments of ``distribute`` that avoid changes, or an empty text.
 
@@ -322,26 +333,42 @@ def keeping(
         Whether the data workers run in this process.
     dataset : tf.data.Dataset, optional
         To offer ``semantics="same"``, if that does not refuse it.
+    workers : int
+        Number of data workers. Default 0, if it is unknown.
     """
     found = []
-    if dataset is not None:
-        with contextlib.suppress(DataChanged):
-            division = divide(dataset, mode, in_process)
-            if division is None or not division.local or division.boundary:
-                found.append('semantics="same"')
+    count = -1 if dataset is None else int(dataset.cardinality())
+    if _is_divided(dataset, mode, in_process):
+        found.append('semantics="same"')
     known = {(change.kind, change.operation) for change in changes}
     for other in ("DYNAMIC", "DATA") if mode in _DIVIDING else ():
         others = {(each.kind, each.operation) for each in semantics.changes(other, 2, in_process)}
-        if other != mode and semantics.keeps_elements(other) and known.isdisjoint(others):
+        if other == mode or (other == "DATA" and 0 <= count < workers):
+            continue  # TensorFlow needs an element for each data worker
+        if semantics.keeps_elements(other) and known.isdisjoint(others):
             found.append(f'processing_mode="{other.lower()}"')
+    enough = mode in _DIVIDING and not 0 <= count < workers
+    if not found and enough and _is_divided(dataset, "DATA", in_process):
+        found.append('processing_mode="data" with semantics="same"')
     return " or ".join(found)
+
+
+def _is_divided(dataset: Any, mode: str, in_process: bool) -> bool:
+    """Return True if ``semantics="same"`` accepts a dataset, and the data workers run a part."""
+    if dataset is None:
+        return False
+    try:
+        division = divide(dataset, mode, in_process)
+    except DataChanged:
+        return False
+    return division is None or not division.local or bool(division.boundary)
 
 
 def _check(operation: Operation, division: Division, mode: str, in_process: bool) -> None:
     """Raise DataChanged for an operation whose result would differ in the consumer."""
     known = {change.kind: change for change in operation.changes}
     fix = 'use semantics="checked", and read what changes'
-    kind = "same"
+    kind = ""
     if "unknown" in known:
         reason = known["unknown"].what
     elif mode not in _DIVIDING:
@@ -360,9 +387,38 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
         reason = "the operations before it cannot be separated from it"
     else:
         return
-    change = Change(kind, operation.name, reason, fix)
+    raise _refused(operation, reason, fix, division, mode, in_process, kind == "order")
+
+
+def _check_selections(division: Division, alone: set[str], mode: str, in_process: bool) -> None:
+    """Raise DataChanged for an operation that selects by numbers that depend on the order."""
+    if alone.issuperset(division.local):
+        return
+    numbers = division.semantics.numbers_by_order()
+    parts: dict[str, Parts] = {}
+    for name, operation in division.operations.items():
+        before = [parts[each] for each in operation.inputs]
+        parts[name] = ()
+        if name not in division.local or name in alone:
+            continue
+        if numbers.selection(operation.node, before):
+            reason = "it selects by numbers that go to elements in the order of arrival"
+            fix = "select by a part of the element, such as a hash of its key"
+            raise _refused(operation, reason, fix, division, mode, in_process)
+        inputs = [division.operations[each].node for each in operation.inputs]
+        parts[name] = numbers.after(operation.node, inputs, before)
+
+
+def _refused(
+    operation: Operation,
+    reason: str,
+    fix: str,
+    division: Division,
+    mode: str,
+    in_process: bool,
+    offers: bool = True,
+) -> DataChanged:
     changes = reported(division.semantics.changes(mode, 2, in_process))
-    other = keeping(division.semantics, changes, mode, in_process)
-    raise DataChanged(
-        f'{change} (mode "{mode.lower()}")', fix=steps([change], other if kind == "order" else "")
-    )
+    other = keeping(division.semantics, changes, mode, in_process) if offers else ""
+    change = Change("same", operation.name, reason, fix)
+    return DataChanged(f'{change} (mode "{mode.lower()}")', fix=steps([change], other))

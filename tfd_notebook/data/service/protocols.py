@@ -35,8 +35,8 @@ class Registered:
     buffers : tuple of Buffer
         Buffers of the dataset in the memory of each data worker.
     semantics : Semantics, optional
-        The changes that the service makes to its elements. None if they are not checked.
-    check : {"checked", "same"}
+        The changes that the service makes to its elements. None if they are unknown.
+    check : {"checked", "same", "tensorflow"}
         The argument ``semantics`` of `register`.
     captured : tuple of CapturedState
         Variables and tables that it uses, as they were registered.

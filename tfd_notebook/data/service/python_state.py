@@ -202,7 +202,7 @@ _STATE_STEPS = {
 
 def counters(states: Iterable[State]) -> str:
     """Return the names of the objects that the calls of Python functions change."""
-    return " and ".join(state.name for state in states if state.kind == COUNTER)
+    return " and ".join(state.name for state in states if state.kind in (COUNTER, GENERATOR))
 
 
 def renewal(states: Iterable[State]) -> str:

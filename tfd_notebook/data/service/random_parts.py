@@ -38,6 +38,9 @@ class RandomParts:
     ----------
     functions : Functions
         The functions of the graph.
+    by_order : bool
+        Find the parts that depend on the order of the calls instead. These are numbers of a seed
+        or of a generator, and state that calls change. Default false.
 
     Attributes
     ----------
@@ -45,8 +48,9 @@ class RandomParts:
         Number of nodes of functions that were examined. None is, in a pipeline without randomness.
     """
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, functions: Functions, by_order: bool = False) -> None:
         self._functions = functions
+        self._by_order = by_order
         self._results: dict[tuple[str, Parts, bool, bool], Parts] = {}
         self.visited = 0
 
@@ -63,7 +67,7 @@ class RandomParts:
         """
         kind, width = node_kind(node), _width(node)
         facts = self._functions.facts_of(node)
-        if not (any(before) or _is_random(facts)):
+        if not (any(before) or self._is_random(facts)):
             return ()
         if kind in REPLACING:
             return self._result(node, "f", before[0])
@@ -97,7 +101,7 @@ class RandomParts:
         first = before[0] if before else ()
         if kind in ("Unique", "DirectedInterleave"):
             return max(first, default=NEVER)
-        if not (any(before) or any(captured) or noisy or _is_random(facts)):
+        if not (any(before) or any(captured) or noisy or self._is_random(facts)):
             return NEVER
         if kind in EXPANDING and _functions_of(node):
             return max(self._result(node, "f", first, captured, noisy), default=NEVER)
@@ -112,7 +116,7 @@ class RandomParts:
                 found = self._result(node, "reduce_func", (), (), noisy or any(first))
                 degree = max(degree, *found, NEVER)
             return degree
-        return POSSIBLY if kind == "Generator" and _draws(facts) else NEVER
+        return POSSIBLY if kind == "Generator" and self._draws(facts) else NEVER
 
     def _result(
         self,
@@ -149,7 +153,7 @@ class RandomParts:
                 self.visited += 1
                 inputs = [_value(source, values) for source in data_inputs(node)]
                 if is_dataset(node):
-                    noisy = noisy or any(inputs) or _draws(called)
+                    noisy = noisy or any(inputs) or self._draws(called)
                     found = _known([self._of_dataset(node, inputs, noisy)])
                 elif node.op in CALLS:
                     called_name = node.attr["f"].func.name
@@ -157,7 +161,7 @@ class RandomParts:
                 elif node.op == "IdentityN":
                     found = _known(inputs)
                 else:
-                    found = _known([_of_op(node, inputs, own, called, in_any_order)])
+                    found = _known([self._of_op(node, inputs, own, called, in_any_order)])
                 if found != values.get(node.name, ()):
                     values[node.name], is_new = found, True
         self._results[key] = _known(
@@ -179,30 +183,36 @@ class RandomParts:
         elements = [(POSSIBLY,) * _width(node)] if noisy else []
         return max(degree, self.selection(node, elements, captured, noisy))
 
-
-def _of_op(node: Any, inputs: list[int], own: Facts, called: Facts, in_any_order: bool) -> int:
-    """Return the degree of all outputs of an op of a function."""
-    degree = max(inputs, default=NEVER)
-    if own.names or called.names or (in_any_order and (own.seeded or own.derives)):
-        degree = max(degree, POSSIBLY)
-    if own.draws or own.generates or called.draws or called.generates:
-        degree = CERTAINLY
-    if degree < CERTAINLY:
+    def _of_op(
+        self, node: Any, inputs: list[int], own: Facts, called: Facts, in_any_order: bool
+    ) -> int:
+        """Return the degree of all outputs of an op of a function."""
+        degree = max(inputs, default=NEVER)
+        facts = own.plus(called)
+        if self._by_order:
+            if self._draws(facts):
+                degree = CERTAINLY
+        else:
+            if facts.names or (in_any_order and (own.seeded or own.derives)):
+                degree = max(degree, POSSIBLY)
+            if facts.draws or facts.generates:
+                degree = CERTAINLY
+        if degree < CERTAINLY:
+            return degree
+        results = max((len(attr.list.type) for attr in node.attr.values()), default=0)
+        if node.op in OF_SHAPES or (_functions_of(node) and results > 1):
+            return min(degree, POSSIBLY)  # of several results, only some may depend on it
         return degree
-    results = max((len(attr.list.type) for attr in node.attr.values()), default=0)
-    if node.op in OF_SHAPES or (_functions_of(node) and results > 1):
-        return min(degree, POSSIBLY)  # of several results, only some may depend on it
-    return degree
 
+    def _draws(self, facts: Facts) -> bool:
+        """Return True if numbers can differ on each data worker, or in another order of calls."""
+        if self._by_order:
+            return facts.seeded or facts.generates or facts.assigns or bool(facts.states)
+        return facts.draws or facts.generates or facts.names
 
-def _draws(facts: Facts) -> bool:
-    """Return True if numbers can differ on each data worker."""
-    return facts.draws or facts.generates or facts.names
-
-
-def _is_random(facts: Facts) -> bool:
-    """Return True if numbers, or their order in parallel calls, can differ."""
-    return _draws(facts) or facts.seeded or (facts.assigns and facts.derives)
+    def _is_random(self, facts: Facts) -> bool:
+        """Return True if numbers, or their order in parallel calls, can differ."""
+        return self._draws(facts) or facts.seeded or (facts.assigns and facts.derives)
 
 
 def _functions_of(node: Any) -> list[str]:

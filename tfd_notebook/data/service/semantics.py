@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, user_name
 from tfd_notebook.data.service.changes import Change
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
+from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
 from tfd_notebook.data.service.python_state import counters, renewal
-from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, Parts, RandomParts
+from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
 _BY_SOURCE, _BY_RESULT = ("DYNAMIC", "FILE", "FILE_OR_DATA"), ("DATA", "FILE_OR_DATA")
@@ -36,62 +36,12 @@ _COUNTED = {
     "Shard": "each data worker selects from its elements, so others arrive, up to {others} more or "
     "fewer{joining}",
     "Unique": "each data worker compares its own elements, so one may occur {times}",
+    "AssertCardinality": "each data worker has fewer elements, so reading fails",
     "": "each data worker counts its own elements",
 }
-_ARRIVED = "after distribute, where any elements can arrive first"
-
-
-@dataclass(frozen=True)
-class Flow:
-    """Properties of the elements after an operation."""
-
-    divided: bool = False  # several units of the sources can have produced them
-    hinted: bool = False  # a shard(SHARD_HINT) is before it
-    only_drawn: bool = False  # all sources before it are random
-    endless: bool = False
-    random: Parts = ()  # the parts of its elements that depend on random numbers
-    shuffled: bool = False  # elements that follow each other do not belong together
-    reordered: bool = False  # the order differs in each iteration
-    reselected: bool = False  # the elements may differ in each iteration
-    stateful: bool = False  # a Python function before it uses an object with state
-    cached: bool = False  # a cache in memory is before it
-    kept_order: bool = False  # a shuffle gives all epochs one random order
-    repeated: bool = False  # an element can occur again
-
-
-@dataclass
-class Operation:
-    """A dataset operation of a pipeline.
-
-    Parameters
-    ----------
-    node : tf.compat.v1.NodeDef
-    name : str
-        In the user's notation, with its line if known.
-    kind : str
-        As in `Stage`.
-    effect : str or None
-        As in `OPERATIONS`. `COUNTER` for the numbers of ``enumerate``, and ``"random"`` for a
-        random selection of datasets that delivers all of their elements. ``"pairing"`` for a
-        function whose calls use one file, with the elements of one of them.
-    inputs : tuple of str
-        The nodes whose elements it reads.
-    stage : Stage or None
-    flow : Flow
-    reorders : bool
-        Whether it gives the elements another order in each epoch.
-    changes : list of Change
-    """
-
-    node: Any
-    name: str
-    kind: str
-    effect: str | None
-    inputs: tuple[str, ...]
-    stage: Stage | None
-    flow: Flow
-    reorders: bool
-    changes: list[Change]
+#: Next steps for operations that select by position or number, and for a random order.
+_ANY = "after distribute, if any elements will do. It cannot separate data for validation"
+_SEED = 'call shuffle() with a seed, and use processing_mode="data"'
 
 
 class Semantics:
@@ -239,6 +189,10 @@ class Semantics:
             or (mode == "OFF" and any(each.flow.reselected for each in operations[-1:]))
         )
 
+    def numbers_by_order(self) -> RandomParts:
+        """Return the parts that depend on the order in which elements reach the functions."""
+        return RandomParts(self._graph.functions, by_order=True)
+
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an input of an operation that is a constant, else None."""
         return self._graph.constant(node, index)
@@ -382,14 +336,14 @@ class Semantics:
                 "random",
                 "shuffle(reshuffle_each_iteration=False) gives each data worker and epoch another "
                 "order, so each of them may take up to all elements from other positions",
-                "call shuffle() with a seed" + (' and processing_mode="data"' if by_source else ""),
+                _SEED if by_source else "call shuffle() with a seed",
             )
         if by_source:
             yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)
         if by_result:
             yield from self._by_result(kind, ordering, node, change, facts, before)
         alike = by_result and not by_source and self._graph.repeats_numbers(node)
-        yield from self._repeated(kind, node, change, facts, alike)
+        yield from self._repeated(kind, node, change, facts, alike, by_result)
         if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
             yield change(
                 "cached",
@@ -456,12 +410,13 @@ class Semantics:
         """Return the change of an object that the data workers of this process share."""
         names = counters(facts.states)
         by_name = mode == "FILE" and node.name in self._graph.before_files
-        if not names or flow.hinted or not (by_name or mode in _ALONE):
+        alone = not flow.hinted and (by_name or mode in _ALONE)
+        if not names or not (alone or flow.divided):
             return []
-        what = (
-            f"the data workers share {names}, and each of them calls the function for all "
-            "elements, so up to all results differ"
-        )
+        calls = "each of them calls the function for all elements"
+        if not alone:
+            calls = "call the function for elements in any order"
+        what = f"the data workers share {names}, and {calls}, so up to all results differ"
         return [Change("python", self._name(node), what, renewal(facts.states))]
 
     def _by_source(
@@ -502,7 +457,7 @@ class Semantics:
                 "each data worker counts from the start, so what depends on the number may differ"
             )
             what += f", and a number may occur {times}"
-            yield change("counting", what, f"number the elements {_ARRIVED}")
+            yield change("counting", what, f"number the elements {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node):
                 return
@@ -515,7 +470,8 @@ class Semantics:
                 times=times,
                 joining=joining,
             )
-            yield change("counting", what, f"call {user_name(kind)}() {_ARRIVED}")
+            kept = any(each.kept_order for each in before)
+            yield change("counting", what, _SEED if kept else f"call {user_name(kind)}() {_ANY}")
         elif effect == "reducing":
             yield change(
                 "counting",
@@ -594,8 +550,9 @@ class Semantics:
             yield change(
                 "order",
                 f"the order differs on each data worker, {loses}",
-                ("" if reshuffles(node) else "use a seed, or ")
-                + f"call {user_name(kind)}() after distribute",
+                f"call {user_name(kind)}() after distribute"
+                if facts.shuffles or reshuffles(node)
+                else "call shuffle() with a seed",
                 refused=True,
             )
         elif self._graph.is_unordered(node):
@@ -611,7 +568,7 @@ class Semantics:
             yield change(
                 "order",
                 f"the random selection differs on each data worker, {loses}",
-                "select after distribute",
+                "select by a part of the element, such as a hash of its key",
                 refused=True,
             )
         elif selection:
@@ -622,15 +579,23 @@ class Semantics:
                 "order",
                 f"if it selects or orders by random numbers of {source}, the result differs on "
                 f"each data worker, {loses}",
-                "select and shuffle after distribute",
+                "select by a part of the element, such as a hash of its key, and shuffle after "
+                "distribute",
             )
 
     def _repeated(
-        self, kind: str, node: Any, change: Callable[..., Change], facts: Facts, alike: bool
+        self,
+        kind: str,
+        node: Any,
+        change: Callable[..., Change],
+        facts: Facts,
+        alike: bool,
+        whole: bool,
     ) -> Iterator[Change]:
         """Yield the changes of random numbers and of captured state, in all modes.
 
-        If `alike` is true, each element has the same numbers of a seed on each data worker.
+        If `alike` is true, each element has the same numbers of a seed on each data worker. If
+        `whole` is true, each data worker needs the same order.
         """
         unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
         variables, tables = self._graph.captured_state(node)
@@ -667,17 +632,19 @@ class Semantics:
                 "distribute the dataset again after a table has changed",
             )
         source = kind in ("Random", "Sampling") and self._graph.is_seeded_source(node)
+        fix = "omit the seed" if source else f"{unseeded}with a seed that is a part of the element"
         if (facts.seeded or source) and not alike:
             yield change(
                 "random",
                 "the seed gives the same numbers on each data worker",
-                f"{unseeded}with a seed that is a part of the element",
+                fix,
             )
         if OPERATIONS.get(kind) == "ordering" and self._graph.is_seeded(node) and reshuffles(node):
             yield change(
                 "random",
                 "the seed gives the same order in each epoch",
-                "omit the seed, also of tf.random.set_seed, or shuffle after distribute",
+                ("" if whole else "omit the seed, also of tf.random.set_seed, or ")
+                + "shuffle after distribute, if it does not separate data for validation",
             )
 
     def _name(self, node: Any) -> str:

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
@@ -33,7 +35,7 @@ from tfd_notebook.errors import (
 from tfd_notebook.model.spec import Endpoint, TaskState
 from tfd_notebook.net import proxies
 from tfd_notebook.net.host import why_unreached
-from tfd_notebook.net.probe import probe, probe_many
+from tfd_notebook.net.probe import dataset_graph, probe, probe_many
 
 #: Size of a definition in bytes above which a warning reports that it contains the data.
 LARGE = 50_000_000
@@ -125,12 +127,32 @@ def check_changes(
     new = [change for change in reported(changes) if change.refused or change not in known]
     if not new:
         return
-    other = keeping(pipeline, new, mode, in_process, dataset)
+    other = keeping(pipeline, new, mode, in_process, dataset, workers)
     refuse(new, mode, other)
     warn(
         "an epoch through the service may differ from one without it. "
         f"{'. '.join(map(str, new))}. Next: {steps(new, other)}",
     )
+
+
+def registered_elsewhere(cluster: DataServiceProtocol, dataset_id: str) -> Semantics | None:
+    """Return the operations of a dataset that another process has registered.
+
+    Returns None, with a warning, if the dispatcher does not give its graph.
+    """
+    import tensorflow as tf
+
+    address = cluster.service_target.rpartition("/")[2]
+    try:
+        serialized = dataset_graph(address, dataset_id)
+        return Semantics(tf.compat.v1.GraphDef.FromString(serialized)) if serialized else None
+    except (TfdError, DecodeError) as error:
+        what = error.what if isinstance(error, TfdError) else "its graph cannot be read"
+        warn(
+            f"dataset {dataset_id!r} was registered in another process, so it is not known whether "
+            f"an epoch differs from one without the service: {what}"
+        )
+        return None
 
 
 def refused_later(pipeline: Semantics, mode: str, semantics: str) -> Change | None:

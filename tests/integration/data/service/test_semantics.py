@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import random
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -218,6 +219,37 @@ def test_registered_dataset_is_checked_when_its_mode_is_known(cluster: tfd.Clust
     assert len(list(cluster.from_dataset_id("data", dataset_id))) == 6
     unchecked = cluster.register(PAIRS.prefetch(1), semantics="tensorflow")
     assert len(list(cluster.from_dataset_id("dynamic", unchecked))) <= 6
+
+
+ELSEWHERE = """
+import sys, tensorflow as tf, tfd_notebook as tfd
+cluster = tfd.Cluster(data_workers=2, name="elsewhere")
+numbers = tf.data.Dataset.range(6)
+pairs = tf.data.Dataset.zip((numbers, numbers)).batch(2)
+compressions = None, "snappy"
+print(*(cluster.register(pairs.prefetch(i + 1), compression=c) for i, c in enumerate(compressions)))
+cluster.detach(hours=0.1)
+"""
+
+
+def test_dataset_that_another_process_registered_is_checked() -> None:
+    command = [sys.executable, "-c", ELSEWHERE]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    cluster = tfd.attach("elsewhere")
+    try:
+        for dataset_id in output.stdout.split()[-2:]:
+            with pytest.raises(errors.DataChanged, match=r"(?s)zip\(\): .*Next: .*data"):
+                cluster.from_dataset_id("dynamic", dataset_id)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                read = cluster.from_dataset_id("data", dataset_id)
+                unchecked = cluster.from_dataset_id("dynamic", dataset_id, semantics="tensorflow")
+            assert sorted(x for pair in read for x in pair[0].numpy()) == [*range(6)]
+            assert len(list(unchecked)) <= 6
+        with pytest.raises(errors.TfdError, match="nowhere"):
+            cluster.from_dataset_id("dynamic", "nowhere")
+    finally:
+        cluster.stop()
 
 
 def test_registration_warns_of_state(cluster: tfd.Cluster) -> None:

@@ -165,8 +165,53 @@ def test_python_objects_are_shared_with_data_workers_in_this_process() -> None:
         return x + numbers.randrange(9)
 
     dataset = D.range(3).map(lambda x: tf.numpy_function(draw, [x], tf.int64))
-    assert divide(dataset, "DYNAMIC", in_process=True) is None
-    assert kinds(division(dataset), division(dataset).local) == ["Map"]
+    for in_process in (False, True):  # its numbers go to elements in the order of arrival
+        divided = division(dataset, in_process=in_process)
+        assert kinds(divided, divided.local) == ["Map"]
+
+
+def select_by(kind: str) -> Any:
+    """Return a dataset that selects by numbers which depend on the order of the elements."""
+    generator, numbers, count = tf.random.Generator.from_seed(1), random.Random(1), [0]
+
+    def counted(x: Any) -> Any:
+        count[0] += 1
+        return np.bool_(count[0] % 2 == 0)
+
+    if kind == "seed":
+        drawn = D.range(40).map(lambda x: (x, tf.random.uniform((), seed=1)))
+    elif kind == "generator":
+        drawn = D.range(40).map(lambda x: (x, generator.uniform(())))
+    else:
+        function = counted if kind == "counter" else lambda x: np.bool_(numbers.random() < 0.5)
+        return D.range(40).filter(lambda x: tf.numpy_function(function, [x], tf.bool))
+    return drawn.filter(lambda x, number: number < 0.5)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+@pytest.mark.parametrize("kind", ["seed", "generator", "counter", "random"])
+def test_selection_by_numbers_in_the_order_of_arrival_is_refused(
+    kind: str, in_process: bool
+) -> None:
+    with pytest.raises(errors.DataChanged, match=r"filter.*in the order of arrival") as caught:
+        divide(select_by(kind), "DYNAMIC", in_process)
+    assert ('use processing_mode="data"' in str(caught.value.fix)) is (kind == "seed")
+
+
+def test_selection_by_other_parts_is_not_refused() -> None:
+    drawn = D.range(40).map(lambda x: (x, tf.random.uniform((), seed=1)))
+    divided = division(drawn.filter(lambda x, number: x < 5))
+    assert kinds(divided, divided.local) == ["Map", "Filter"]
+    unseeded = filtered().map(lambda x: (x, tf.random.uniform(()))).batch(2).unbatch()
+    assert division(unseeded.filter(lambda x, number: number < 0.5)).local
+
+
+def test_mode_data_is_not_offered_for_too_few_elements() -> None:
+    dataset = D.range(40).take(10).batch(32)
+    semantics = graph_inspection.examine(dataset).semantics
+    found = reported(semantics.changes("DYNAMIC", 3))
+    for workers, offered in ((1, f"{SAME} or {DATA}"), (3, SAME)):
+        assert keeping(semantics, found, "DYNAMIC", False, dataset, workers) == offered
 
 
 @pytest.mark.parametrize(
@@ -236,7 +281,7 @@ def test_arguments_that_keep_the_elements_are_offered(
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (D.range(9).map(increased).batch(2), ("If batch()", DATA)),
+        (D.range(9).map(increased).batch(2), ("before it: then", DATA)),
         (filtered().map(lambda x: tf.random.uniform((), seed=1)), ("order of arrival", DATA)),
         (filtered().map(lambda x: next(DRAWN).uniform(())), ("order of arrival",)),
         (D.range(9).shuffle(9).take(4), ("this process runs take(4)",)),
@@ -245,7 +290,7 @@ def test_arguments_that_keep_the_elements_are_offered(
 def test_note_names_costs_and_choices(dataset: Any, words: tuple[str, ...]) -> None:
     note = division(dataset).note("DYNAMIC", False)
     assert all(each in note for each in words)
-    for each in ("If batch()", "order of arrival", DATA):
+    for each in ("before it: then", "order of arrival", DATA):
         assert (each in note) is (each in words)
 
 
