@@ -405,7 +405,8 @@ class Agent:
         if stats is not None:
             measured["bytes_sent"] = stats["bytes_sent"]
             seconds = self._clock() - began
-            task.replies_late = seconds > _TICK_SECONDS / 4
+            task.replies_late = stopped or seconds > _TICK_SECONDS / 4
+            measured["late"] = task.replies_late and not late
             measured["working"] = busy_share(stats["working"], seconds, stopped)
             task.keep_connections(dict(stats["connections"]))
         self.publish(task.cluster.name, TaskMeasured(task.spec.name, **measured))

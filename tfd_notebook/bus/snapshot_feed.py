@@ -22,7 +22,7 @@ _SETTLE_SECONDS = 6.0
 _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
 #: Fields that only the analysis of the data path uses.
-_INTERNAL = ("rates", "working")
+_INTERNAL = ("rates", "working", "late")
 #: Upper limit in seconds of an idle node's time since its last batch.
 _LONG_SECONDS = 600.0
 

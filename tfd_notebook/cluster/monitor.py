@@ -44,6 +44,7 @@ from tfd_notebook.model.events import (
 from tfd_notebook.model.rate_history import RateHistory
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import (
+    JUDGED_REPLIES,
     AdaptationRow,
     GpuRow,
     RankRow,
@@ -117,6 +118,7 @@ class Monitor:
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
         self._sent: dict[str, RateWindow] = {}
         self._working: dict[str, deque[float]] = {}
+        self._late: dict[str, deque[bool]] = {}
         self._stream_rates, self._task_rates = RateHistory(), RateHistory()
         self._changed = threading.Condition()
         self._version = 0
@@ -212,7 +214,7 @@ class Monitor:
             case GpusMeasured():
                 self._set_gpus(event.host or "localhost", event.gpus)
             case TaskRemoved():
-                for rows in (self._rows, self._sent, self._working, self._requested_at):
+                for rows in (self._rows, self._sent, self._working, self._late, self._requested_at):
                     rows.pop(event.task, None)
             case RunChanged():
                 self._ranks = {
@@ -546,8 +548,12 @@ class Monitor:
             window = self._sent.setdefault(event.task, RateWindow(_RATE_SECONDS))
             if not window.add(time.monotonic(), event.bytes_sent):
                 self._working.pop(event.task, None)
+                self._late.pop(event.task, None)
         sent = self._sent.get(event.task)
         rate = None if sent is None else sent.rate
+        late = self._late.setdefault(event.task, deque(maxlen=JUDGED_REPLIES))
+        if event.late is not None:
+            late.append(event.late)
         if rate is not None and row.role is not Role.DISPATCHER:
             self._task_rates.add(event.task, time.time(), rate)
         self._rows[event.task] = replace(
@@ -556,6 +562,7 @@ class Monitor:
             bytes_per_s=rate,
             rates=() if sent is None else sent.rates,
             working=self._mean_share(event.task, event.working),
+            late=sum(late),
         )
         return True
 

@@ -98,6 +98,7 @@ class TaskMeasured(Event):
     """Resource use of a task: CPU in percent of one core, memory in MB, bytes served.
 
     ``working`` is the share of samples in which a thread of a data worker was busy, 0 to 1.
+    ``late`` is true if the task replied late, or was suspended when it was asked.
     """
 
     name = "measure"
@@ -108,6 +109,7 @@ class TaskMeasured(Event):
     pss_mb: float | None = None
     bytes_sent: int | None = None
     working: float | None = None
+    late: bool | None = None
 
 
 @dataclass(frozen=True)

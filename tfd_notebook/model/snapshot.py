@@ -12,6 +12,9 @@ from tfd_notebook.model.spec import Role, TaskState
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Number of replies of a task among which ``TaskRow.late`` counts the late ones.
+JUDGED_REPLIES = 3
+
 
 def _columns(row: type, *left_out: str) -> tuple[str, ...]:
     return tuple(f.name for f in fields(row) if f.name not in left_out)
@@ -24,8 +27,9 @@ class TaskRow:
     Memory is in MB (10**6 bytes), CPU in percent of one core. ``bytes_sent`` counts the bytes sent
     from the task's port since the task's process started. ``bytes_per_s`` is its rate over the last
     seconds, and ``rates`` has one rate per measurement in that time, latest last. ``working`` is
-    the share of that time in which a data worker was busy. ``gpu`` lists each GPU that the task
-    can use with its index, utilization and used memory, summed over all processes.
+    the share of that time in which a data worker was busy. ``late`` is the number of late ones
+    among its last three replies. ``gpu`` lists each GPU that the task can use with its index,
+    utilization and used memory, summed over all processes.
     """
 
     task: str
@@ -46,10 +50,11 @@ class TaskRow:
     bytes_per_s: float | None = None
     rates: tuple[float, ...] = ()
     working: float | None = None
+    late: int = 0
 
 
 #: Columns of ``Cluster.to_frame()``. They are part of the public interface.
-TASK_COLUMNS = _columns(TaskRow, "bytes_sent", "bytes_per_s", "rates", "working")
+TASK_COLUMNS = _columns(TaskRow, "bytes_sent", "bytes_per_s", "rates", "working", "late")
 
 
 @dataclass(frozen=True)

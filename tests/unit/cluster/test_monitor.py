@@ -138,6 +138,16 @@ def test_measurements_of_an_exited_task_are_removed(monitor: Monitor) -> None:
     assert row.bytes_sent == 10
 
 
+def test_late_replies_among_the_last_three_are_counted(monitor: Monitor) -> None:
+    counts = []
+    for sent, late in enumerate((True, False, True, None, True, False)):
+        monitor.apply(TaskMeasured("worker:0", bytes_sent=10 + sent, late=late))
+        counts.append(monitor.snapshot().task("worker:0").late)  # type: ignore[union-attr]
+    assert counts == [1, 1, 2, 2, 2, 2]
+    monitor.apply(TaskMeasured("worker:0", bytes_sent=0, late=True))  # the task was restarted
+    assert monitor.snapshot().task("worker:0").late == 1  # type: ignore[union-attr]
+
+
 def test_events_are_logged_and_measurements_are_not(monitor: Monitor) -> None:
     before = monitor.snapshot()
     monitor.apply(JournalMeasured(4096))

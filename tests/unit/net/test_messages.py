@@ -76,7 +76,7 @@ GPU = {"index": 0, "name": "H100", "memory": 80_000_000_000, "used": 5, "use_per
 EVENTS: tuple[dict[str, Any], ...] = (
     TASK,
     {"event": "measure", "cluster": "c", "task": "worker:0", "cpu_percent": 5.0, "rss_mb": 3.5,
-     "pss_mb": 1.0, "bytes_sent": 7, "working": None},
+     "pss_mb": 1.0, "bytes_sent": 7, "working": None, "late": True},
     {"event": "gpus", "cluster": "c", "gpus": [GPU]},
     {"event": "notice", "cluster": "c", "severity": "warning", "what": "w", "task": None,
      "fix": "f"},

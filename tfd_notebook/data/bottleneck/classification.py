@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage
 from tfd_notebook.data.bottleneck.cost_model import LaneCost
+from tfd_notebook.model.snapshot import JUDGED_REPLIES
 
 if TYPE_CHECKING:
     from tfd_notebook.data.bottleneck.cost_model import Measurement
@@ -43,6 +44,9 @@ _ALWAYS_BUSY = 0.9
 _MAX_PEER_BUSY_SHARE = 0.7
 #: Factor up to which a worker's rate counts as equal to that of the others.
 _EQUAL_RATE_FACTOR = 1.4
+#: Number of late replies, beyond those of the others, of a worker that stops again and again. One
+#: that has stopped once replies late once.
+_MORE_LATE_REPLIES = 2
 #: CPU seconds, in workers and consumer together, that a gRPC transfer takes.
 TRANSFER_PER_BYTE = 4e-9
 TRANSFER_PER_ELEMENT = 300e-6
@@ -213,9 +217,9 @@ def slow_worker(
 ) -> Bottleneck | None:
     """Return a worker that is slower than the others as the bottleneck, or None.
 
-    A worker is slow if it always sends less than the others. It is also slow if it sends no more
-    than the others and they wait for it. This happens in coordinated reads, in which workers
-    serve rounds one after the other.
+    A worker is slow if it always sends less than the others. Another sign is that they wait
+    for it. This happens in coordinated reads, in which workers serve rounds one after the other.
+    The third sign is that it replies late again and again. With both, it sends no more than they.
 
     Rates are not compared if the source has fewer splits than there are workers. A slow worker that
     has a split is then not found. Its rate can equal that of a worker without one.
@@ -226,11 +230,17 @@ def slow_worker(
     shared = None if delivery is None else delivery.shared
     if shared is not None and shared.count < len(workers):
         return None
-    ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
+    # A worker that sends nothing has no share of this data, or has sent all of it. If it replies
+    # late, it may not have been measured.
+    ready = [
+        worker
+        for worker in workers
+        if worker.state == "ready" and (worker.bytes_per_s or worker.late)
+    ]
     for worker in ready:
-        # A worker that sends nothing has no share of this data, or has sent all of it.
         others = [each for each in ready if each is not worker]
-        if others and (share := max(_rate_deficit(worker, others), _waiting_share(worker, others))):
+        signs = (_rate_deficit, _waiting_share, _late_share)
+        if others and (share := max(sign(worker, others) for sign in signs)):
             return Bottleneck("workers", share, task=worker.task)
     return None
 
@@ -268,6 +278,19 @@ def _waiting_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization
     if worker.working < _ALWAYS_BUSY or max(shares) > _MAX_PEER_BUSY_SHARE * worker.working:
         return 0.0
     return 1 - max(shares) / worker.working
+
+
+def _late_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
+    """Return the share of late replies of a worker that stops again and again, or 0.
+
+    On an overloaded host, the other workers reply late, too.
+    """
+    usual = statistics.median(each.late for each in others)
+    sent = statistics.median(each.bytes_per_s or 0.0 for each in others)
+    # It may reply late because it sends more.
+    if (worker.bytes_per_s or 0.0) > _EQUAL_RATE_FACTOR * sent:
+        return 0.0
+    return worker.late / JUDGED_REPLIES if worker.late - usual >= _MORE_LATE_REPLIES else 0.0
 
 
 def _steady_rate(worker: WorkerUtilization) -> float | None:

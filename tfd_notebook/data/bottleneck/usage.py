@@ -220,6 +220,8 @@ class WorkerUtilization:
         Bytes per second in each measurement of the last seconds, latest last.
     working : float, optional
         Share of the last seconds in which it was busy, 0 to 1. None if unknown.
+    late : int
+        Number of late ones among its last three replies.
     """
 
     task: str
@@ -228,6 +230,7 @@ class WorkerUtilization:
     bytes_per_s: float | None
     rates: tuple[float, ...] = ()
     working: float | None = None
+    late: int = 0
 
 
 def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUtilization, ...]:
@@ -240,6 +243,7 @@ def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUtilization, ...]:
             row.bytes_per_s,
             row.rates,
             row.working,
+            row.late,
         )
         for row in tasks
         if row.role is Role.DATA_WORKER and not row.state.ended
@@ -276,7 +280,9 @@ class Workers:
                 if row.bytes_sent is not None and before.bytes_sent is not None:
                     sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
             result.append(
-                WorkerUtilization(row.task, str(row.state), cpu, sent, row.rates, row.working)
+                WorkerUtilization(
+                    row.task, str(row.state), cpu, sent, row.rates, row.working, row.late
+                )
             )
         return tuple(result)
 

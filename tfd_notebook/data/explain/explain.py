@@ -242,7 +242,22 @@ class _Explanation:
             if worker.bytes_per_s is not None:
                 self._figures[f"bytes_per_s {worker.task}"] = worker.bytes_per_s
         delivery = self._use.delivery if self._use is not None else None
-        return judge_service(self._measurement, self._workers, self._cores, cost, delivery)
+        while True:
+            self._read_replies()
+            found = judge_service(self._measurement, self._workers, self._cores, cost, delivery)
+            # A worker that has replied late once may stop again. No experiment follows.
+            judged = found.kind != "workers" or found.task or not any(w.late for w in self._workers)
+            if judged or time.monotonic() > self._until:
+                return found
+            time.sleep(0.1)
+
+    def _read_replies(self) -> None:
+        """Read which of the latest replies of the data workers were late."""
+        cluster = None if self._use is None else self._use.delivery.cluster()
+        late = {} if cluster is None else {row.task: row.late for row in cluster.data_workers()}
+        self._workers = tuple(
+            replace(worker, late=late.get(worker.task, worker.late)) for worker in self._workers
+        )
 
     @property
     def _is_unchanged(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -71,6 +72,28 @@ class Clock:
         return self._measured if self._readings < 30 else self._end
 
     monotonic = perf_counter
+
+
+@contextlib.contextmanager
+def stopping(cluster: tfd.Cluster, task: str) -> Iterator[None]:
+    """Stop the process of a task in 0.45 s of every 0.5 s."""
+    process = psutil.Process(cluster.snapshot().task(task).pid)  # type: ignore[union-attr]
+    over = threading.Event()
+
+    def hinder() -> None:
+        while not over.is_set():
+            process.suspend()
+            over.wait(0.45)
+            process.resume()
+            over.wait(0.05)
+
+    thread = threading.Thread(target=hinder)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -564,24 +587,24 @@ class TestThroughACluster:
                 for index in range(2)
             ]
             streams[0].wait(elements=1, timeout=60)
-            process = psutil.Process(cluster.snapshot().task("data_worker:1").pid)  # type: ignore[union-attr]
-            over = threading.Event()
-
-            def hinder() -> None:
-                while not over.is_set():
-                    process.suspend()
-                    over.wait(0.45)
-                    process.resume()
-                    over.wait(0.05)
-
-            thread = threading.Thread(target=hinder)
-            thread.start()
-            try:
+            with stopping(cluster, "data_worker:1"):
                 until(lambda: streams[0].limit.stage == "data_worker:1")
                 assert "replace data_worker:1" in streams[0].limit.advice
-            finally:
-                over.set()
-                thread.join()
+
+    def test_worker_of_mode_off_that_stops_again_and_again_is_named(self) -> None:
+        """All workers are busy all the time, and too few rates are measured in five seconds."""
+
+        def wait(number: Any) -> Any:
+            time.sleep(0.01)
+            return number
+
+        with tfd.Cluster(data_workers=3, name="halts") as cluster:
+            waiting = Range(ENDLESS).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+            read = waiting.batch(8).apply(cluster.distribute("off"))
+            with stopping(cluster, "data_worker:1"):
+                limit = tfd.explain(read, seconds=5)
+                assert (limit.kind, limit.stage) == ("workers", "data_worker:1"), limit
+                assert "scale(" not in limit.advice
 
     def test_missing_consumer_of_coordinated_reads_is_named(self) -> None:
         with tfd.Cluster(data_workers=2, name="missing") as cluster:

@@ -453,6 +453,26 @@ class TestSlowWorker:
         fast, stalled = ((1_109.0, 1_085.0, 1_070.0), 0.4), ((989.0, 1_122.0, 661.0), 1.0)
         assert accused(fast, fast, stalled, fast) == "data_worker:2"
 
+    def test_worker_with_late_replies(self) -> None:
+        """All workers of mode "off" are busy. The stopped one has been measured once, or never."""
+
+        def named(*workers: tuple[float | None, int]) -> str:
+            result = slow_worker(
+                [
+                    WorkerUtilization(f"data_worker:{i}", "ready", 0.1, sent, (), 1.0, late)
+                    for i, (sent, late) in enumerate(workers)
+                ],
+                None,
+            )
+            return result.task if result is not None else ""
+
+        fast = (12_000.0, 0)
+        assert named(fast, fast, (1_300.0, 2)) == named(fast, fast, (None, 2)) == "data_worker:2"
+        assert named(fast, (1_300.0, 3), (9_000.0, 1)) == "data_worker:1"
+        # It stopped once, its host is overloaded, or it replies late because it works more.
+        assert named(fast, fast, (1_300.0, 1)) == named((12_000.0, 2), (1_300.0, 3)) == ""
+        assert named((100.0, 0), (12_000.0, 3)) == named((None, 3)) == ""
+
     def test_slow_worker_between_two_batches(self) -> None:
         """It computes all the time, and sends a batch every few seconds."""
         fast, slow = ((11_929.0, 14_629.0, 12_060.0), 0.8), ((94.0, 68.0, 933.0), 0.92)
