@@ -270,6 +270,27 @@ finally:
     step.wait()
 print(json.dumps(results))
 """
+#: In a step with one task, the cell starts others, and names the code that resolves them.
+ONE_TASK = """
+import json, time
+import tfd_notebook as tfd
+
+cell = tfd.resolve().cell
+exec(cell)
+try:
+    deadline = time.monotonic() + 120
+    while True:
+        tasks = eval(cell.rpartition("# then: ")[2])
+        if tasks.last.counts == {"alive": 3}:
+            break
+        assert time.monotonic() < deadline, tasks
+        time.sleep(0.2)
+    results = {"address": list(tasks.to_frame()["address"]), "cell": cell}
+finally:
+    step.terminate()
+    step.wait()
+print(json.dumps(results))
+"""
 #: Outside an allocation, the cell submits a Slurm job, which is resolved by its number.
 CONTROLLER = """
 import json, subprocess, time
@@ -326,6 +347,14 @@ class TestDetection:
         assert data["address"] == ["n1:8888", "n2:8888", "n10:8888"]
         assert data["identity"] == ["worker:0", "worker:1", "worker:2"]
         assert data["cell"] == "cluster = tfd.resolve().attach()"
+
+    def test_the_cell_of_a_step_starts_tasks_in_all_components(self, slurm: Slurm) -> None:
+        job = ["salloc", "-Q", "-N1", "-n2", ":", "-N2", "-n3", "srun", "--overlap", "-N1", "-n1"]
+        completed = slurm.run(*job, *program(ONE_TASK), timeout=170)
+        assert completed.returncode == 0, completed.stderr[-4_000:]
+        data = json.loads(completed.stdout.splitlines()[-1])
+        assert data["address"] == ["n1:8888", "n2:8888", "n10:8888"]
+        assert '":", "--het-group=1", "--nodes=2"' in data["cell"]
 
     def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
         completed = slurm.run(*program(CONTROLLER), timeout=170)

@@ -133,13 +133,17 @@ def _allocation(options: dict[str, Any]) -> RuleOutcome:
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return _no("SLURM_JOB_ID is not set: not in a Slurm allocation")
-    tasks, components = _step_tasks(), ",".join(map(str, range(het_components())))
+    tasks, components = _step_tasks(), range(het_components())
     if tasks is None:
         why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
-        cell = suggestions.srun(*[f"--het-group={components}"] * bool(components))
+        groups = ",".join(map(str, components))
+        cell = suggestions.srun([f"--het-group={groups}"] if groups else [])
         return RuleOutcome("fired", why, "slurm", cell)
-    nodes, cpus = (_number(f"SLURM_JOB_{name}") for name in ("NUM_NODES", "CPUS_PER_NODE"))
-    if tasks != 1 or components or not nodes:
+    # In a step, the variables without a component describe the step's own one.
+    suffixes = [f"_HET_GROUP_{component}" for component in components] or [""]
+    counts = [_number(f"SLURM_JOB_NUM_NODES{suffix}") for suffix in suffixes]
+    cpus, nodes = _number("SLURM_JOB_CPUS_PER_NODE"), sum(counts)
+    if tasks != 1 or not all(counts):
         return _partial(f"in Slurm job {job}, but in a step without other tasks")
     if nodes > 1:
         each, where = 1, f"{nodes} nodes"
@@ -147,9 +151,11 @@ def _allocation(options: dict[str, Any]) -> RuleOutcome:
         each, where = min(suggestions.TASKS, cpus), f"{cpus} CPUs"
     else:
         return _partial(f"in a step with one task, which has this host of Slurm job {job}")
+    arguments = [[f"--nodes={count}", f"--ntasks={count * each}"] for count in counts]
+    for component in components:
+        arguments[component].insert(0, f"--het-group={component}")
     cell = suggestions.srun(
-        f"--nodes={nodes}",
-        f"--ntasks={nodes * each}",
+        *arguments,
         then=f'tfd.resolve("slurm", job="{job}", tasks_per_node={each})',
     )
     why = f"in a step with one task: you can start tasks on the {where} of Slurm job {job}"

@@ -47,24 +47,23 @@ RAY = f"{LOCAL}  # on this host: Ray has no information about TensorFlow tasks"
 _ATTACHED = ("chief", "evaluator", "master", "ps", "worker")
 
 
-def srun(*options: str, then: str = "") -> str:
+def srun(*components: Sequence[str], then: str = "") -> str:
     """Return the cell that starts servers in this process's allocation.
 
     Parameters
     ----------
-    *options : str
-        Options of ``srun``.
+    *components : sequence of str
+        Options of ``srun`` for each component of a heterogeneous step. Default: one, without any.
     then : str
         Code that resolves the servers. Default: none.
     """
-    command = ", ".join(f'"{word}"' for word in ("srun", "--overlap", *options))
+    options = ("".join(f'"{word}", ' for word in words) for words in components or ((),))
+    command = ', ":", '.join(f'{words}sys.executable, "-c", TASK' for words in options)
     return f"""\
 import subprocess, sys
 TASK = '''
 {_TASK}'''
-step = subprocess.Popen([{command}, sys.executable, "-c", TASK])""" + (
-        f"\n# then: {then}" if then else ""
-    )
+step = subprocess.Popen(["srun", "--overlap", {command}])""" + (f"\n# then: {then}" if then else "")
 
 
 def sbatch(partition: Partition | None) -> str:

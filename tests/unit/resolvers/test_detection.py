@@ -92,12 +92,40 @@ def test_suggested_srun_reaches_the_whole_allocation(monkeypatch: pytest.MonkeyP
     for name, value in ONE_TASK.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
-    assert fired()[0] == "local"  # in a step, the variables do not name all components' nodes
+    assert fired()[0] == "local"  # the number of each component's nodes is unknown
     for component in range(2):
         monkeypatch.delenv(f"SLURM_JOB_NODELIST_HET_GROUP_{component}")
     cell = fired()[1].cell
     assert '"srun", "--overlap", "--nodes=3", "--ntasks=3", sys' in cell
     assert cell.endswith('# then: tfd.resolve("slurm", job="7", tasks_per_node=1)')
+
+
+def test_step_with_one_task_can_start_others_in_all_components(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Slurm's variables in ``salloc -N1 -n2 : -N2 -n3 srun --overlap -n1``."""
+    step = {
+        **ONE_TASK,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
+    for component, (nodes, hosts) in enumerate([("1", "n1"), ("2", "n[2,10]")]):
+        step[f"SLURM_JOB_NODELIST_HET_GROUP_{component}"] = hosts
+        step[f"SLURM_JOB_NUM_NODES_HET_GROUP_{component}"] = nodes
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    rule, outcome = fired()
+    assert rule == "slurm_allocation"
+    assert "on the 3 nodes of Slurm job 7" in outcome.why
+    program = 'sys.executable, "-c", TASK'
+    assert (
+        f'["srun", "--overlap", "--het-group=0", "--nodes=1", "--ntasks=1", {program}, ":", '
+        f'"--het-group=1", "--nodes=2", "--ntasks=2", {program}]'
+    ) in outcome.cell
+    assert outcome.cell.endswith('# then: tfd.resolve("slurm", job="7", tasks_per_node=1)')
+    compile(outcome.cell, "cell", "exec")
 
 
 @pytest.mark.parametrize(("cpus", "tasks"), [("1000", 2), ("2", 2), ("1", 0), ("", 0)])
