@@ -165,7 +165,7 @@ class GpusMeasured(Event):
 
     name = "gpus"
 
-    gpus: tuple[Mapping[str, Any], ...]
+    gpus: tuple[Mapping[str, Any], ...] = field(hash=False)
     host: str = ""
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class Limit:
     kind: str
     stage: str = ""
     share: float | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict, hash=False)
     advice: str = ""
     expected_gain: float | None = None
     service: str = ""

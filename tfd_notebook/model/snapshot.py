@@ -242,14 +242,14 @@ class CoordinatorRow:
 
     state: str
     reason: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     closures_per_s: float = 0.0
     queue_ms: tuple[float, float, float] | None = None
     run_ms: tuple[float, float, float] | None = None
     left_s: tuple[float, float, float] | None = None
     workers: tuple[CoordinatedRow, ...] = ()
-    traces: Mapping[str, int] = field(default_factory=dict)
-    ps_bytes: Mapping[str, int] = field(default_factory=dict)
+    traces: Mapping[str, int] = field(default_factory=dict, hash=False)
+    ps_bytes: Mapping[str, int] = field(default_factory=dict, hash=False)
     limit: str = ""
     held: tuple[int, ...] = ()
     break_on_failure: bool = False
@@ -456,9 +456,9 @@ class Snapshot:
     streams: tuple[StreamRow, ...] = ()
     ranks: tuple[RankRow, ...] = ()
     gpus: tuple[GpuRow, ...] = ()
-    planned: Mapping[Role, int] = field(default_factory=dict)
-    requested: Mapping[Role, int] = field(default_factory=dict)
-    observed: Mapping[Role, int] = field(default_factory=dict)
+    planned: Mapping[Role, int] = field(default_factory=dict, hash=False)
+    requested: Mapping[Role, int] = field(default_factory=dict, hash=False)
+    observed: Mapping[Role, int] = field(default_factory=dict, hash=False)
     events: tuple[Event, ...] = ()
     journal_bytes: int | None = None
     expires: float | None = None

@@ -128,7 +128,7 @@ class TaskSpec:
     index: int
     host: str = "localhost"
     port: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     gpus: tuple[int, ...] = ()
 
     @property
@@ -223,8 +223,8 @@ class Service:
     port: int = 0
     fault_tolerant: bool = True
     work_dir: str | None = None
-    dispatcher_config: Any = None
-    worker_config: Any = None
+    dispatcher_config: Any = field(default=None, hash=False)
+    worker_config: Any = field(default=None, hash=False)
     worker_tags: tuple[str, ...] = ()
     cross_trainer_cache_size_bytes: int | None = None
     snapshot_max_chunk_size_bytes: int | None = None
@@ -293,14 +293,14 @@ class ClusterConfig:
 
     name: str
     launcher: str = "local"
-    counts: Mapping[Role, int] = field(default_factory=dict)
+    counts: Mapping[Role, int] = field(default_factory=dict, hash=False)
     policy: Policy = field(default_factory=Policy)
     service: Service = field(default_factory=Service)
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     preload: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    gpus: str | tuple[int, ...] | Mapping[str, int] = "auto"
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+    gpus: str | tuple[int, ...] | Mapping[str, int] = field(default="auto", hash=False)
 
     def __post_init__(self) -> None:
         for field_name, kind in (("policy", Policy), ("service", Service)):
