@@ -24,6 +24,8 @@ _MAX_SECONDS = 1e9
 _MAX_BYTES = 2**63 - 1
 #: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
+#: TensorFlow's classes of the configs of `Service`.
+_CONFIGS = {"dispatcher_config": "DispatcherConfig", "worker_config": "WorkerConfig"}
 #: The names of clusters. An option of a command line is not a name.
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 
@@ -237,10 +239,7 @@ class Service:
                 check_count(name, size, _MAX_BYTES, minimum=1)
         if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
             raise UsageError(f"invalid work_dir={self.work_dir!r}: expected a path")
-        for name, kind in (
-            ("dispatcher_config", "DispatcherConfig"),
-            ("worker_config", "WorkerConfig"),
-        ):
+        for name, kind in _CONFIGS.items():
             value = getattr(self, name)
             if value is not None and type(value).__name__ != kind:
                 raise UsageError(
@@ -249,6 +248,26 @@ class Service:
                 )
             if value is not None:
                 check_protocol(value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # TensorFlow creates the copy of a config again, and changes its default times of 0 to 1 ms.
+        return _service, (_packed(self),)
+
+
+def _packed(service: Service) -> dict[str, Any]:
+    """Return the fields of `service`, with its configs as dictionaries."""
+    configs = {name: getattr(service, name) for name in _CONFIGS}
+    return vars(service) | {name: config and config._asdict() for name, config in configs.items()}
+
+
+def _service(packed: Mapping[str, Any]) -> Service:
+    """Return the settings from the result of `_packed`."""
+    configs = {
+        name: namedtuple(kind, packed[name])(**packed[name])
+        for name, kind in _CONFIGS.items()
+        if packed[name] is not None
+    }
+    return Service(**{**packed, **configs})
 
 
 def _tags(tags: object) -> tuple[str, ...]:
@@ -348,10 +367,7 @@ class ClusterConfig:
 
 def pack(config: ClusterConfig) -> dict[str, Any]:
     """Return `config` as JSON values."""
-    service = vars(config.service).copy()
-    for name in ("dispatcher_config", "worker_config"):
-        if service[name] is not None:
-            service[name] = dict(service[name]._asdict())
+    service = _packed(config.service)
     gpus = config.gpus
     return {
         **vars(config),
@@ -384,20 +400,13 @@ def is_same(known: ClusterConfig, config: ClusterConfig) -> bool:
 
 def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
     """Return the configuration from the JSON values of `pack`."""
-    service = dict(packed["service"])
-    for name, kind in (
-        ("dispatcher_config", "DispatcherConfig"),
-        ("worker_config", "WorkerConfig"),
-    ):
-        if service[name] is not None:
-            service[name] = namedtuple(kind, service[name])(**service[name])
     gpus = packed["gpus"]
     return ClusterConfig(
         **{
             **packed,
             "counts": {Role(role): count for role, count in packed["counts"].items()},
             "policy": Policy(**packed["policy"]),
-            "service": Service(**service),
+            "service": _service(packed["service"]),
             "preload": tuple(packed["preload"]),
             "allow": tuple(packed["allow"]),
             "gpus": tuple(gpus) if isinstance(gpus, list) else gpus,
