@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.model.snapshot import Snapshot
@@ -39,6 +40,7 @@ def mimebundle(snapshot: Snapshot) -> dict[str, str]:
     return {"text/plain": text(snapshot), "text/html": html(snapshot)}
 
 
+@dataclass(frozen=True, repr=False)
 class View:
     """A snapshot that displays itself in a front end.
 
@@ -52,8 +54,7 @@ class View:
         The displayed snapshot. It is immutable.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+    snapshot: Snapshot
 
     def to_frame(self) -> pd.DataFrame:
         """Return the tasks as a DataFrame, see `Snapshot.to_frame`. On Spark, return the nodes."""

@@ -54,6 +54,12 @@ class Findings(Sequence[Finding]):
         self._findings = ordered(findings)
         self.checked = tuple(checked)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Findings) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self._findings)
+
     @property
     def codes(self) -> tuple[str, ...]:
         """The distinct codes."""

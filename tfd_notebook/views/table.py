@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -248,7 +248,8 @@ class Table:
         names: Sequence[str] = (),
     ) -> None:
         rows = list(rows)
-        self.columns = tuple(columns)
+        # Without functions, which cannot be pickled.
+        self.columns = tuple(replace(column, cell=None) for column in columns)
         self.rows = tuple(tuple(column.of(row) for column in columns) for row in rows)
         self.label = label
         self.empty = empty
@@ -291,6 +292,12 @@ class Table:
     def html(self) -> str:
         """Return the table as HTML."""
         return wrap(self.element())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
