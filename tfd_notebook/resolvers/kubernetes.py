@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.net import kubernetes_config, optional_packages
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
@@ -27,6 +28,15 @@ _INDEX_LABELS = (
 )
 _RENEW = "renew the credentials of the kubeconfig or service account; see kubectl auth whoami"
 _ALLOW = "grant this account a Role in this namespace that allows list and watch of pods"
+
+
+class Client(Handle):
+    """The API client of a resolver, which copies of the resolver share."""
+
+    _instead = "create the KubernetesResolver there, with kubeconfig= and context="
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
 
 
 class KubernetesResolver(Resolver):
@@ -89,7 +99,7 @@ class KubernetesResolver(Resolver):
         self._fields = field_selector
         self._kubeconfig = kubeconfig
         self._context = context
-        self._client = client
+        self._client = None if client is None else Client(client)
 
     @property
     def place(self) -> str:
@@ -164,7 +174,7 @@ class KubernetesResolver(Resolver):
                 core = kubernetes.client.CoreV1Api(api)
                 namespace = self._namespace or default_namespace
             else:
-                core, namespace = self._client, self._namespace or "default"
+                core, namespace = self._client.api, self._namespace or "default"
             place = f"Kubernetes at {core.api_client.configuration.host}, namespace {namespace!r}"
             try:
                 yield core, namespace
