@@ -184,6 +184,7 @@ class Cluster(Handle, metaclass=_ClusterType):
         self._data_service = ClusterDataService(servers)
         self._training = ParameterServerTraining(servers)
         self._lifecycle = Lifecycle(servers, self._data_service, self._training)
+        self._dispatcher = ClusterDispatcher(servers, self._lifecycle)
         # atexit runs callbacks in reverse order: register again, to run before the launchers'.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)
@@ -426,7 +427,7 @@ class Cluster(Handle, metaclass=_ClusterType):
             The cluster has no data worker, and therefore no dispatcher.
         """
         self._servers.require_dispatcher()
-        return ClusterDispatcher(self._servers, self._lifecycle)
+        return self._dispatcher
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return views.mimebundle(self.snapshot())

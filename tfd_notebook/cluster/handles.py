@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfd_notebook import errors
 from tfd_notebook.cluster.lifecycle import Lifecycle
@@ -27,8 +27,8 @@ class TaskHandle(Handle):
     state: TaskState
     address: str
     pid: int | None
-    _task_manager: TaskManager
-    _limit: Callable[[str], Limit]
+    _task_manager: TaskManager = field(repr=False)
+    _limit: Callable[[str], Limit] = field(repr=False)
 
     @property
     def limit(self) -> Limit:
@@ -57,10 +57,9 @@ class ClusterDispatcher(Handle):
         StateError
             The cluster was never started, so the dispatcher has no address yet.
         """
-        row = self._servers.monitor.snapshot().task(DISPATCHER)
-        if row is None or not row.address:
+        if not (address := self._address):
             raise self._not_started()
-        return f"grpc://{row.address}"
+        return f"grpc://{address}"
 
     @property
     @as_op_errors()
@@ -110,10 +109,15 @@ class ClusterDispatcher(Handle):
         return errors.StateError(what, fix="cluster.start()")
 
     @property
+    def _address(self) -> str:
+        row = self._servers.monitor.snapshot().task(DISPATCHER)
+        return "" if row is None else row.address
+
+    @property
     def _runs(self) -> bool:
         return self._servers.monitor.state != "new" and not self._lifecycle.ended
 
     def __repr__(self) -> str:
-        where = f" at {self.target}" if self._servers.monitor.state != "new" else ""
-        state = "" if self._runs else f", {self._servers.monitor.state}"
+        where = f" at grpc://{self._address}" if self._address else ""
+        state = "" if self._runs and where else f", {self._servers.monitor.state}"
         return f"<dispatcher of cluster {self._servers.name!r}{where}{state}>"
