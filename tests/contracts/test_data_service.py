@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import re
 import signal
 import threading
@@ -204,6 +206,18 @@ def test_registered_dataset_is_read_by_its_id(cluster: tfd.Cluster) -> None:
     dataset_id = cluster.register(Range(6).map(lambda x: x + 1))
     read = cluster.from_dataset_id("dynamic", dataset_id)
     assert sorted(read.as_numpy_iterator()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_copy_of_a_distributed_dataset_is_the_dataset(cluster: tfd.Cluster) -> None:
+    dataset = Range(6).apply(cluster.distribute("dynamic"))
+    copied = copy.deepcopy({"train": dataset, "cluster": cluster})
+    assert copied["train"] is dataset
+    assert copied["cluster"] is cluster
+    with pytest.raises(errors.UsageError, match=r"the id from cluster\.register"):
+        pickle.dumps(dataset)
+    dataset_id = pickle.loads(pickle.dumps(cluster.register(Range(6))))
+    for read in (copied["train"], cluster.from_dataset_id("dynamic", dataset_id)):
+        assert sorted(read.as_numpy_iterator()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_saved_dataset_can_be_loaded(cluster: tfd.Cluster, tmp_path: Path) -> None:

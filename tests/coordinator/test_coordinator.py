@@ -121,6 +121,15 @@ class TestContract:
             pickle.dumps(coordinator)
         assert cluster.coordinator(coordinator.strategy) is coordinator
 
+    def test_a_copy_is_the_remote_value(self, cluster: tfd.Cluster) -> None:
+        """Another object would never get the result of the closure."""
+        value = cluster.coordinator().schedule(tf.function(scalar))
+        assert copy.copy(value) is value
+        assert copy.deepcopy({"loss": value})["loss"] is value
+        with pytest.raises(UsageError, match="send the result of its fetch"):
+            pickle.dumps(value)
+        assert value.fetch() == 1.0
+
     def test_the_doctor_ignores_variables_that_the_strategy_sets(
         self, cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:

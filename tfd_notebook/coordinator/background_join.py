@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from tfd_notebook import views
 from tfd_notebook.errors import TimeLimit
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import check_timeout
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinator.coordinator import Coordinator
 
 
-class BackgroundJoin:
+class BackgroundJoin(Handle):
     """The result of a ``join`` in the background, from ``coordinator.join_in_background()``.
 
     Parameters

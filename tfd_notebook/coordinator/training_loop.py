@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tfd_notebook.coordinator import error_hints
 from tfd_notebook.errors import CoordinatorError, StateError, TasksMissing, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net.clock import Deadline
@@ -24,8 +25,8 @@ _ROUNDS_LEFT = 1.5
 _MIN_SECONDS_LEFT = 2.0
 
 
-@dataclass(frozen=True)
-class Work:
+@dataclass(frozen=True, eq=False)
+class Work(Handle):
     """The parts of a training, built again for each strategy.
 
     Parameters
@@ -37,6 +38,8 @@ class Work:
     args : sequence, optional
         Arguments of `step`, such as an iterator from ``create_per_worker_dataset``.
     """
+
+    _instead = "send the function that builds it"
 
     step: Any
     checkpoint: Any

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar, cast
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError, nearest
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.events import Event, TaskChanged
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, TaskSpec
 from tfd_notebook.model.stacks import TaskStacks
 
@@ -60,7 +61,7 @@ class AdoptedCluster:
     time_limit_left: float | None = None
 
 
-class TaskHost(ABC):
+class TaskHost(Handle, ABC):
     """One host of a cluster: starts, supervises and stops the tasks there.
 
     Each method that sends a request has a `timeout` in seconds. It raises the error of the agent.
@@ -353,7 +354,7 @@ class ForwardingTaskHost(TaskHost):
     close_ranks = forwarded(TaskHost.close_ranks)
 
 
-class Launcher(ABC):
+class Launcher(Handle, ABC):
     """Base class of launchers, which decide where tasks run.
 
     Another package can add a launcher as an entry point of the group ``tfd_notebook.launchers``.
@@ -384,6 +385,8 @@ class Launcher(ABC):
     offered : bool
         True if forms offer it. A launcher for tests is available by name only.
     """
+
+    _instead = "send its name and its options, from which an equal launcher can be created"
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -449,7 +452,7 @@ class Launcher(ABC):
         """
         raise Unsupported(f"launcher {self.name!r} has no agents on other hosts")
 
-    def abort(self, cluster: str) -> None:  # noqa: B027 - optional
+    def abort(self, cluster: str) -> None:
         """Stop a `connect` that waits in another thread. It raises LaunchError. Never raises."""
 
     def job_script(self, config: ClusterConfig) -> str:

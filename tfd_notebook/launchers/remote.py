@@ -29,6 +29,7 @@ from tfd_notebook.launchers.client.multi_host import TaskHostGroup, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, check_seconds
 from tfd_notebook.net import proxies
 
@@ -46,7 +47,7 @@ def join_agent(agent: str, start: bool) -> list[str]:
     return ["-u", "-c", stdio.bootstrap("stdio"), agent, "start" if start else "reconnect"]
 
 
-class RemoteHost(ABC):
+class RemoteHost(Handle, ABC):
     """One host that a launcher can reach.
 
     Parameters
@@ -130,7 +131,7 @@ class RemoteHost(ABC):
         """Return warnings about the connection as sentences; `grace` as for the launcher."""
         return []
 
-    def close(self) -> None:  # noqa: B027 - optional
+    def close(self) -> None:
         """Close the resources that outlast a channel."""
 
 

@@ -10,10 +10,11 @@ Self = TypeVar("Self", bound="Handle")
 
 
 class Handle:
-    """A base class for objects that stand for something running in this process.
+    """A base class for objects that stand for something running in this process, or start it.
 
     A copy is the same object, so that containers with handles can be copied. Handles are equal and
-    have equal hashes if they are the same object. They cannot be pickled.
+    have equal hashes if they are the same object, unless a subclass defines more. They cannot be
+    pickled.
     """
 
     __slots__ = ()

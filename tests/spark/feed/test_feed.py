@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
+from tfd_notebook.spark.executor.context import TFNodeContext
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.sender import InboxAddress, choose, feed_partition, infer_partition
@@ -37,6 +40,15 @@ def test_rows_arrive_unchanged_and_in_order(tmp_path: Path) -> None:
     assert [len(batch) for batch in batches] == [10, 10, 5]
     assert list(itertools.chain(*batches)) == [repr(row) for row in range(25)]
     assert (fed.rows, fed.stopped, fed.node) == (25, None, "worker:0")
+
+
+def test_copies_of_a_feed_and_its_node_are_the_same_object(tmp_path: Path) -> None:
+    with Inbox(tmp_path, _feeding.SECRET) as inbox:
+        ctx = TFNodeContext(mgr=inbox)
+        for each in (inbox, ctx, ctx.get_data_feed()):
+            assert copy.deepcopy({"ctx": each})["ctx"] is each
+            with pytest.raises(UsageError, match=f"this {type(each).__name__} cannot be sent"):
+                pickle.dumps(each)
 
 
 def test_empty_partitions_and_an_empty_feed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tensorflow.python.util import nest
 
 from tfd_notebook._compat.tf_coordinator import cancellation, thread_parking
 from tfd_notebook.model.closure_store import CANCELLED, Store
+from tfd_notebook.model.handle import Handle
 
 #: Private names that this TensorFlow lacks. If any is missing, this module cannot be used.
 missing: list[str] = []
@@ -102,8 +103,10 @@ def _value_on(value: Any, worker: Any) -> Any:
     return coordinator_context.maybe_get_remote_value(value)
 
 
-class WatchedValue(_Value):
+class WatchedValue(_Value, Handle):
     """The result of a scheduled function. Waiting for it ends if the result cannot arrive."""
+
+    _instead = "send the result of its fetch()"
 
     _tfd_key: int
     _tfd_queue: Waits

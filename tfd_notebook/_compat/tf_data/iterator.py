@@ -30,6 +30,7 @@ from tfd_notebook._compat.tf_data.meter import (
     without_traceback,
 )
 from tfd_notebook.errors import StateError
+from tfd_notebook.model.handle import Handle
 
 # Read these names here, so that an unsupported TensorFlow fails at this import.
 CancellationManager = cancellation.CancellationManager
@@ -80,7 +81,7 @@ class Watcher(Protocol):
         """Return the error that the consumer gets for TensorFlow's `error`."""
 
 
-class WatchedIterator(iterator_ops.OwnedIterator):
+class WatchedIterator(iterator_ops.OwnedIterator, Handle):
     """A ``tf.data.Iterator`` with metrics, whose ``next`` another thread can cancel.
 
     The first use creates TensorFlow's resource. For Python's ``next`` it is a plain one. For a
@@ -301,8 +302,10 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             return super()._restore_from_tensors(restored_tensors)
 
 
-class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset):
+class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset, Handle):
     """The same dataset with the same variant, whose iterators in this process are observed."""
+
+    _instead = "send the function that creates it, or the id from cluster.register(dataset)"
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
         self.watcher = watcher

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.model.events import HostDisconnected, HostReconnected
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.net import agent_protocol, ports, reconnect, unix_socket, validation
 from tfd_notebook.net.bounded_write import write_all
 
@@ -37,7 +38,7 @@ class Channel(Protocol):
         """Close the channel; `lines` ends."""
 
 
-class SocketChannel:
+class SocketChannel(Handle):
     """A channel over a socket of this host.
 
     Parameters

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.agent.rank_context import RankContext
+from tfd_notebook.model.handle import Handle
 
 #: Timeout in seconds for the node's supervisor and the Spark task to close the socket.
 _RELEASE_SECONDS = 10.0
 
 
-class TFNodeContext(RankContext):
+class TFNodeContext(RankContext, Handle):
     """The context of one node, the second argument of ``map_fun(args, ctx)``.
 
     Attributes

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfd_notebook.agent.rank_context import no_rows
 from tfd_notebook.errors import UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, by_name, pack
 from tfd_notebook.spark.feed.inbox import Inbox, Source
@@ -20,7 +21,7 @@ _CHECK_SECONDS = 1.0
 _ONE_RESULT = "pass batch_results() exactly one result for each row of a batch"
 
 
-class DataFeed:
+class DataFeed(Handle):
     """Rows that Spark feeds to this node. Follows ``tensorflowonspark.TFNode.DataFeed``.
 
     Parameters

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import UnknownName
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.feed import decode
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
@@ -25,7 +26,7 @@ _CAPACITY = 8
 _MIN_WINDOW = 2
 
 
-class Inbox:
+class Inbox(Handle):
     """A server that receives rows from the tasks of this node's executor.
 
     It listens in `directory` on a Unix socket that only this user can access. It only accepts
