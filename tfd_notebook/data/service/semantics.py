@@ -411,7 +411,7 @@ class Semantics:
         names = counters(facts.states)
         by_name = mode == "FILE" and node.name in self._graph.before_files
         alone = not flow.hinted and (by_name or mode in _ALONE)
-        if not names or not (alone or flow.divided):
+        if not names or not (alone or (flow.divided and node_kind(node) not in REPLACING)):
             return []
         calls = "each of them calls the function for all elements"
         if not alone:
