@@ -34,6 +34,10 @@ _METHODS: dict[Kind, str] = {
 }
 
 _FOREIGN = ("parsing HTTP/2", "http1.x", "Socket closed", "Connection reset")
+#: Limit of a reply, in bytes: about 50,000 addresses of workers or tasks.
+_MAX_REPLY_BYTES = 4 << 20
+#: Limit of the reply to a heartbeat. A dispatcher without a journal adds the graphs of datasets.
+_MAX_HEARTBEAT_BYTES = 2**31 - 1
 #: The error of a call over a channel that another thread closes (CANCELLED or ValueError).
 _CLOSED = "the prober was closed in the meantime"
 
@@ -255,7 +259,8 @@ def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -
         No reply within `timeout` seconds.
     """
     request = tf_messages.WorkerHeartbeatRequest(worker_address=worker_address)
-    reply = _request(dispatcher, _HEARTBEAT, request, tf_messages.WorkerHeartbeatResponse, timeout)
+    response = tf_messages.WorkerHeartbeatResponse
+    reply = _request(dispatcher, _HEARTBEAT, request, response, timeout, most=_MAX_HEARTBEAT_BYTES)
     return tuple(task.task_id for task in reply.new_tasks if not task.num_consumers)
 
 
@@ -323,11 +328,13 @@ def complete_tasks(
         _request(dispatcher, _UPDATE, request, tf_messages.Empty, left, unknown_ok=True)
 
 
-def _channel(address: str, via_proxy: bool = False, limit: int = -1) -> Any:
+def _channel(address: str, via_proxy: bool = False, most: int = _MAX_REPLY_BYTES) -> Any:
     options = (
         ("grpc.enable_http_proxy", int(via_proxy)),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.max_receive_message_length", limit),
+        ("grpc.max_receive_message_length", most),
+        # gRPC applies the limit before it decompresses. Compressed replies are parsed as they are.
+        ("grpc.per_message_decompression", 0),
     )
     return grpc.insecure_channel(address, options)
 
@@ -344,11 +351,11 @@ def _request(
     response: Any,
     timeout: float,
     unknown_ok: bool = False,
-    limit: int = -1,
+    most: int = _MAX_REPLY_BYTES,
 ) -> Any:
     """Return the dispatcher's reply as a `response`."""
     address = str(Endpoint.parse(address))
-    with _channel(address, limit=limit) as channel:
+    with _channel(address, most=most) as channel:
         try:
             reply = _call(channel, method, timeout, request.SerializeToString())
             return response.FromString(reply)
@@ -363,11 +370,11 @@ def _request(
             f"the dispatcher at {address} did not reply within {timeout:g} s",
             fix="it may be hung or unreachable: check its state and log",
         )
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
-        cause = (
-            "another server answers" if code is grpc.StatusCode.UNIMPLEMENTED else _last_error(text)
-        )
-        raise _no_dispatcher(address, cause)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        raise _no_dispatcher(address, _last_error(text))
+    # Without such a method, or with a reply above the limit.
+    if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED):
+        raise _no_dispatcher(address, "another server answers")
     raise DataError(f"the dispatcher at {address} returned {code.name}: {text}")
 
 

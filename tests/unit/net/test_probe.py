@@ -170,6 +170,41 @@ def test_server_with_invalid_answers_is_foreign(expect: Kind) -> None:
             dispatcher_workers(server.address, SECONDS)
 
 
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+@pytest.mark.parametrize(("method", "expect"), [(STATUS, "server"), (TASKS, "data_worker")])
+def test_long_reply_is_foreign(method: str, expect: Kind, compression: grpc.Compression) -> None:
+    """A server may send a reply without an end, which is valid and can be small on the network."""
+    status, tasks = tf_messages.GetStatusResponse(), tf_messages.GetWorkerTasksResponse()
+    status.device_attributes.add(physical_device_desc="x" * 5_000_000)
+    tasks.tasks.add(worker_address="x" * 5_000_000)
+    reply = {STATUS: status, TASKS: tasks}[method].SerializeToString()
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_compression(compression)
+        return reply
+
+    with Server({method: answer}) as server:
+        result = probe(server.address, expect=expect)
+    assert (result.state, result.kind) == ("foreign", "grpc")
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_long_list_of_workers_is_refused(compression: grpc.Compression) -> None:
+    workers = tf_messages.GetWorkersResponse()
+    workers.workers.add(address="x" * 5_000_000)
+    reply = workers.SerializeToString()
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_compression(compression)
+        return reply
+
+    with (
+        Server({WORKERS: answer}) as server,
+        pytest.raises(DispatcherLost, match="another server answers"),
+    ):
+        dispatcher_workers(server.address, SECONDS)
+
+
 def test_other_grpc_server_is_foreign() -> None:
     with Server({}) as server:
         result = probe(server.address)
