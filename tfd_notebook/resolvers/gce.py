@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.errors import (
+    AccessDenied,
+    InvalidMessage,
+    Malformed,
+    NoAnswer,
+    NoTasks,
+    ResolveError,
+    UsageError,
+)
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net import optional_packages
+from tfd_notebook.net import limited_http, optional_packages
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 20.0
+#: Limit of one reply, in bytes.
+_MAX_REPLY_BYTES = 10_000_000
 _RENEW = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS=<key file>"
 _ALLOW = "the account needs roles/compute.viewer in that project"
 #: The Cloud TPU API has no narrower scope.
@@ -112,6 +123,24 @@ def _short(error: Exception) -> str:
     return f"{error!r:.300}"
 
 
+def _limited(httplib2: Any) -> Any:
+    """Return the type of a client with limits of each reply."""
+    connections = {
+        scheme: limited_http.limited(connection, _MAX_REPLY_BYTES)
+        for scheme, connection in httplib2.SCHEME_TO_CONNECTION.items()
+    }
+
+    class Http(httplib2.Http):
+        def request(
+            self, uri: str, method: str = "GET", body: Any = None, headers: Any = None, **more: Any
+        ) -> Any:
+            more["connection_type"] = connections[urllib.parse.urlsplit(uri).scheme]
+            headers = {**(headers or {}), "accept-encoding": "identity"}
+            return super().request(uri, method, body, headers, **more)
+
+    return Http
+
+
 @contextlib.contextmanager
 def google_api(
     name: str, version: str, place: str, credentials: Any = None, service: Any = None
@@ -138,7 +167,7 @@ def google_api(
             return
         if credentials is None:
             credentials, _ = auth.default(scopes=[_SCOPE])
-        sender = authorized.AuthorizedHttp(credentials, http.Http(timeout=_REQUEST_SECONDS))
+        sender = authorized.AuthorizedHttp(credentials, _limited(http)(timeout=_REQUEST_SECONDS))
         with client.build(name, version, http=sender, static_discovery=True) as resource:
             yield resource
     except ResolveError:
@@ -158,6 +187,7 @@ def google_api(
     except (OSError, http.HttpLib2Error) as error:
         raise NoAnswer(f"{place} does not answer: {error}", fix="check the network") from error
     except (
+        InvalidMessage,
         ValueError,
         KeyError,
         IndexError,

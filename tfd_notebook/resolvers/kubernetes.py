@@ -8,16 +8,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.errors import (
+    InvalidMessage,
+    Malformed,
+    NoAnswer,
+    NoTasks,
+    ResolveError,
+    UsageError,
+)
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net import kubernetes_config, optional_packages
+from tfd_notebook.net import kubernetes_config, limited_http, optional_packages
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
+#: Limit of one reply, which is a page of pods or the events of a watch, in bytes.
+_MAX_REPLY_BYTES = 32_000_000
 #: Attempts to list the pods. A list can expire between two pages (HTTP 410).
 _LIST_ATTEMPTS = 3
 #: Labels with the index of a pod, in the order of precedence.
@@ -171,6 +180,7 @@ class KubernetesResolver(Resolver):
                     self._kubeconfig, self._context
                 )
                 api = stack.enter_context(kubernetes.client.ApiClient(configuration))
+                limited_http.limit_pools(api.rest_client.pool_manager, _MAX_REPLY_BYTES)
                 core = kubernetes.client.CoreV1Api(api)
                 namespace = self._namespace or default_namespace
             else:
@@ -192,7 +202,14 @@ class KubernetesResolver(Resolver):
                 raise NoAnswer(
                     f"{place} does not answer: {error}", fix="see kubectl cluster-info"
                 ) from error
-            except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            except (
+                InvalidMessage,
+                ValueError,
+                TypeError,
+                AttributeError,
+                LookupError,
+                RecursionError,
+            ) as error:
                 raise Malformed(
                     f"{place} answers what the client cannot read: {error!s:.300}",
                     fix="see kubectl get pods: something between may change or cut answers",

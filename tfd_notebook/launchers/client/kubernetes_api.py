@@ -15,14 +15,20 @@ from typing import Any
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import InvalidMessage, LaunchError, without_user
 from tfd_notebook.launchers.client.lines import LineBuffer
-from tfd_notebook.net import kubernetes_config, optional_packages, reconnect, validation
+from tfd_notebook.net import (
+    kubernetes_config,
+    limited_http,
+    optional_packages,
+    reconnect,
+    validation,
+)
 
 #: Timeout of a request, and of the start of an exec connection, in seconds.
 REQUEST_SECONDS = 10.0
 #: Seconds after which the credentials are read again.
 _CREDENTIAL_SECONDS = 60.0
 #: Limit of a reply, in bytes.
-_MAX_REPLY = 16_000_000
+MAX_REPLY_BYTES = 16_000_000
 #: Seconds without received data before the pod is inspected.
 _SILENT_SECONDS = 10.0
 _PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
@@ -102,14 +108,15 @@ class KubernetesApi:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {**_headers(configuration), "Content-Type": content_type}
         client = RESTClientObject(configuration)
+        limited_http.limit_pools(client.pool_manager, MAX_REPLY_BYTES)
         try:
             reply = client.request(
                 method, url, headers=headers, body=body, _request_timeout=REQUEST_SECONDS
             ).response
             with contextlib.closing(reply):
-                content = reply.read(_MAX_REPLY + 1)
-            if len(content) > _MAX_REPLY:
-                raise InvalidMessage(f"invalid reply of {self.place}: longer than {_MAX_REPLY}")
+                content = reply.read(decode_content=False)
+        except InvalidMessage as error:
+            raise InvalidMessage(f"{self.place}: {error.what}") from None
         except urllib3.exceptions.HTTPError as error:
             raise OSError(f"{self.place} does not answer: {_short(str(error))}") from None
         except ApiException as error:  # of TLS

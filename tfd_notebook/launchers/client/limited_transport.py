@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import requests
 import requests.adapters
+import urllib3
 import websocket
 
-from tfd_notebook.errors import InvalidMessage
-from tfd_notebook.net import validation
+from tfd_notebook.net import limited_http, validation
 
 #: Seconds to connect, and for a complete request.
 CONNECT_SECONDS = 10.0
@@ -68,9 +67,9 @@ def request(
     requests.exceptions.RequestException, urllib3.exceptions.HTTPError
         The connection failed.
     """
-    with _Deadline(REQUEST_SECONDS) as deadline, requests.Session() as session:
+    with requests.Session() as session:
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _Adapter(deadline))
+            session.mount(scheme, _Adapter())
         try:
             reply = session.request(
                 method,
@@ -85,59 +84,26 @@ def request(
             )
             with reply:
                 check(reply.status_code)
-                if reply.headers.get("Content-Encoding", "identity") != "identity":
-                    raise InvalidMessage("invalid reply: expected no compression")
-                content: bytes = reply.raw.read(MAX_REPLY_BYTES + 1, decode_content=False)
-        except Exception:
-            # The end of a connection that was shut down is not the cause.
-            deadline.check()
-            raise
-        # Without a length in its header, the content ends with the connection.
-        deadline.check()
-    if len(content) > MAX_REPLY_BYTES:
-        raise InvalidMessage(f"invalid reply: longer than {MAX_REPLY_BYTES} bytes")
+                content: bytes = reply.raw.read(decode_content=False)
+        except (requests.exceptions.ReadTimeout, urllib3.exceptions.ReadTimeoutError):
+            raise TimeoutError(f"no complete reply within {REQUEST_SECONDS:g} s") from None
     return content
 
 
-class _Deadline:
-    """Shuts down the watched sockets after a number of seconds, which ends all reads."""
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Opens connections with limits of their replies."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._passed = False
-        self._end = math.inf
-        self._sockets: list[Any] = []
-        self._lock = threading.Lock()
-        self._timer = threading.Timer(seconds, self._pass)
-        self._timer.daemon = True
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options)
+        limited_http.limit_pools(self.poolmanager, MAX_REPLY_BYTES)
 
-    def __enter__(self) -> _Deadline:
-        self._end = time.monotonic() + self._seconds
-        self._timer.start()
-        return self
+    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*arguments, **options)
+        limited_http.limit_pools(manager, MAX_REPLY_BYTES)
+        return manager
 
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        self._timer.join()
 
-    def watch(self, connected: Any) -> None:
-        """Shut down this socket at the deadline."""
-        with self._lock:
-            self._sockets.append(connected)
-            if self._passed:
-                shut_down(connected)
-
-    def check(self) -> None:
-        """Raise TimeoutError if the deadline has passed."""
-        # The timeout of one read may precede the thread of the timer.
-        if self._passed or time.monotonic() >= self._end:
-            raise TimeoutError(f"no complete reply within {self._seconds:g} s")
-
-    def _pass(self) -> None:
-        with self._lock:
-            self._passed = True
-            for connected in self._sockets:
-                shut_down(connected)
+# Websockets
 
 
 def shut_down(connected: Any) -> None:
@@ -146,42 +112,6 @@ def shut_down(connected: Any) -> None:
         # Not the method of SSLSocket, which a read in another thread does not support. The
         # connection through a TLS proxy has its socket as an attribute.
         socket.socket.shutdown(getattr(connected, "socket", connected), socket.SHUT_RDWR)
-
-
-class _Adapter(requests.adapters.HTTPAdapter):
-    """Opens connections whose sockets a deadline watches."""
-
-    def __init__(self, deadline: _Deadline) -> None:
-        self._deadline = deadline
-        super().__init__()
-
-    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, **options)
-        self._watch(self.poolmanager)
-
-    def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
-        manager = super().proxy_manager_for(*arguments, **options)
-        self._watch(manager)
-        return manager
-
-    def _watch(self, manager: Any) -> None:
-        manager.pool_classes_by_scheme = {
-            scheme: self._watched(pool) for scheme, pool in manager.pool_classes_by_scheme.items()
-        }
-
-    def _watched(self, pool: Any) -> Any:
-        deadline, connection = self._deadline, pool.ConnectionCls
-
-        def connect(self: Any) -> None:
-            connection.connect(self)
-            # The attribute is None later if the reply ends with the connection.
-            deadline.watch(self.sock)
-
-        watched = type(connection.__name__, (connection,), {"connect": connect})
-        return type(pool.__name__, (pool,), {"ConnectionCls": watched})
-
-
-# Websockets
 
 
 class LimitedWebSocket(websocket.WebSocket):
