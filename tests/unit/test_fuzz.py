@@ -283,7 +283,9 @@ BUS = (
 
 
 def receive_from_kernel(message: Any) -> None:
-    BusClient(lambda message: None).handle_message(message, [b"\0" * 8])
+    client = BusClient(lambda message: None)
+    client.handle_message(BUS[0], [])  # it subscribes to the closures of this state
+    client.handle_message(message, [b"\0" * 8])
 
 
 def receive_journal(value: Any) -> None:

@@ -25,9 +25,9 @@ COLUMNS = (
 )
 #: Maximum number of sent closures. If there are more, the latest are sent.
 MAX_ROWS = 100_000
-_MAX_ERRORS = 1_000
+MAX_ERRORS = 1_000
 #: If more closures have changed, all of them are sent.
-_MAX_CHANGED = 20_000
+MAX_CHANGED = 20_000
 
 Message = tuple[dict[str, Any], list[bytes]]
 
@@ -58,7 +58,7 @@ class ColumnFeed:
         if self._position is None:
             return self.full()
         position, ids = self.store.changes(self._position)
-        if ids is None or len(ids) > _MAX_CHANGED:
+        if ids is None or len(ids) > MAX_CHANGED:
             return self.full()
         paused = self._paused()
         if not ids and paused == self._was_paused:
@@ -69,7 +69,7 @@ class ColumnFeed:
     def _message(self, columns: Columns, full: bool) -> Message:
         self._was_paused = self._paused()
         errors = {
-            str(key): short_error(text) for key, text in list(columns.errors.items())[-_MAX_ERRORS:]
+            str(key): short_error(text) for key, text in list(columns.errors.items())[-MAX_ERRORS:]
         }
         head = {
             "full": full,

@@ -162,8 +162,8 @@ class BusClient:
                 replica.count({} if coordinator is None else coordinator.counts)
             self._subscribe()
             self.ready.set()
-        else:
-            replica = self._replicas.setdefault(message["cluster"], ClosureStoreReplica())
+        elif message["cluster"] in self._subscribed:
+            replica = self._replicas[message["cluster"]]
             try:
                 replica.apply(message, buffers)
             except (LookupError, TypeError, ValueError, OverflowError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tfd_notebook.bus import closure_feed
 from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, LostAttempt
 
 _TIMES = ("queued", "dispatched", "started", "fetching", "finished")
@@ -40,16 +41,22 @@ class ClosureStoreReplica:
             name: np.frombuffer(buffer, dtype=f"<{kind}")
             for (name, kind), buffer in zip(head["columns"], buffers, strict=True)
         }
+        is_full = head["full"] or not self._table
+        # The limits of the sender, which may not keep them.
+        most = closure_feed.MAX_ROWS if is_full else closure_feed.MAX_CHANGED
+        if any(len(column) > most for column in part.values()):
+            raise ValueError(f"more than {most} rows")
         with self._lock:
             self._position += 1
             self._functions = tuple(head["functions"])
-            self._errors.update({int(key): text for key, text in head["errors"].items()})
+            errors = self._errors | {int(key): text for key, text in head["errors"].items()}
+            self._errors = dict(list(errors.items())[-closure_feed.MAX_ERRORS :])
             self._lost = tuple(
                 LostAttempt(int(key), int(worker), start - EPOCH, end - EPOCH)
                 for key, worker, start, end in head["lost"]
             )
             self.paused = bool(head["paused"])
-            if head["full"] or not self._table:
+            if is_full:
                 self._table = {name: column.copy() for name, column in part.items()}
                 self._last_full = self._position
                 self._changes.clear()
@@ -66,7 +73,8 @@ class ClosureStoreReplica:
         for name, column in part.items():
             self._table[name][positions[is_known]] = column[is_known]
             if not is_known.all():
-                self._table[name] = np.concatenate([self._table[name], column[~is_known]])
+                joined = np.concatenate([self._table[name], column[~is_known]])
+                self._table[name] = joined[-closure_feed.MAX_ROWS :].copy()
 
     def count(self, counts: Mapping[str, int]) -> None:
         """Set the number of closures by state, of all closures ever scheduled."""
