@@ -184,6 +184,7 @@ def _request(pid: int, request: Mapping[str, Any], timeout: float, deadline: flo
         raise errors.UnknownName(
             f"process {pid} closed the connection without a reply", fix="see tfd list"
         )
+    checked(pid, lambda text, _: validation.check_values(text), line)
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket as cluster_control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
-from tfd_notebook.net import control_calls, unix_socket
+from tfd_notebook.net import control_calls, unix_socket, validation
 from tfd_notebook.net.runtime_dir import control_socket
 from tfd_notebook.resolvers import providers
 
@@ -130,6 +130,14 @@ def test_oversized_request_is_rejected(listening: Path) -> None:
         with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
             peer.sendall(b"{" * 10_000_000)
     assert control_calls.clusters()
+
+
+def test_reply_with_too_many_values_is_not_parsed(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 1)
+    with pytest.raises(errors.InvalidMessage, match="more than 1 values"):
+        control_calls.call(ME, {"command": "logs", "name": "here", "task": "data_worker:0"})
 
 
 def test_errors_keep_their_class(listening: Path) -> None:

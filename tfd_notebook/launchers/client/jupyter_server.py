@@ -145,6 +145,7 @@ class JupyterServer:
             raise self._tls_error(error) from None
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
             raise OSError(_reason(error)) from None
+        validation.check_values(content)
         try:
             return json.loads(content) if content else None
         except (ValueError, RecursionError):

@@ -128,6 +128,7 @@ class KubernetesApi:
         self._check(reply.status, content, method, resource, name, subresource)
         if subresource == "log":
             return content.decode(errors="replace")
+        validation.check_values(content)
         try:
             return json.loads(content)
         except (ValueError, RecursionError):

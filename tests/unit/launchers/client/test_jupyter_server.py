@@ -196,6 +196,20 @@ def test_nested_reply_is_refused(serve: Any) -> None:
         serve(reply).request("GET", "/api/kernels")
 
 
+def test_reply_with_too_many_values_is_not_parsed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 10)
+    text = json.dumps([{}] * 10).encode()
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        channel.sendall(KERNELS + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        wait_for_end(channel)
+
+    with pytest.raises(errors.InvalidMessage, match="more than 10 values"):
+        serve(reply).request("GET", "/api/kernels")
+
+
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 101 Switching Protocols\r\nX: "])
 def test_slow_handshake_ends_at_the_deadline(
     serve: Any, start: bytes, monkeypatch: pytest.MonkeyPatch
