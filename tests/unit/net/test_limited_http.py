@@ -18,6 +18,7 @@ from google.oauth2.credentials import Credentials
 
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import kubernetes_api
+from tfd_notebook.net import validation
 from tfd_notebook.resolvers import GCEResolver, KubernetesResolver, gce, kubernetes
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -204,5 +205,19 @@ def test_slow_reply_ends_at_the_deadline(client: Client, start: bytes) -> None:
     with (
         serving(lambda channel: trickle(channel, start)) as port,
         pytest.raises(client.late, match=r"timed out|no complete reply"),
+    ):
+        client.request(port)
+
+
+def test_reply_with_too_many_values_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 10)
+    client = Client("kubernetes launcher", tmp_path, monkeypatch)
+    text = json.dumps([{}] * 10).encode()
+    reply = HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    with (
+        serving(lambda channel: channel.sendall(reply)) as port,
+        pytest.raises(errors.InvalidMessage, match="more than 10 values"),
     ):
         client.request(port)
