@@ -58,12 +58,18 @@ import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-#: User, password or token in an address.
-#: The user and password in an address. Neither has to be written as the standard requires, the
-#: scheme may be missing, and a path joins the slashes.
+_USER = r"[^\s:@/\[]*:(?!\d{1,5}(?:[/?#]|$))"
+#: The limit keeps the time for a long text linear.
+_REST = r"(?:[^/?#\s]{0,2000}@|\S{0,2000}@)"
+#: The user and password in an address. Neither has to be written as the standard requires. The
+#: scheme may be missing or quoted for a URL, and a path joins the slashes.
 USER_PART = re.compile(
-    r"(:/{1,2})(?:[^/?#\s]*@|[^\s:@/\[]+:(?!\d{1,5}(?:[/?#]|$))\S*@)"
-    r"|(?<![\w.:/@+-])[\w.+-]+:(?!/|\d+@)[^\s@'\"]+@(?=[\w\[:])"
+    rf"(?:(?<=:/)|(?<=://)|(?<=%3[aA]/)|(?<=%3[aA]//))(?:[^/?#\s]{{0,2000}}@|{_USER}{_REST}"
+    # A password with spaces, in one line. A closing quotation mark ends an address.
+    rf"|{_USER}(?!\s|\d{{1,5}}(?:\W|$))(?:(?!://)[^\n@'\"]|['\"](?=\w)){{0,2000}}@(?:\S{{0,2000}}@)?)"
+    rf"|(?<=//)(?<![\w)\]:/]//)(?!:){_USER}{_REST}"
+    r"|(?<=%3[aA]%2[fF]%2[fF])(?:(?!%2[fF]|%3[fF]|%23)[^\s/?#&]){0,2000}%40"
+    r"|(?<![\w.:/@+-])[\w.+-]+:(?!/|\d+@)[^\s@'\"]{1,2000}@(?=[\w\[:])"
 )
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
@@ -119,7 +125,7 @@ class TfdError(Exception):
 
 def without_user(text: str) -> str:
     """Return a text without the user parts (``user:password@``) of the addresses in it."""
-    return USER_PART.sub(r"\1", text)
+    return USER_PART.sub("", text)
 
 
 def _printable(text: object) -> str:

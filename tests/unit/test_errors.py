@@ -57,7 +57,12 @@ def test_no_error_has_the_user_part_of_an_address(scheme: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["https:/ada:PASSWORD@host/x", "https://ada:PASS/PASSWORD@host/x", "ada:PASS/PASSWORD@host:1"],
+    [
+        *("https:/ada:PASSWORD@host/x", "https://ada:PASS/PASSWORD@host/x"),
+        *("ada:PASS/PASSWORD@host:1", "//ada:PASSWORD@host", "https%3A//ada:PASSWORD@host/x"),
+        *("https%3A%2F%2Fada%3APASSWORD%40host%2Fx", "https://ada:PASS PASSWORD@host/x"),
+        "https://ada:PASS/ PASS@PASSWORD@host",
+    ],
 )
 @pytest.mark.parametrize(
     "use", [tfd.resolve, tfd.attach, lambda address: tfd.Cluster(launcher=address)]
@@ -69,8 +74,29 @@ def test_other_uses_of_an_address_do_not_quote_its_password(use: Any, address: s
 
 
 @pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("https://ada:PASSWORD@host failed; ask bob@x", "https://host failed; ask bob@x"),
+        ("'//ada:PASSWORD@host/a@b'", "'//host/a@b'"),
+        ("?next=https%3A%2F%2Fada%3APASSWORD%40host&to=bob@x", "?next=https%3A%2F%2Fhost&to=bob@x"),
+        ("from https://h:1 to http://ada:PASS WORD@h:2/c d", "from https://h:1 to http://h:2/c d"),
+    ],
+)
+def test_only_the_user_part_of_an_address_is_removed(text: str, clean: str) -> None:
+    assert errors.without_user(text) == clean
+
+
+@pytest.mark.parametrize(
     "text",
-    ["https://host:8080/a@b", "see ada@host", "worker:0@host", "at x: a@b", "tcp://[::1]:80/@"],
+    [
+        *("https://host:8080/a@b", "see ada@host", "worker:0@host", "at x: a@b"),
+        *("tcp://[::1]:80/@", "//host:8080/a@b", "a/b@c", "x: y@z", "x[n//2:m@k]", "//@scope/a"),
+        *("https://host:8080 failed; ask bob@x", "'https://host:1', bob@x", "// see: bob@x"),
+        *("reading https://host/a: ask bob@x", "https://host: ask bob@x", "{'a': 'b@c'}"),
+        *("'https://host:word' is invalid: ask bob@x", "https://a:b\nbob@x"),
+        *("?next=https%3A%2F%2Fhost%2Fa%40b", "https%3A%2F%2Fhost&to=bob@x", "%3A//h:80/a@b"),
+        *("https://host:word or https://host/bob@x", "y = a@b.T; z: c@d"),
+    ],
 )
 def test_text_without_a_password_remains(text: str) -> None:
     assert errors.without_user(text) == text

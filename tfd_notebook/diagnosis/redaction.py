@@ -110,7 +110,7 @@ _PATTERNS = [
         REMOVED,
     ),
     # User, password or token in an address.
-    (errors.USER_PART.pattern, rf"\1{REMOVED}@"),
+    (errors.USER_PART.pattern, f"{REMOVED}@"),
     # Tokens of GitHub, JSON Web Tokens, and identifiers of AWS access keys.
     (r"\b(?:gh[pousr]_[a-z0-9]{20,}|github_pat_[a-z0-9_]{20,})", REMOVED),
     (r"\beyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*", REMOVED),
