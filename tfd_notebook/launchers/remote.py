@@ -392,6 +392,7 @@ class RemoteTaskHost(AgentTaskHost):
         self.identity = host.identity
         self.agent = client.id
         self.allowed_networks = allowed_networks
+        self.peer_address = host.peer_address
         self._ends_with = ends_with
 
     def request(self, method: str, timeout: float, **arguments: Any) -> Any:

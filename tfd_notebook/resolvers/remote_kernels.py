@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from tfd_notebook.errors import NoAnswer, NoTasks, UsageError
+from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, UsageError
+from tfd_notebook.launchers.client.host_addresses import is_private, parse_address
 from tfd_notebook.model.spec import Endpoint, Role
+from tfd_notebook.net import ports
+from tfd_notebook.net.host import addresses_of
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import AddressesByJob
 
@@ -26,7 +29,7 @@ class KernelResolver(Resolver):
     ----------
     *kernels : tfd_notebook.RemoteKernel
         Kernels of the clusters. The address ``localhost`` of a task stands for the host of its
-        kernel's server.
+        kernel's server. Any other address must belong to that host, or be private.
     task_type, task_id : optional
         The task of this process. Default: not a task of the cluster.
     rpc_layer : str
@@ -67,7 +70,8 @@ class KernelResolver(Resolver):
                     f"the kernel at {kernel.label} is {kernel.state}",
                     fix="create a new tfd.RemoteKernel, and start its cluster again",
                 )
-            for job, address in _addresses(kernel):
+            others = {_host(other) for other in self._kernels} - {_host(kernel)}
+            for job, address in _addresses(kernel, others):
                 tasks.setdefault(job, []).append(address)
         if not tasks:
             raise NoTasks(
@@ -77,9 +81,13 @@ class KernelResolver(Resolver):
         return tasks
 
 
-def _addresses(kernel: Any) -> Iterator[tuple[str, str]]:
-    """Yield job and address of each task that has not ended."""
-    host = urlsplit(f"//{kernel.label}").hostname or kernel.label
+def _host(kernel: Any) -> str:
+    return urlsplit(f"//{kernel.label}").hostname or str(kernel.label)
+
+
+def _addresses(kernel: Any, others: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield job and address of each task that has not ended; `others` are other kernels' hosts."""
+    host = _host(kernel)
     for cluster in kernel.clusters.values():
         if cluster.ended:
             continue
@@ -87,4 +95,26 @@ def _addresses(kernel: Any) -> Iterator[tuple[str, str]]:
             if row.role in _JOBS and row.address and not row.state.ended:
                 endpoint = Endpoint.parse(row.address)
                 address = host if endpoint.host in _LOOPBACK else endpoint.host
+                if not _is_possible(address, host, others):
+                    raise Malformed(
+                        f"{kernel.label} states the address {row.address} for {row.task}: expected "
+                        "an address of its host, or a private address of no other kernel",
+                        fix="use a server whose name resolves to that address, or start the tasks "
+                        "at localhost",
+                    )
                 yield str(row.role), str(Endpoint(address, endpoint.port))
+
+
+def _is_possible(stated: str, host: str, others: Collection[str]) -> bool:
+    """Return True if a kernel at `host` may state an address, as for hosts of a launcher."""
+    if stated == host:
+        return True
+    addresses, known = addresses_of(stated), addresses_of(host)
+    if addresses <= known:
+        return bool(addresses)
+    if any(map(addresses.intersection, map(addresses_of, others))):
+        return False
+    parsed = [parse_address(address) for address in addresses]
+    return all(address is not None and is_private(address) for address in parsed) and (
+        ports.is_this_host(host) or not ports.is_this_host(stated)
+    )

@@ -108,6 +108,8 @@ class AgentTaskHost(ForwardingTaskHost):
 
     #: Networks that may connect to the tasks.
     allowed_networks: tuple[str, ...] = ()
+    #: The other end of this process's own connection to the host, if known.
+    peer_address = ""
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launchers.base import ForwardingTaskHost, GpuReport
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
+from tfd_notebook.launchers.client.host_addresses import parse_address
 from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import Endpoint, Role, TaskSpec
 from tfd_notebook.model.stacks import TaskStacks
@@ -162,6 +163,7 @@ class TaskHostGroup(ForwardingTaskHost):
                     results[label] = reply.result()
                 except TfdError as error:
                     silent[label] = error.what
+        known_address = {host.label: host.peer_address for host in self.hosts}
         sentences: dict[tuple[str, str], str] = {}
         for peer, causes in results.items():
             for name, (cause, source) in causes.items():
@@ -169,22 +171,26 @@ class TaskHostGroup(ForwardingTaskHost):
                 if cause and (peer, target.label) not in sentences:
                     sentences[peer, target.label] = (
                         f"{peer} cannot reach {target.label} ({name} at {tasks[name]}: {cause})"
-                        + self._explanation(target, source)
+                        + self._explanation(target, source, known_address.get(peer, source))
                     )
         for peer, cause in silent.items():
             sentences.setdefault(("this kernel", peer), cause)
         return list(sentences.values())
 
-    def _explanation(self, target: AgentTaskHost, source: str) -> str:
+    def _explanation(self, target: AgentTaskHost, source: str, known: str) -> str:
+        """Return the cause; `source` is the address that the peer states, `known` a proven one."""
         if self._tunnels is not None:
             return ": the tunnel between them is broken"
         allowed = [ipaddress.ip_network(network) for network in target.allowed_networks]
         if not source or any(ipaddress.ip_address(source) in network for network in allowed):
             return ": the cause is the network between them, or a firewall"
-        return (
+        cause = (
             f": the task's packet filter allows {', '.join(map(str, allowed)) or 'no network'} but "
-            f"not {source}; set allow={source!r}"
+            f"not {source}"
         )
+        if parse_address(known) != parse_address(source):
+            return f"{cause}, an address that the host states, not verified"
+        return f"{cause}; set allow={source!r}"
 
     def lease(self, seconds: float, renew: bool = False, *, timeout: float = 30.0) -> float:
         left = min(self._call_all(lambda host: host.lease(seconds, renew, timeout=timeout)))

@@ -170,3 +170,28 @@ def test_host_cannot_claim_the_port_of_another_host(
     with pytest.raises(PortInUse, match=r"two: .*port 4000: its tunnel leads to one"):
         attached.adopt([(1, event)])
     assert set(tunnels.opened) == {(4000, 0)}
+
+
+@pytest.mark.parametrize(
+    ("connected", "stated", "advised"),
+    [("10.253.9.2", "10.253.9.2", True), ("10.253.9.2", "0.0.0.0", False), ("", "10.9.9.9", False)],
+)
+def test_only_a_known_address_is_advised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, connected: str, stated: str, advised: bool
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+
+    class Peer(Recorder):
+        allowed_networks, peer_address = ("10.253.9.1",), connected
+
+        def check_reachability(self, addresses: Any, *, timeout: float) -> Any:
+            return dict.fromkeys(addresses, ("no connection", stated))
+
+    hosts: Any = [Peer("one"), Peer("two")]
+    record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
+    group = TaskHostGroup(hosts, lambda role, index: index, None, record)
+    addresses = group.reserve_ports(WORKERS[:1])
+    (sentence,) = group.unreachable_peers(addresses)
+    assert f"allows 10.253.9.1/32 but not {stated}" in sentence
+    assert sentence.endswith(f"; set allow={stated!r}") is advised
+    assert sentence.endswith("an address that the host states, not verified") is not advised
