@@ -74,7 +74,8 @@ test-semantics: $(VENV)/.test ## random pipelines through a service and without 
 
 INPUTS ?= 1000000
 fuzz: $(VENV)/.test ## random messages, files and variables for each receiver; INPUTS=1000000 takes two hours
-	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) $(LONG) -n 4 -rP tests/unit/test_fuzz.py
+	TFD_TEST_INPUTS=$(INPUTS) $(PYTEST) $(LONG) -p tests._fuzz_total -n 4 -rP \
+		tests/unit/test_fuzz.py
 
 # Run each suite, and fail at the end if one has failed.
 EACH = suites="$(1)" || exit; for suite in $$suites; do $(MAKE) test-$$suite || failed="$$failed $$suite"; done; \

@@ -29,6 +29,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from tests._fuzz_total import PROPERTY
 from tests._fuzzing import (
     ERROR,
     EVENTS,
@@ -595,14 +596,6 @@ def unhandled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         logging.getLogger(name).removeHandler(handler)
 
 
-@pytest.fixture(scope="module")
-def inputs() -> Iterator[list[int]]:
-    """The number of inputs of each receiver. The end of the module prints their sum."""
-    counts: list[int] = []
-    yield counts
-    print(f"\n{len(counts)} receivers: {sum(counts)} inputs")
-
-
 def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -612,7 +605,10 @@ def peak_memory() -> int:
 @pytest.mark.timeout(180 + COUNT // 50)
 @pytest.mark.parametrize("name", RECEIVERS)
 def test_receiver_raises_only_its_documented_errors(
-    name: str, tmp_path: Path, unhandled: list[Any], inputs: list[int]
+    name: str,
+    tmp_path: Path,
+    unhandled: list[Any],
+    record_property: Callable[[str, object], None],
 ) -> None:
     receiver = RECEIVERS[name]
     count = 0
@@ -639,5 +635,5 @@ def test_receiver_raises_only_its_documented_errors(
         check = hypothesis.example(value)(check)
     with receiver.open(tmp_path) as receive:
         check()
-    inputs.append(count)
+    record_property(PROPERTY, count)
     print(f"\n{name}: {count} inputs")
