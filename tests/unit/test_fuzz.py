@@ -47,6 +47,7 @@ from tests._fuzzing import (
     web_server,
     websocket_frame,
 )
+from tests._fuzzing_services import SERVICES
 from tests._fuzzing_systems import SYSTEMS
 from tfd_notebook import errors
 from tfd_notebook._version import VERSION
@@ -439,6 +440,7 @@ POLICY = (
 KERNELSPECS = {"kernelspecs": {"python3": {}}, "id": "k1"}
 
 RECEIVERS = {
+    **SERVICES,
     **SYSTEMS,
     "replies of an agent": Receiver(like(*REPLIES).filter(is_object), direct(receive_frame)),
     "events of an agent": Receiver(like(*EVENTS).filter(is_object), direct(receive_frame)),

@@ -277,7 +277,9 @@ class _Tables:
     def apply(self, record: bytes) -> None:
         """Apply one serialized ``Update``. Raises DecodeError if it is invalid."""
         if record and record[0] == _PRODUCE_SPLIT:
-            # The most frequent record, with few different values: count now, parse later.
+            # The most frequent record, with few different values: check each once, parse later.
+            if record not in self._split_records:
+                tf_messages.Update.FromString(record)
             self._split_records[record] += 1
             return
         kinds = tf_messages.Update.FromString(record).ListFields()
