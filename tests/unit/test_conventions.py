@@ -16,9 +16,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
 
 import tfd_notebook
 from tfd_notebook import errors
@@ -26,6 +30,7 @@ from tfd_notebook.cluster.config import ClusterOptions
 from tfd_notebook.launchers import RemoteLauncher, base
 from tfd_notebook.model import command_table
 from tfd_notebook.model.spec import Policy, Service
+from tfd_notebook.ui import jupyter_server
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -245,19 +250,53 @@ def test_private_names_of_pyspark_are_found(code: str) -> None:
     assert list(private_names_of_pyspark(ast.parse(code)))
 
 
+#: Methods of a handler that run for a request or a message.
+REQUEST_METHODS = {
+    *("get", "post", "put", "patch", "delete", "head", "options", "open", "on_message"),
+    *("prepare", "data_received"),
+}
+
+
 def open_handlers(tree: ast.AST) -> Iterator[str]:
     """Yield each method for requests that does not require an authenticated, authorized user."""
-    methods = {"get", "post", "put", "patch", "delete", "head", "options", "open", "on_message"}
     for cls in ast.walk(tree):
         if isinstance(cls, ast.ClassDef) and any("Handler" in ast.unparse(b) for b in cls.bases):
             for node in cls.body:
                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                     used = {ast.unparse(decorator) for decorator in node.decorator_list}
-                    if node.name in methods and not used >= {"web.authenticated", "authorized"}:
+                    if node.name in REQUEST_METHODS and not used >= {
+                        "web.authenticated",
+                        "authorized",
+                    }:
                         yield f"{cls.name}.{node.name}"
 
 
+def registered_handlers() -> set[type]:
+    """Return the handlers that the server extension registers."""
+    application = web.Application([], base_url="/")
+    jupyter_server._load_jupyter_server_extension(SimpleNamespace(web_app=application))
+    groups = (rule.target for rule in application.default_router.rules)
+    return {rule.target for group in groups for rule in getattr(group, "rules", ())}
+
+
+def open_methods(handler: type) -> Iterator[str]:
+    """Yield what `open_handlers` yields, for a class: it finds the decorators by their code."""
+
+    def handle(self: Any) -> None: ...
+
+    required = [decorate(handle).__code__ for decorate in (web.authenticated, authorized)]
+    for name in sorted(REQUEST_METHODS):
+        method = getattr(handler, name, None)
+        if method and method.__module__.partition(".")[0] not in ("jupyter_server", "tornado"):
+            inner = getattr(method, "__wrapped__", None)
+            if [getattr(layer, "__code__", None) for layer in (method, inner)] != required:
+                yield f"{handler.__name__}.{name}"
+
+
 def test_all_handlers_of_jupyter_server_require_authentication() -> None:
+    handlers = registered_handlers()
+    assert {handler.__name__ for handler in handlers} == {"ClustersHandler", "ClusterHandler"}
+    assert [name for handler in handlers for name in open_methods(handler)] == []
     found = {
         f"{path}: {name}"
         for path, tree in modules(r"jupyter_server\.base|tornado")
@@ -270,6 +309,20 @@ def test_all_handlers_of_jupyter_server_require_authentication() -> None:
 def test_handler_without_authentication_is_found(decorators: str) -> None:
     code = f"class Clusters(APIHandler):\n    {decorators}\n    async def get(self): ..."
     assert list(open_handlers(ast.parse(code))) == ["Clusters.get"]
+
+
+@pytest.mark.parametrize("name", ["get", "prepare"])
+def test_registered_handler_without_authentication_is_found(name: str) -> None:
+    alias = APIHandler
+
+    async def handle(self: Any) -> None: ...
+
+    open_class = type("Clusters", (alias,), {name: handle})
+    assert list(open_methods(open_class)) == [f"Clusters.{name}"]
+    closed = type("Clusters", (alias,), {"get": web.authenticated(authorized(handle))})
+    assert list(open_methods(closed)) == []
+    reversed_order = type("Clusters", (alias,), {"get": authorized(web.authenticated(handle))})
+    assert list(open_methods(reversed_order)) == ["Clusters.get"]
 
 
 def test_modules_have_limited_length() -> None:
