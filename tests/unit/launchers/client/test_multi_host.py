@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import inspect
 from collections.abc import Sequence
@@ -12,10 +13,13 @@ import pytest
 
 from tfd_notebook.errors import LaunchError, PortInUse
 from tfd_notebook.launchers.base import ForwardingTaskHost, TaskHost, forwarded
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
 from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import Role, TaskSpec, TaskState
+from tfd_notebook.net import agent_protocol
 
 WORKERS = [TaskSpec(Role.WORKER, index, host="localhost") for index in range(2)]
 
@@ -70,6 +74,24 @@ def test_each_request_is_forwarded_with_its_defaults() -> None:
     ]
     with pytest.raises(TypeError, match="missing a required argument: 'size'"):
         host.logs("worker:0")  # type: ignore[call-arg]
+
+
+def test_functions_are_sent_over_the_channel_of_the_agent() -> None:
+    """The channel of an agent on this host is a pipe; see `test_only_tasks_listen`."""
+    sent: list[dict[str, Any]] = []
+
+    def write(data: bytes) -> None:
+        frame = agent_protocol.decode(data)
+        assert frame is not None
+        sent.append(frame.body)
+        reply = {"reply_to": sent[-1]["id"], "ok": True, "value": None}
+        client.handle_line(agent_protocol.encode(reply, 1))
+
+    client = AgentClient("a", "127.0.0.1", write)
+    AgentTaskHost(client, "c").install(b"pickled", ["token"], removed=[])
+    (message,) = sent
+    assert message["method"] == "install"
+    assert base64.b64decode(message["arguments"]["functions"]) == b"pickled"
 
 
 def test_requests_reach_the_hosts_that_they_concern(
