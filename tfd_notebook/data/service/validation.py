@@ -146,11 +146,11 @@ def registered_elsewhere(cluster: DataServiceProtocol, dataset_id: str) -> Seman
     try:
         serialized = dataset_graph(address, dataset_id)
         return Semantics(tf.compat.v1.GraphDef.FromString(serialized)) if serialized else None
-    except (TfdError, DecodeError) as error:
-        what = error.what if isinstance(error, TfdError) else "its graph cannot be read"
+    except (TfdError, DecodeError):
         warn(
-            f"dataset {dataset_id!r} was registered in another process, so it is not known whether "
-            f"an epoch differs from one without the service: {what}"
+            f"dataset {dataset_id!r} was registered in another process, and its graph was not read "
+            "(at most 64 MB), so an epoch may differ from one without the service. Next: compare "
+            "the elements with and without the service",
         )
         return None
 
