@@ -333,7 +333,8 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     workers = 2 if cluster is None else len(cluster.data_workers())
     in_process = cluster is not None and cluster.service_in_process
     semantics = inspected.examined.semantics
-    shared = inspected.use is not None and inspected.use.delivery.job_name is not None
+    delivery = None if inspected.use is None else inspected.use.delivery
+    shared = delivery is not None and (delivery.job_name is not None or delivery.consumer)
     dataset = None if shared else inspected.origin
     for change in semantics.changes(mode, workers, in_process):
         if change.kind == "grouping" and inspected.use is None:

@@ -38,6 +38,8 @@ _FOREIGN = ("parsing HTTP/2", "http1.x", "Socket closed", "Connection reset")
 _MAX_REPLY_BYTES = 4 << 20
 #: Limit of the reply to a heartbeat. A dispatcher without a journal adds the graphs of datasets.
 _MAX_HEARTBEAT_BYTES = 2**31 - 1
+#: Limit of the graph of a dataset, in bytes.
+_MAX_GRAPH_BYTES = 64_000_000
 #: The error of a call over a channel that another thread closes (CANCELLED or ValueError).
 _CLOSED = "the prober was closed in the meantime"
 
@@ -264,33 +266,19 @@ def assigned_tasks(dispatcher: str, worker_address: str, timeout: float = 1.0) -
     return tuple(task.task_id for task in reply.new_tasks if not task.num_consumers)
 
 
-def dataset_graph(
-    dispatcher: str, dataset_id: str, timeout: float = 10.0, limit: int = 64_000_000
-) -> bytes:
+def dataset_graph(dispatcher: str, dataset_id: str, timeout: float = 10.0) -> bytes:
     """Return the serialized ``GraphDef`` of a registered dataset. Empty for an unknown id.
-
-    Parameters
-    ----------
-    dispatcher : str
-        Address as ``"host:port"``.
-    dataset_id : str
-    timeout : float
-        Seconds. Default 10.
-    limit : int
-        Maximum bytes of the reply. Default 64 MB.
 
     Raises
     ------
     DispatcherLost
-        No dispatcher answers at `dispatcher`.
+        No dispatcher answers at `dispatcher`, or the graph has more than 64 MB.
     TimeLimit
         No reply within `timeout` seconds.
-    DataError
-        It is larger than `limit`.
     """
     request = tf_messages.GetDatasetDefRequest(dataset_id=dataset_id)
     response = tf_messages.GetDatasetDefResponse
-    reply = _request(dispatcher, _DATASET, request, response, timeout, True, limit)
+    reply = _request(dispatcher, _DATASET, request, response, timeout, True, _MAX_GRAPH_BYTES)
     return bytes(reply.dataset_def.graph)
 
 

@@ -16,6 +16,7 @@ import googleapiclient.discovery
 import pytest
 from google.oauth2.credentials import Credentials
 
+from tests._slow_servers import trickle, wait_for_end
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import kubernetes_api
 from tfd_notebook.net import validation
@@ -58,23 +59,6 @@ def serving(reply: Reply) -> Iterator[int]:
             ended.set()
             socket.create_connection(listener.getsockname()).close()
             thread.join()
-
-
-def wait_for_end(channel: socket.socket) -> None:
-    while channel.recv(65_536):
-        pass
-
-
-def trickle(channel: socket.socket, start: bytes) -> None:
-    """Send bytes one at a time until the client closes the connection."""
-    channel.sendall(start)
-    channel.settimeout(0.01)
-    for _ in range(3000):
-        with contextlib.suppress(TimeoutError):
-            if not channel.recv(1):
-                return
-        channel.sendall(b" ")
-    raise AssertionError("the client received all bytes")
 
 
 def kubeconfig(path: Path, port: int) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def cell_of(file: str) -> str:
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that points to the user's line, at any depth of calls."""
-    frame = _user_frame()
+    frame, _ = _user_frame()
     if frame is None:  # a thread of a library
         warnings.warn(message, category, stacklevel=2)
         return
@@ -94,11 +95,7 @@ def _change(module: types.ModuleType) -> None:
 
 def _caller() -> tuple[Site | None, str]:
     """Return the line that creates a dataset, and the method that it calls."""
-    frame: types.FrameType | None = sys._getframe(1)
-    call = ""
-    while frame is not None and not is_users(frame):
-        call = frame.f_code.co_name if _is_method(frame.f_code.co_name) else call
-        frame = frame.f_back
+    frame, call = _user_frame(_is_method)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno), call
 
 
@@ -111,12 +108,19 @@ def _is_method(name: str) -> bool:
     return is_public and (hasattr(tf.data.Dataset, name) or "_dataset_from_" in name)
 
 
-def _user_frame() -> types.FrameType | None:
-    """Return the innermost frame outside of TensorFlow, Keras and this package."""
+def _user_frame(
+    is_call: Callable[[str], bool] = lambda name: False,
+) -> tuple[types.FrameType | None, str]:
+    """Return the innermost frame outside of TensorFlow, Keras and this package, and its call.
+
+    The call is the outermost function inside of them whose name `is_call` accepts.
+    """
     frame: types.FrameType | None = sys._getframe(1)
+    call = ""
     while frame is not None and not is_users(frame):
+        call = frame.f_code.co_name if is_call(frame.f_code.co_name) else call
         frame = frame.f_back
-    return frame
+    return frame, call
 
 
 def is_users(frame: types.FrameType) -> bool:

@@ -368,7 +368,7 @@ def from_dataset_id(
     known = cluster.registered.get(plain_id)
     warned = None if known is None else _REGISTERED_MODE
     if known is None:
-        known = Registered(-1, None, semantics=validation.registered_elsewhere(cluster, plain_id))
+        known = Registered(-1, None, semantics=validation.external_dataset(cluster, plain_id))
     if semantics is not None:
         known = dataclasses.replace(known, check=check_semantics(semantics))
     if known.semantics is not None:

@@ -337,18 +337,18 @@ def keeping(
         Number of data workers. Default 0, if it is unknown.
     """
     found = []
-    count = -1 if dataset is None else int(dataset.cardinality())
     if _is_divided(dataset, mode, in_process):
         found.append('semantics="same"')
+    if mode not in _DIVIDING:
+        return " or ".join(found)
+    # Mode "data" needs an element for each data worker.
+    too_few = dataset is not None and 0 <= int(dataset.cardinality()) < workers
     known = {(change.kind, change.operation) for change in changes}
-    for other in ("DYNAMIC", "DATA") if mode in _DIVIDING else ():
+    for other in ("DYNAMIC",) if too_few else ("DYNAMIC", "DATA"):
         others = {(each.kind, each.operation) for each in semantics.changes(other, 2, in_process)}
-        if other == mode or (other == "DATA" and 0 <= count < workers):
-            continue  # TensorFlow needs an element for each data worker
-        if semantics.keeps_elements(other) and known.isdisjoint(others):
+        if other != mode and semantics.keeps_elements(other) and known.isdisjoint(others):
             found.append(f'processing_mode="{other.lower()}"')
-    enough = mode in _DIVIDING and not 0 <= count < workers
-    if not found and enough and _is_divided(dataset, "DATA", in_process):
+    if not found and not too_few and _is_divided(dataset, "DATA", in_process):
         found.append('processing_mode="data" with semantics="same"')
     return " or ".join(found)
 
@@ -368,7 +368,7 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
     """Raise DataChanged for an operation whose result would differ in the consumer."""
     known = {change.kind: change for change in operation.changes}
     fix = 'use semantics="checked", and read what changes'
-    kind = ""
+    offers = False
     if "unknown" in known:
         reason = known["unknown"].what
     elif mode not in _DIVIDING:
@@ -378,7 +378,7 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
         operation.effect == "pairing" or operation.kind in _ORDERED or "neighbors" in known
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"
-        kind, fix = "order", _FIXES.get(operation.kind, fix)
+        offers, fix = True, _FIXES.get(operation.kind, fix)
     elif any(
         division.dataset_of(each) is None
         for each in operation.inputs
@@ -387,7 +387,7 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
         reason = "the operations before it cannot be separated from it"
     else:
         return
-    raise _refused(operation, reason, fix, division, mode, in_process, kind == "order")
+    raise _refused(operation, reason, fix, division, mode, in_process, offers)
 
 
 def _check_selections(division: Division, alone: set[str], mode: str, in_process: bool) -> None:

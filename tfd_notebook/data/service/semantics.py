@@ -40,7 +40,9 @@ _COUNTED = {
     "": "each data worker counts its own elements",
 }
 #: Next steps for operations that select by position or number, and for a random order.
-_ANY = "after distribute, if any elements will do. It cannot separate data for validation"
+_ANY = (
+    "after distribute, where elements arrive in any order. It cannot separate data for validation"
+)
 _SEED = 'call shuffle() with a seed, and use processing_mode="data"'
 
 

@@ -135,7 +135,7 @@ def check_changes(
     )
 
 
-def registered_elsewhere(cluster: DataServiceProtocol, dataset_id: str) -> Semantics | None:
+def external_dataset(cluster: DataServiceProtocol, dataset_id: str) -> Semantics | None:
     """Return the operations of a dataset that another process has registered.
 
     Returns None, with a warning, if the dispatcher does not give its graph.

@@ -221,9 +221,9 @@ def test_registered_dataset_is_checked_when_its_mode_is_known(cluster: tfd.Clust
     assert len(list(cluster.from_dataset_id("dynamic", unchecked))) <= 6
 
 
-ELSEWHERE = """
+REGISTERING = """
 import sys, tensorflow as tf, tfd_notebook as tfd
-cluster = tfd.Cluster(data_workers=2, name="elsewhere")
+cluster = tfd.Cluster(data_workers=2, name="registering")
 numbers = tf.data.Dataset.range(6)
 pairs = tf.data.Dataset.zip((numbers, numbers)).batch(2)
 compressions = None, "snappy"
@@ -233,9 +233,9 @@ cluster.detach(hours=0.1)
 
 
 def test_dataset_that_another_process_registered_is_checked() -> None:
-    command = [sys.executable, "-c", ELSEWHERE]
+    command = [sys.executable, "-c", REGISTERING]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    cluster = tfd.attach("elsewhere")
+    cluster = tfd.attach("registering")
     try:
         for dataset_id in output.stdout.split()[-2:]:
             with pytest.raises(errors.DataChanged, match=r"(?s)zip\(\): .*Next: .*data"):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import websocket
 
+from tests._slow_servers import trickle, wait_for_end
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import limited_transport
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer, split
@@ -101,23 +102,6 @@ def accept(channel: socket.socket, request: bytes, headers: bytes = b"") -> None
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
         b"Connection: Upgrade\r\n" + headers + b"Sec-WebSocket-Accept: " + digest + b"\r\n\r\n"
     )
-
-
-def wait_for_end(channel: socket.socket) -> None:
-    while channel.recv(65_536):
-        pass
-
-
-def trickle(channel: socket.socket, start: bytes) -> None:
-    """Send bytes one at a time until the client closes the connection."""
-    channel.sendall(start)
-    channel.settimeout(0.01)
-    for _ in range(3000):
-        with contextlib.suppress(TimeoutError):
-            if not channel.recv(1):
-                return
-        channel.sendall(b" ")
-    raise AssertionError("the client received all bytes")
 
 
 @pytest.fixture
