@@ -305,6 +305,10 @@ SYSTEMS = {
         ),
         sibling_process,
         (errors.TfdError,),
-        found=(b"[" * 100_000, b"7\n", b'{"value": [7]}\n', b'{"error": 7}\n', b"{}\n"),
+        found=(
+            *(b"[" * 100_000, b"7\n", b'{"value": [7]}\n', b'{"error": 7}\n', b"{}\n"),
+            b'{"value": [{"name": "c", "state": "", "launcher": "", "planned": 0, "observed": 0, '
+            b'"reading": 0}]}\n',
+        ),
     ),
 }

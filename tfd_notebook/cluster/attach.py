@@ -78,7 +78,7 @@ def all_clusters(unanswered: list[errors.TfdError] | None = None) -> list[dict[s
     The list `unanswered` is extended by the error of each process without a valid reply.
     """
     summaries = control_calls.clusters(unanswered=unanswered)
-    leased = {summary["name"] for summary in summaries if summary["lease"] is not None}
+    leased = {summary["name"] for summary in summaries if summary.get("lease") is not None}
     for cluster in detached.detached():
         # A cluster that is ending, or does not respond, must not hide the others.
         with contextlib.suppress(errors.TfdError):
