@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfd_notebook.net import messages
 from tfd_notebook.views import stacks_table
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class PerformedCommands:
 
     def stacks(self, task: str | None = None) -> Table:
         """Return the Python stacks of tasks, as `tfd_notebook.Cluster.stacks` does."""
-        return stacks_table(messages.stack_records(self.perform("stacks", task=task)))
+        return stacks_table(self.perform("stacks", task=task))
 
     def scale(self, **roles: int) -> None:
         """Change the number of ``data_workers`` or ``workers``."""

@@ -379,7 +379,7 @@ _BUS: dict[str, Check] = {
             "paused": boolean,
         }
     ),
-    "reply": record_with({"error": optional(record_with({}))}),
+    "reply": record_with({"error": optional(error)}),
 }
 
 
@@ -391,21 +391,26 @@ def bus_message(message: Any) -> dict[str, Any]:
     return checked
 
 
-_stack_records = listing(
-    record(
-        {
-            **dict.fromkeys(("task", "thread", "function", "file", "note"), short_text),
-            **{"line": optional(_line), "seconds": optional(number)},
-            "stack": listing(record({**_position, "seconds": optional(number)}), 100),
-        }
-    )
-)
+#: The checks of results that this process uses. It only passes on those of other commands.
+_RESULTS: dict[str, Check] = {
+    "kill": optional(pid),
+    "logs": record_with({"text": output}),
+    "stacks": listing(
+        record(
+            {
+                **dict.fromkeys(("task", "thread", "function", "file", "note"), short_text),
+                **{"line": optional(_line), "seconds": optional(number)},
+                "stack": listing(record({**_position, "seconds": optional(number)}), 100),
+            }
+        )
+    ),
+}
 
 
-def stack_records(records: Any) -> list[dict[str, Any]]:
-    """Return the rows of ``Cluster.stacks`` of another kernel, or raise InvalidMessage."""
-    checked: list[dict[str, Any]] = _stack_records(records, "stacks")
-    return checked
+def result(command: str, value: Any) -> Any:
+    """Return the result of a command in another kernel, or raise InvalidMessage."""
+    check = _RESULTS.get(command)
+    return value if check is None else check(value, command)
 
 
 def clusters(tree: Any) -> dict[str, Any]:

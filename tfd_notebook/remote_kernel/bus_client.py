@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,9 +75,9 @@ class BusClient:
             The error of the command; TimeLimit without an answer.
         """
         reply = self._request("command", command, timeout, command=command, **arguments)
-        if "error" in reply:
+        if reply.get("error") is not None:
             raise unpack_error(reply["error"])
-        return reply["value"]
+        return messages.result(command, reply.get("value"))
 
     def catch_up(self, timeout: float) -> None:
         """Wait until the state here, with all closures, is the other kernel's current one.
@@ -86,11 +87,12 @@ class BusClient:
         TfdError
             The request failed, or got no answer.
         """
+        deadline = time.monotonic() + timeout
         subscribed = None
         # The bus sends the closures of subscribed clusters only.
         while subscribed != self._subscribed:
             subscribed = self._subscribed
-            self._request("flush", "the current state", timeout)
+            self._request("flush", "the current state", max(0.0, deadline - time.monotonic()))
 
     def _request(self, kind: str, what: str, timeout: float, **fields: Any) -> Any:
         number = str(next(self._numbers))
@@ -110,6 +112,13 @@ class BusClient:
             ) from None
         finally:
             self._pending.pop(number, None)
+
+    def end(self, error: RemoteError) -> None:
+        """End each request with an error, because no answer will be received."""
+        for answer in tuple(self._pending.values()):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                answer.set_exception(error)
+        self.ready.set()
 
     # Received messages
 
@@ -133,8 +142,9 @@ class BusClient:
             self.greet()
         elif kind == "reply" and message.get("client") == self._client:
             answer = self._pending.get(str(message.get("request_id")))
-            if answer is not None and not answer.done():
-                answer.set_result(message)
+            if answer is not None:
+                with contextlib.suppress(concurrent.futures.InvalidStateError):
+                    answer.set_result(message)
         elif kind in ("state", "values"):
             self._update(kind, message, buffers)
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -45,6 +46,8 @@ log = logging.getLogger("tfd_notebook")
 _START_SECONDS = 60.0
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.2
+#: Messages of a request that wait here. The others wait at the server.
+_WAITING = 4
 #: Heartbeats after which this client also sends an acknowledgement to the bus.
 _ACKNOWLEDGE_EVERY = 12
 #: Timeout for the current state. A kernel sends it within one tick of its bus, unless it is busy.
@@ -111,7 +114,7 @@ class RemoteKernel(Handle):
         self.label = self._server.label
         self._closed, self._ended = threading.Event(), threading.Event()
         self._lost = ""
-        self._runs: dict[str, queue.SimpleQueue[Message | None]] = {}
+        self._runs: dict[str, queue.Queue[Message]] = {}
         self._running = threading.Lock()
         self._subshell: str | None = None
         self._lease = ""
@@ -148,8 +151,10 @@ class RemoteKernel(Handle):
                 fix='run pip install "tfd-notebook[tensorflow]" there, or change kernel=',
             ) from None
         self._bus.greet()
-        if not self._bus.ready.wait(_START_SECONDS):
-            raise LaunchError(f"{self.label}: its kernel does not send the state of its clusters")
+        sent = self._bus.ready.wait(_START_SECONDS)
+        if self._lost or not sent:
+            reason = f"{self.label}: its kernel does not send the state of its clusters"
+            raise LaunchError(self._lost or reason)
         if self._bus.incompatible:
             raise LaunchError(f"{self.label}: {self._bus.incompatible}")
 
@@ -162,23 +167,30 @@ class RemoteKernel(Handle):
 
     def _request(self, channel: str, kind: str) -> dict[str, Any]:
         number, answers = self._expect()
+        deadline = time.monotonic() + _START_SECONDS
         try:
             self._connection.send(channel, kind, {}, number=number)
-            while (message := answers.get(timeout=_START_SECONDS)) is not None:
+            while (message := self._receive(answers, deadline)) is not None:
                 if message["header"]["msg_type"] == kind.replace("request", "reply"):
                     return dict(message["content"])
-        except queue.Empty:
-            pass
         finally:
             del self._runs[number]
         raise RemoteError(f"{kind!r} failed: the kernel did not answer")
 
-    def _expect(self) -> tuple[str, queue.SimpleQueue[Message | None]]:
+    def _expect(self) -> tuple[str, queue.Queue[Message]]:
         """Return the id and the queue of answers for a new request."""
         number = uuid.uuid4().hex
-        answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._runs[number] = answers
+        answers = self._runs[number] = queue.Queue(_WAITING)
         return number, answers
+
+    def _receive(self, answers: queue.Queue[Message], deadline: float) -> Message | None:
+        """Return the next answer, or None after the deadline. A lost kernel raises RemoteError."""
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return answers.get(timeout=min(left, _POLL_SECONDS))
+            except queue.Empty:
+                self._require_open()
+        return None
 
     # Code
 
@@ -216,7 +228,7 @@ class RemoteKernel(Handle):
     def _execute(self, code: str, timeout: float | None, show: Any) -> None:
         with self._running:
             self._require_open()
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
             number, answers = self._expect()
             try:
                 self._send_code(code, number)
@@ -239,8 +251,8 @@ class RemoteKernel(Handle):
 
     def _await_end(
         self,
-        answers: queue.SimpleQueue[Message | None],
-        deadline: float | None,
+        answers: queue.Queue[Message],
+        deadline: float,
         timeout: float | None,
         show: Any,
     ) -> None:
@@ -248,13 +260,10 @@ class RemoteKernel(Handle):
         late: TimeLimit | None = None
         replied = idle = False
         while not (replied and idle):
-            try:
-                message = answers.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                if deadline is None or time.monotonic() < deadline:
-                    continue
+            message = self._receive(answers, deadline)
+            if message is None:
                 if late is not None:
-                    raise late from None
+                    raise late
                 late = TimeLimit(
                     f"the code at {self.label} did not end within {timeout:g} s, and was "
                     "interrupted"
@@ -263,8 +272,6 @@ class RemoteKernel(Handle):
                 self.interrupt()
                 failed, deadline = late, time.monotonic() + _INTERRUPT_SECONDS
                 continue
-            if message is None:
-                raise RemoteError(self._lost or f"the kernel at {self.label} was closed")
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "error":
                 failed = failed or failure(self.label, content)
@@ -329,7 +336,7 @@ class RemoteKernel(Handle):
         self._bus.leave()
         self._connection.close()
         self._server.end_kernel(self._kernel)
-        self._end_runs()
+        self._end_requests()
         control_socket.stop_if_unused()
 
     def __enter__(self) -> RemoteKernel:
@@ -359,7 +366,7 @@ class RemoteKernel(Handle):
             raise
         finally:
             self._ended.set()
-            self._end_runs()
+            self._end_requests()
             self._connection.close()
 
     def _listen(self) -> None:
@@ -393,9 +400,19 @@ class RemoteKernel(Handle):
             with contextlib.suppress(OSError):
                 self._send_comm(self._lease, {"end_request": end_request})
         else:
-            answers = self._runs.get(message["parent_header"].get("msg_id", ""))
-            if answers is not None:
-                answers.put(message)
+            self._pass_on(message)
+
+    def _pass_on(self, message: Message) -> None:
+        """Pass a message to its request. If too many wait there, no other message is received."""
+        number = message["parent_header"].get("msg_id", "")
+        while (answers := self._runs.get(number)) is not None and not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                answers.put(message, timeout=_POLL_SECONDS)
+                return
+
+    def _end_requests(self) -> None:
+        self._bus.end(RemoteError(self._lost or f"the kernel at {self.label} was closed"))
+        registry.notify_change()
 
     def _mark_lost(self, reason: str) -> None:
         """Mark a kernel whose process died as lost, and end its replacement on the server."""
@@ -403,7 +420,7 @@ class RemoteKernel(Handle):
             return
         self._lost = reason
         self._connection.close()
-        self._end_runs()
+        self._end_requests()
         end = time.monotonic() + _END_SECONDS
         with contextlib.suppress(OSError):
             reconnect.reconnect(
@@ -437,11 +454,6 @@ class RemoteKernel(Handle):
         self._connection = self._server.connect(self._kernel, self._connection.session)
         self._bus.greet()
         return self._connection
-
-    def _end_runs(self) -> None:
-        for answers in list(self._runs.values()):
-            answers.put(None)
-        registry.notify_change()
 
     def _ping(self) -> None:
         """Send a heartbeat to the kernel. It also shows its server that the kernel is in use."""

@@ -458,12 +458,12 @@ def test_long_stacks_are_refused_and_long_names_are_cut() -> None:
 def test_rows_of_stacks_of_another_kernel_are_checked(field: str, value: Any) -> None:
     row = {"task": "kernel", "thread": "t", "function": "f", "file": "a.py", "line": 3,
            "seconds": None, "note": "", "stack": []}  # fmt: skip
-    assert messages.stack_records([row]) == [row]
+    assert messages.result("stacks", [row]) == [row]
     with contextlib.suppress(errors.InvalidMessage):
-        (checked,) = messages.stack_records([{**row, field: value}])
+        (checked,) = messages.result("stacks", [{**row, field: value}])
         assert "\x1b" not in views.stacks_table([checked]).text()
     with pytest.raises(errors.InvalidMessage):
-        messages.stack_records(value if value != [] else None)
+        messages.result("stacks", value if value != [] else None)
 
 
 def test_reply_without_a_definition_has_no_value() -> None:
@@ -996,5 +996,5 @@ def snapshot_of_node(row: NodeRow) -> Snapshot:
 def test_optional_field_that_is_missing_stays_missing() -> None:
     done = {"kind": "reply", "request_id": "1", "value": 3}
     assert messages.bus_message(done) == done
-    failed = {**done, "error": {"code": "TFD000"}}
+    failed = {**done, "error": {"code": "TFD000", "what": "a", "task": None}}
     assert messages.bus_message(failed) == failed
