@@ -20,6 +20,21 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed
+from tfd_notebook.model.events import Notice
+from tfd_notebook.model.snapshot import (
+    AdaptationRow,
+    CoordinatedRow,
+    CoordinatorRow,
+    GpuRow,
+    NodeRow,
+    RankRow,
+    Snapshot,
+    SparkRow,
+    StreamRow,
+    TaskRow,
+)
+from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import agent_protocol
 
 DEEP: list[Any] = []
@@ -223,3 +238,22 @@ REPLIES = [
     {"reply_to": number, "ok": True, "value": value}
     for number, value in enumerate(REPLY_VALUES.values(), 1)
 ]
+
+# The state of a cluster on the bus of a kernel
+
+SNAPSHOT = Snapshot(
+    *(1, 2.0, "c", "local", "ready"),
+    tasks=(TaskRow("worker:0", Role.WORKER, 0, pid=7, state=TaskState.READY),),
+    streams=(StreamRow("stream 1", "distribute", "running"),),
+    ranks=(RankRow("worker:0", 0, "h", "running"),),
+    gpus=(GpuRow("h", 0, "g"),),
+    planned={Role.WORKER: 1},
+    events=(Notice("info", "a"),),
+    lease=9.0,
+    coordinator=CoordinatorRow(
+        "running", counts={"ready": 1}, workers=(CoordinatedRow(0, "idle"),)
+    ),
+    spark=SparkRow("running", 1.0, nodes=(NodeRow("worker", 0),)),
+    adaptation=AdaptationRow(1, 4),
+)
+CLUSTER_STATE = SnapshotFeed().full([SNAPSHOT])["clusters"]["c"]

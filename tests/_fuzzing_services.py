@@ -112,7 +112,8 @@ def journal_file(directory: Path) -> Iterator[Any]:
 
 
 def receive_from_panel(request: tuple[str, bytes]) -> None:
-    asyncio.run(jupyter_server.act(*request))
+    with contextlib.suppress(errors.UnknownName):  # a valid request
+        asyncio.run(jupyter_server.act(*request))
 
 
 SERVICES = {

@@ -74,7 +74,7 @@ class ComputeEngine:
         # Reads a description of several megabytes.
         self.service = build("compute", "v1", http=self, static_discovery=True)
 
-    def request(self, uri: str, **options: Any) -> tuple[Any, bytes]:
+    def request(self, uri: str, method: str = "GET", **options: Any) -> tuple[Any, bytes]:
         answer = self.group if "/instanceGroups/" in uri else self.instance
         return httplib2.Response({"status": "200"}), answer
 
@@ -212,7 +212,7 @@ def sibling_process(directory: Path) -> Iterator[Any]:
         for show in (table.text, table.html, lambda: json.dumps(records)):
             assert show()
         detection.sibling_process_clusters()
-        with contextlib.suppress(errors.ResolveError, errors.UsageError):
+        with contextlib.suppress(errors.TfdError):
             SiblingProcessResolver("c", os.getppid()).tasks()
         control_calls.call(os.getppid(), {"command": "list"})
 
