@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,10 @@ def test_tensorboard_serves_at_its_url_until_the_shutdown(
     (node_info,) = cluster.cluster_info
     assert node_info["tb_port"] == int(url.rpartition(":")[2])
     assert "tensorboard" in " ".join(psutil.Process(node_info["tb_pid"]).cmdline())
+    sockets = psutil.Process(node_info["tb_pid"]).net_connections("tcp")
+    listening = {c.laddr.ip for c in sockets if c.status == psutil.CONN_LISTEN}
+    assert listening == {socket.gethostbyname(urllib.parse.urlsplit(url).hostname or "")}
+    # It has no password.
     with urllib.request.urlopen(f"{url}/data/environment", timeout=LONG) as response:
         assert str(logs) in response.read().decode()
     supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())

@@ -26,7 +26,7 @@ from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
 #: Limit of one reply, which is a page of pods or the events of a watch, in bytes.
-_MAX_REPLY_BYTES = 32_000_000
+_MAX_REPLY_BYTES = 16_000_000
 #: Attempts to list the pods. A list can expire between two pages (HTTP 410).
 _LIST_ATTEMPTS = 3
 #: Labels with the index of a pod, in the order of precedence.

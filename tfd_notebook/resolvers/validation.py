@@ -14,8 +14,8 @@ from tfd_notebook.model.spec import Endpoint
 
 #: Addresses by job: in the order of the tasks, or by index if some tasks are unknown.
 AddressesByJob = Mapping[str, Sequence[str] | Mapping[int, str]]
-#: Pages of a list of hosts that are requested. The list of a broken server may have no end.
-MAX_PAGES = 200
+#: Pages of a list of hosts that are requested, with 500 hosts each. A list may have no end.
+MAX_PAGES = 20
 #: Validated addresses by job and index.
 Tasks = dict[str, dict[int, str]]
 

@@ -365,9 +365,9 @@ def test_number_of_pages_of_pods_has_a_limit() -> None:
 
     api = kubernetes.client.ApiClient(kubernetes.client.Configuration(host="http://one"))
     client = SimpleNamespace(api_client=api, list_namespaced_pod=list_pods)
-    with api, pytest.raises(errors.Malformed, match="more than 200 pages"):
+    with api, pytest.raises(errors.Malformed, match="more than 20 pages"):
         KubernetesResolver({"worker": "role=worker"}, client=client).cluster_spec()
-    assert len(calls) == 200
+    assert len(calls) == 20
 
 
 class TestUnion:
