@@ -14,7 +14,14 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Iterable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 from tfd_notebook.data.service.py_functions import is_users, joined, names_in, reachable
@@ -200,9 +207,9 @@ _STATE_STEPS = {
 }
 
 
-def counters(states: Iterable[State]) -> str:
+def counters(states: Iterable[State], kinds: Sequence[str] = (COUNTER, GENERATOR)) -> str:
     """Return the names of the objects that the calls of Python functions change."""
-    return " and ".join(state.name for state in states if state.kind in (COUNTER, GENERATOR))
+    return " and ".join(state.name for state in states if state.kind in kinds)
 
 
 def renewal(states: Iterable[State]) -> str:
