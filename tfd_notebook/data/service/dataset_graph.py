@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -98,6 +99,18 @@ class DatasetGraph:
             node_kind(node) == "Shard" and self.constant(node, 1) == -1
             for node in self.nodes.values()
         )
+
+    @cached_property
+    def only_numbers(self) -> set[str]:
+        """The names of the datasets whose only reader is an enumeration that they number."""
+        readers = Counter(each.name for node in self.ordered for each in self.before(node))
+        return {
+            each.name
+            for node in self.ordered
+            if self.is_enumeration(node)
+            for each in self.before(node)
+            if self._numbers(each) and readers[each.name] == 1
+        }
 
     @cached_property
     def joined_batches(self) -> dict[str, Any]:

@@ -457,13 +457,15 @@ class Semantics:
         elif effect == "pairing" and not self._graph.is_enumeration(node):
             return
         elif effect == "pairing":
+            if " of snapshot()" in self._name(node):
+                return  # these numbers are not a part of its elements
             what = (
                 "each data worker counts from the start, so what depends on the number may differ"
             )
             what += f", and a number may occur {times}"
             yield change("counting", what, f"number the elements {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
-            if self._graph.keeps_all(node):
+            if self._graph.keeps_all(node) or node.name in self._graph.only_numbers:
                 return
             count = self._graph.constant(node, 1) if kind in ("Take", "Skip") else 0
             text = _COUNTED.get("" if count is None else kind, _COUNTED[""])

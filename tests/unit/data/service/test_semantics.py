@@ -1182,6 +1182,23 @@ def test_change_has_an_amount(create: Callable[[], Any], amount: str) -> None:
     assert change.what.endswith(joining) != ("up to all" in amount)
 
 
+def test_numbers_are_reported_once(tmp_path: Any) -> None:
+    counter = D.counter()
+    (change,) = changes(D.zip((numbers(), counter)), "DYNAMIC")
+    assert "a number may occur" in change.what
+    read = D.zip((numbers(), counter)).map(lambda x, n: x + n).concatenate(counter.take(5))
+    assert "scan" in " ".join(each.operation for each in changes(read, "DYNAMIC"))
+
+
+def test_numbers_inside_snapshot_are_not_reported(tmp_path: Any) -> None:
+    import tfd_notebook
+
+    tfd_notebook.explain  # noqa: B018 - the first use records the methods
+    assert kinds(numbers().snapshot(str(tmp_path)), "DYNAMIC") == {"external"}
+    numbered = numbers().enumerate().snapshot(str(tmp_path))
+    assert kinds(numbered, "DYNAMIC") == {"external", "counting"}
+
+
 def test_amount_of_a_shard_is_its_largest_difference() -> None:
     differences = {
         sum(len(range(size)[index::count]) for size in sizes) - len(range(sum(sizes))[index::count])
