@@ -8,6 +8,7 @@ draw or remember elements then do so on each data worker. TensorFlow does not re
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ _COUNTED = {
     "fewer{joining}",
     "Unique": "each data worker compares its own elements, so one may occur {times}",
     "AssertCardinality": "each data worker has fewer elements, so reading fails",
-    "": "each data worker counts its own elements",
+    "": "each data worker counts its own elements, so up to all elements may be others",
 }
 #: Next steps for operations that select by position or number, and for a random order.
 _ANY = (
@@ -343,7 +344,7 @@ class Semantics:
         if by_source:
             yield from self._by_source(kind, effect, node, change, facts, before, mode, workers)
         if by_result:
-            yield from self._by_result(kind, ordering, node, change, facts, before)
+            yield from self._by_result(kind, ordering, node, change, facts, before, mode, workers)
         alike = by_result and not by_source and self._graph.repeats_numbers(node)
         yield from self._repeated(kind, node, change, facts, alike, by_result)
         if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
@@ -443,7 +444,8 @@ class Semantics:
                 if stops_early(node):
                     yield change(
                         "counting",
-                        "each data worker stops at the end of its first dataset",
+                        "each data worker stops at the end of its first dataset, so elements may "
+                        "be missing, up to all of them",
                         "use stop_on_empty_dataset=False",
                     )
                 return
@@ -497,14 +499,15 @@ class Semantics:
         elif effect == "neighbors" and not self._graph.partitions(node) and not endless:
             yield change(
                 "counting",
-                "each data worker makes windows of its elements, so their number may differ",
+                "each data worker makes windows of its elements, so their number may differ"
+                f"{self._windows(node, workers)}{joining}",
                 after,
             )
         elif kind == "GroupByWindow" and facts.condenses:
             yield change(
                 "counting",
-                "each data worker makes groups of its elements, so the result of a group is "
-                "that of other elements",
+                "each data worker makes groups of its elements, so up to all results are those "
+                "of other elements",
                 after,
             )
         elif node.name in self._graph.joined_batches and not all(each.shuffled for each in before):
@@ -518,8 +521,19 @@ class Semantics:
                 )
                 yield change("counting", what, after)
             else:
-                what = "each data worker groups its own elements, so several groups may be short"
+                what = (
+                    "each data worker groups its own elements, so the last group of "
+                    f"{keys}each data worker may be short{joining}"
+                )
                 yield change("grouping", what, after)
+
+    def _windows(self, node: Any, workers: int) -> str:
+        """Return the largest change of the number of windows, or an empty text."""
+        size, shift, stride = (self._graph.constant(node, index) for index in (1, 2, 3))
+        if not size or not shift or not stride:
+            return ""
+        length = (size - 1) * stride + 1
+        return f" by up to {(workers - 1) * math.ceil(length / shift)}"
 
     def _joined(self, batch: Any, change: Callable[..., Change]) -> Change:
         """Return the change of batches whose rows an operation joins."""
@@ -549,9 +563,14 @@ class Semantics:
         change: Callable[..., Change],
         facts: Facts,
         before: list[Flow],
+        mode: str,
+        workers: int,
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
-        loses = "so elements are missing and others occur several times"
+        loses = (
+            f"so up to {workers - 1} of {workers} elements are missing, and others occur "
+            f"{_times(mode, workers)}"
+        )
         if ordering or facts.shuffles:
             yield change(
                 "order",

@@ -1170,6 +1170,8 @@ def test_change_names_operation_line_and_amount() -> None:
         (lambda: numbers().skip(2), "6 may be missing"),
         (lambda: numbers().take(tf.Variable(2, dtype=tf.int64)), "2, so 6 may arrive"),
         (lambda: numbers().batch(2, drop_remainder=True), "at most a batch for each data worker"),
+        (lambda: numbers().batch(2), "the last group of each data worker"),
+        (lambda: shuffled().window(3, shift=1), "may differ by up to 6"),
     ],
 )
 def test_change_has_an_amount(create: Callable[[], Any], amount: str) -> None:
@@ -1197,6 +1199,28 @@ def test_numbers_inside_snapshot_are_not_reported(tmp_path: Any) -> None:
     assert kinds(numbers().snapshot(str(tmp_path)), "DYNAMIC") == {"external"}
     numbered = numbers().enumerate().snapshot(str(tmp_path))
     assert kinds(numbered, "DYNAMIC") == {"external", "counting"}
+
+
+@pytest.mark.parametrize("create", [lambda: numbers().shuffle(3), lambda: unordered(numbers())])
+def test_amount_of_a_lost_order_is_in_the_refusal(create: Callable[[], Any]) -> None:
+    (change,) = changes(create(), "DATA", workers=4)
+    assert change.refused
+    assert change.what.endswith(
+        "so up to 3 of 4 elements are missing, and others occur up to 4 times"
+    )
+
+
+def test_amount_of_windows_is_their_largest_difference() -> None:
+    def count(elements: int, size: int, shift: int, drop: bool) -> int:
+        starts = range(0, elements, shift)
+        return sum(1 for start in starts if not drop or start + size <= elements)
+
+    differences = {
+        abs(sum(count(each, 3, 1, drop) for each in sizes) - count(sum(sizes), 3, 1, drop))
+        for sizes in itertools.product(range(9), repeat=3)  # of the shares of three data workers
+        for drop in (False, True)
+    }
+    assert max(differences) <= 6
 
 
 def test_amount_of_a_shard_is_its_largest_difference() -> None:
