@@ -46,7 +46,8 @@ _FILLING = frozenset(
     ("add", "append", "appendleft", "discard", "extend", "insert", "pop", "popitem", "popleft")
 )
 
-GENERATOR, COUNTER, CONTENT = "generator", "counter", "variable or table"
+GENERATOR, COUNTER, FILLED = "generator", "counter", "container"
+CONTENT = "variable or table"
 #: Classes of objects whose state changes while they are used, by module and name.
 _CLASSES = {
     GENERATOR: (
@@ -74,8 +75,9 @@ class State(NamedTuple):
     ----------
     name : str
         Its path and its class.
-    kind : {"generator", "counter", "variable or table"}
-        A counter is any object that the calls of the function change.
+    kind : {"generator", "counter", "container", "variable or table"}
+        A counter is any object that the calls of the function change, except a container. The
+        results need not depend on the items of that.
     """
 
     name: str
@@ -96,10 +98,12 @@ def copied_state(token: str) -> tuple[State, ...]:
             found[State(f"{path} ({type(value).__name__})", kind)] = None
         elif inspect.isfunction(value) and is_users(value):
             is_called = path in ("", "__call__")  # other methods of a class may not be
-            for name in (*_counted(value.__code__), *_filled(value)):
+            changed = dict.fromkeys(_filled(value), FILLED)
+            changed |= dict.fromkeys(_counted(value.__code__), COUNTER)
+            for name, kind in changed.items():
                 if is_called or not name.startswith("self."):
                     place = name if is_called else joined(path, name)
-                    found[State(f"{place} (which it changes)", COUNTER)] = None
+                    found[State(f"{place} (which it changes)", kind)] = None
     named, others = [*found][:_NAMED], [*found][_NAMED:]
     if others:
         named.append(State(f"{len(others)} other objects", others[0].kind))
@@ -198,16 +202,18 @@ def _changed_object(before: list[Any], store: Any) -> list[Any]:
     return path
 
 
+_COUNT_STEP = "call the function after distribute, or make what it counts a part of the element"
 #: The next step for an object that Python functions refer to, by its kind.
 _STATE_STEPS = {
     GENERATOR: "create it inside the function, or use functions of the modules random and "
     "numpy.random, whose seeds differ on each data worker",
-    COUNTER: "call the function after distribute, or make what it counts a part of the element",
+    COUNTER: _COUNT_STEP,
+    FILLED: _COUNT_STEP,
     CONTENT: "distribute the dataset again after it has changed",
 }
 
 
-def counters(states: Iterable[State], kinds: Sequence[str] = (COUNTER, GENERATOR)) -> str:
+def counters(states: Iterable[State], kinds: Sequence[str] = (COUNTER, FILLED, GENERATOR)) -> str:
     """Return the names of the objects that the calls of Python functions change."""
     return " and ".join(state.name for state in states if state.kind in kinds)
 
@@ -216,7 +222,7 @@ def renewal(states: Iterable[State]) -> str:
     """Return the next step for objects with state that Python functions refer to."""
     kinds = {state.kind for state in states}
     steps = {kind: step for kind, step in _STATE_STEPS.items() if kind in kinds}
-    if len(steps) == 1:
+    if len(set(steps.values())) == 1:
         return next(iter(steps.values()))
     return ". ".join(
         f"{'For' if number else 'for'} the {kind}, {step}"

@@ -18,7 +18,7 @@ from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, st
 from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
-from tfd_notebook.data.service.python_state import COUNTER, GENERATOR, counters, renewal
+from tfd_notebook.data.service.python_state import COUNTER, counters, renewal
 from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
@@ -413,9 +413,10 @@ class Semantics:
         """Return the change of an object that the data workers of this process share."""
         by_name = mode == "FILE" and node.name in self._graph.before_files
         alone = not flow.hinted and (by_name or mode in _ALONE)
-        # The numbers of a random generator are as good for any element.
-        in_order = [COUNTER] if node_kind(node) in REPLACING else [COUNTER, GENERATOR]
-        names = counters(facts.states, [COUNTER, GENERATOR] if alone else in_order)
+        if alone or node_kind(node) not in REPLACING:
+            names = counters(facts.states)
+        else:  # the numbers of a random generator are as good for any element
+            names = counters(facts.states, [COUNTER])
         if not names or not (alone or flow.divided):
             return []
         calls = "each of them calls the function for all elements"

@@ -365,6 +365,25 @@ class Seeded(random.Random):
 RENEW, CREATE = "distribute the dataset again after it", "create it inside the function"
 
 
+def test_container_that_a_function_only_fills_has_no_warning_in_this_process() -> None:
+    seen, count = [], [0]
+
+    def fill(value: int) -> int:
+        seen.append(value)
+        return value
+
+    def add(value: int) -> int:
+        count[0] += 1
+        return value + count[0]
+
+    for function, expected in ((fill, []), (add, ["python"])):
+        dataset = numbers().map(lambda x, f=function: tf.numpy_function(f, [x], tf.int64))
+        pipeline = graph_inspection.examine(dataset).semantics
+        found = pipeline.changes("DYNAMIC", 2, in_process=True)
+        assert [change.kind for change in found] == expected
+        assert [change.kind for change in pipeline.changes("DYNAMIC", 2)] == ["python"]
+
+
 @pytest.mark.parametrize(
     ("state", "name", "fix"),
     [
