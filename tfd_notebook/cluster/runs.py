@@ -7,7 +7,7 @@ import contextlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 from tfd_notebook.cluster.servers import ClusterServers
@@ -202,7 +202,7 @@ class _Call:
                 # The loss of a rank makes the others fail, and may be reported after that.
                 more, pending = concurrent.futures.wait(pending, _FAILURE_SECONDS)
                 done |= more
-            self._show_output(everything=bool(done))
+            self._show_output({self._tasks[replies[reply]] for reply in done})
             for reply in sorted(
                 done, key=lambda reply: _ORDER.get(next(iter(_value(reply)), ""), 2)
             ):
@@ -241,26 +241,31 @@ class _Call:
             failed.rank, failed.traceback = rank, reply["traceback"]
             raise failed
 
-    def _show_output(self, everything: bool) -> None:
-        """Show the new lines of all ranks; with `everything`, also a last incomplete line."""
+    def _show_output(self, ended: Collection[str]) -> None:
+        """Show new lines of all ranks, and all of those that have ended."""
         for rank, task in enumerate(self._tasks):
-            text = self._rest[task]
-            while True:
-                # A lost host is reported by the rank's own request.
-                with contextlib.suppress(TfdError):
-                    new, self._offsets[task] = self._host.rank_output(
-                        task, _OUTPUT_BYTES, self._offsets[task]
-                    )
-                    text += new
-                    if len(new) >= _OUTPUT_BYTES // 2:
-                        continue
-                break
-            *lines, self._rest[task] = text.split("\n")
-            if everything and self._rest[task]:
-                lines.append(self._rest[task])
+            while self._show_lines(rank, task) and task in ended:
+                if self._deadline is not None and self._deadline.expired:
+                    break
+            if ended and self._rest[task]:  # a last incomplete line
+                self._output(rank, self._rest[task])
                 self._rest[task] = ""
-            if lines:
-                self._output(rank, "\n".join(lines))
+
+    def _show_lines(self, rank: int, task: str) -> bool:
+        """Show the next lines of a rank; return True if there may be more."""
+        new = ""
+        # A lost host is reported by the rank's own request.
+        with contextlib.suppress(TfdError):
+            new, self._offsets[task] = self._host.rank_output(
+                task, _OUTPUT_BYTES, self._offsets[task]
+            )
+        *lines, rest = (self._rest[task] + new).split("\n")
+        if len(rest) > _OUTPUT_BYTES:
+            lines, rest = [*lines, rest], ""
+        self._rest[task] = rest
+        if lines:
+            self._output(rank, "\n".join(lines))
+        return len(new) >= _OUTPUT_BYTES // 2
 
 
 def print_lines(rank: int, text: str) -> None:

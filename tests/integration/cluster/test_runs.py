@@ -31,6 +31,7 @@ from tfd_notebook.errors import (
     Unsupported,
     UsageError,
 )
+from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 
 pytestmark = pytest.mark.integration
 
@@ -230,6 +231,16 @@ class TestErrors:
         ):
             cluster.run(fail)
         assert [row.state for row in cluster.snapshot().ranks] == ["stopped", "failed"]
+
+    def test_timeout_ends_output_without_end(
+        self, cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def endless(self: Any, task: str, size: int, offset: int, **_: Any) -> tuple[str, int]:
+            return "x" * size, 0
+
+        monkeypatch.setattr(AgentTaskHost, "rank_output", endless)
+        with pytest.raises(TimeLimit, match="rank 0, rank 1"):
+            cluster.run(time.sleep, 600, timeout=1)
 
     def test_timeout_and_ctrl_c_end_all_processes(
         self, cluster: tfd.Cluster, tmp_path: Path
