@@ -323,7 +323,7 @@ _kernel_message = record_with(
         "content": record_with({}),
     }
 )
-_display = record_with({"data": record_with({})})
+_display = record_with({"data": record_with({}), "metadata": optional(record_with({}))})
 #: The contents of used messages of a Jupyter kernel, by the type of the message.
 _KERNEL_CONTENTS: dict[str, Check] = {
     "stream": record_with({"name": one_of("stdout", "stderr"), "text": output}),

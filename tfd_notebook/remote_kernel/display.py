@@ -42,7 +42,7 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
         if hasattr(builtins, "__IPYTHON__"):
             from IPython.display import display
 
-            cast("Any", display)(data, raw=True, metadata=content.get("metadata"))
+            cast("Any", display)(data, raw=True, metadata=content.get("metadata") or {})
         else:
             sys.stdout.write(data.get("text/plain", "") + "\n")
     elif kind == "clear_output" and hasattr(builtins, "__IPYTHON__"):

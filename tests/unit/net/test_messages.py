@@ -993,6 +993,25 @@ def snapshot_of_node(row: NodeRow) -> Snapshot:
     return Snapshot(1, 0.0, "c", launcher="spark", state="ready", spark=spark)
 
 
+def test_values_of_a_handshake_are_counted_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validation, "MAX_VALUES", 100)
+    line = b"TFDHELLO [" + b"[]," * 100 + b"[]]\n"
+    with pytest.raises(errors.InvalidMessage, match="more than 100 values"):
+        read_handshake("blue", iter([line]))
+
+
+@pytest.mark.parametrize("metadata", [7, "a", [1]])
+def test_metadata_of_an_output_is_checked(metadata: Any) -> None:
+    message = {
+        **{"header": {"msg_type": "display_data"}, "parent_header": {}},
+        "content": {"data": {"text/plain": "a"}, "metadata": metadata},
+    }
+    with pytest.raises(errors.InvalidMessage, match="metadata"):
+        messages.kernel_message(message)
+
+
 def test_optional_field_that_is_missing_stays_missing() -> None:
     done = {"kind": "reply", "request_id": "1", "value": 3}
     assert messages.bus_message(done) == done

@@ -77,6 +77,7 @@ def read_handshake(
 def _parsed(label: str, text: str) -> dict[str, Any]:
     """Return the fields of a handshake after validation."""
     try:
+        validation.check_values(text)
         return messages.handshake(json.loads(text))
     except (ValueError, RecursionError):
         raise InvalidMessage(f"{label} sent an invalid handshake: expected JSON") from None
