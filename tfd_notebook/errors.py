@@ -59,18 +59,30 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 _USER = r"[^\s:@/\[]*:(?!\d{1,5}(?:[/?#]|$))"
-#: The limit keeps the time for a long text linear.
-_REST = r"(?:[^/?#\s]{0,2000}@|\S{0,2000}@)"
-#: The user and password in an address. Neither has to be written as the standard requires. The
-#: scheme may be missing or quoted for a URL, and a path joins the slashes.
-USER_PART = re.compile(
-    rf"(?:(?<=:/)|(?<=://)|(?<=%3[aA]/)|(?<=%3[aA]//))(?:[^/?#\s]{{0,2000}}@|{_USER}{_REST}"
-    # A password with spaces, in one line. A closing quotation mark ends an address.
-    rf"|{_USER}(?!\s|\d{{1,5}}(?:\W|$))(?:(?!://)[^\n@'\"]|['\"](?=\w)){{0,2000}}@(?:\S{{0,2000}}@)?)"
-    rf"|(?<=//)(?<![\w)\]:/]//)(?!:){_USER}{_REST}"
-    r"|(?<=%3[aA]%2[fF]%2[fF])(?:(?!%2[fF]|%3[fF]|%23)[^\s/?#&]){0,2000}%40"
-    r"|(?<![\w.:/@+-])[\w.+-]+:(?!/|\d+@)[^\s@'\"]{1,2000}@(?=[\w\[:])"
+#: Where the authority of an address begins. Its scheme may be quoted, and a path joins the slashes.
+_BEGIN = r"(?:(?<=:/)|(?<=://)|(?<=%3[aA]/)|(?<=%3[aA]//))"
+# Each pattern reads a text once, because another host may have sent megabytes. It ends at the next
+# slash, or the part that it searches ends with "@". User parts may not be as the standard requires.
+_WORD = re.compile(r"\S+")
+_USER_IN_WORD = re.compile(
+    rf"{_BEGIN}(?:[^/?#\s]*@|{_USER}\S*@)"
+    # Without a scheme.
+    rf"|(?<=//)(?<![\w)\]:/]//)(?!:){_USER}(?:[^/?#\s]*@|\S*@)"
 )
+_QUOTED_USER = re.compile(r"(?<=%3[aA]%2[fF]%2[fF])(?:(?!%2[fF]|%3[fF]|%23)[^\s/?#&])*%40")
+#: Parts of a text, with a group if they end with "@", and what a user part in them begins with.
+_ENDED_USERS = [
+    # A password with spaces, in one line. A closing quotation mark ends an address.
+    (
+        re.compile(r"(?:[^\n@'\":]+|:(?!//)|['\"](?=\w))+(@(?:\S*@)?)?"),
+        re.compile(rf"{_BEGIN}{_USER}(?!\s|\d{{1,5}}(?:\W|$))"),
+    ),
+    # Without slashes.
+    (
+        re.compile(r"[^\s@'\"]+(@(?=[\w\[:]))?"),
+        re.compile(r"(?<![\w.:/@+-])[\w.+-]+:(?!/|\d*@)"),
+    ),
+]
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -123,9 +135,26 @@ class TfdError(Exception):
         return _rebuild, (type(self), self.what, self.task, self.fix)
 
 
-def without_user(text: str) -> str:
+def without_user(text: str, replacement: str = "") -> str:
     """Return a text without the user parts (``user:password@``) of the addresses in it."""
-    return USER_PART.sub("", text)
+    text = _QUOTED_USER.sub(replacement, text)
+    if "@" not in text:
+        return text
+
+    def word(found: re.Match[str]) -> str:
+        end = found[0].rfind("@") + 1
+        return _USER_IN_WORD.sub(replacement, found[0][:end]) + found[0][end:]
+
+    text = _WORD.sub(word, text)
+    for part, begin in _ENDED_USERS:
+
+        def cut(found: re.Match[str], begin: re.Pattern[str] = begin) -> str:
+            start, end = found.span()
+            user = begin.search(found.string, start, end) if found[1] else None
+            return found[0] if user is None else found.string[start : user.start()] + replacement
+
+        text = part.sub(cut, text)
+    return text
 
 
 def _printable(text: object) -> str:

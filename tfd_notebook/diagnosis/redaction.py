@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -34,8 +34,8 @@ _BARE = (
     r"""(?!\\*["']|\[removed\])(?:[^\s"'&;,)}\]]|,(?!\s|\Z|["']?[\w.-]+["']?\s*[=:])"""
     r"""|[)}\]](?=[^\s"'&;,:.)}\]<>])|["'](?=[^\s"'&;,:)}\]<>\\]))+"""
 )
-#: The lines of a key end with a line break, which JSON escapes. More lines would take seconds.
-_KEY_LINES = r"(?:(?:(?<![a-z0-9+/])|(?<=\\n))(?:[a-z0-9+/]+={0,2}(?:\\r|\r)?(?:\\n|\n)){1,200})?"
+#: The lines of a key end with a line break, which JSON escapes.
+_KEY_LINES = r"(?:(?<![a-z0-9+/])|(?<=\\n))(?:[a-z0-9+/]+={0,2}(?:\\r|\r)?(?:\\n|\n))+"
 #: Names of mappings with environment variables.
 _ENVIRONMENTS = ("env", "environment", "variables")
 #: Complete strings, of several lines, of one line, and inside another string.
@@ -96,12 +96,16 @@ def _environments() -> list[tuple[str, str]]:
 _KEY_MARK = re.compile(_KEY_END.replace("end", "(?:begin|end)"), re.IGNORECASE)
 _OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
 # Keys are first, because other patterns remove their first lines.
-_PATTERNS = [
+_PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (
         rf"-{{4,5}} ?begin [a-z0-9 ]*private key(?: block)?(?: ?-{{4,5}})?.*?({_KEY_END}|\Z)",
         REMOVED,
     ),
-    (rf"{_KEY_LINES}{_KEY_END}", REMOVED),
+    # Lines that are not of a key match as well. Otherwise, each would be read many times.
+    (
+        rf"{_KEY_LINES}(?P<end>{_KEY_END})?|(?P<only_end>{_KEY_END})",
+        lambda found: REMOVED if found.lastgroup else found[0],
+    ),
     # Lines of keys in base64, neither hexadecimal digests nor paths.
     (
         r"(?<![\w+/.-])(?!/?(?-i:[A-Z]?[a-z0-9]*/){2})(?![0-9a-f]+(?![\w+/]))"
@@ -109,8 +113,6 @@ _PATTERNS = [
         r"[a-z0-9+/]{60,}={0,2}",
         REMOVED,
     ),
-    # User, password or token in an address.
-    (errors.USER_PART.pattern, f"{REMOVED}@"),
     # Tokens of GitHub, JSON Web Tokens, and identifiers of AWS access keys.
     (r"\b(?:gh[pousr]_[a-z0-9]{20,}|github_pat_[a-z0-9_]{20,})", REMOVED),
     (r"\beyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*", REMOVED),
@@ -124,7 +126,7 @@ _PATTERNS = [
     ),
     *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
     # Arguments of commands, also in lists.
-    *_named(rf"""--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
+    *_named(rf"""(?<![\w-])--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
     *_named("[?&;](?:sig|key)="),
     *_environments(),
 ]
@@ -162,6 +164,7 @@ class Redactor:
         """Return `text` without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, REMOVED)
+        text = errors.without_user(text, f"{REMOVED}@")
         for pattern, replacement in _PATTERNS:
             text = re.sub(pattern, replacement, text, flags=re.IGNORECASE | re.DOTALL)
         return text
