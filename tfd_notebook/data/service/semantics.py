@@ -569,7 +569,7 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
         loses = (
-            f"so up to {workers - 1} of {workers} elements are missing, and others occur "
+            f"so up to {1 - 1 / workers:.0%} of the elements are missing, and others occur "
             f"{_times(mode, workers)}"
         )
         if ordering or facts.shuffles:

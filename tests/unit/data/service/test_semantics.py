@@ -1225,7 +1225,7 @@ def test_amount_of_a_lost_order_is_in_the_refusal(create: Callable[[], Any]) -> 
     (change,) = changes(create(), "DATA", workers=4)
     assert change.refused
     assert change.what.endswith(
-        "so up to 3 of 4 elements are missing, and others occur up to 4 times"
+        "so up to 75% of the elements are missing, and others occur up to 4 times"
     )
 
 
