@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from tfd_notebook.agent.agent import Agent
     from tfd_notebook.agent.sessions import Session
 
-#: Limit in bytes of the journal data in one reply.
-_JOURNAL_BYTES = 4_000_000
-
 
 class AgentCluster:
     """The tasks of a cluster on this host.
@@ -400,7 +397,7 @@ class AgentCluster:
 
 
 def _journal_chunks(directory: Path, sizes: dict[str, int]) -> dict[str, tuple[int, bytes]]:
-    chunks, budget = {}, _JOURNAL_BYTES
+    chunks, budget = {}, validation.MAX_JOURNAL_BYTES
     for path in sorted(directory.glob("*/*")):
         name = str(path.relative_to(directory))
         # The directory also contains the registered datasets, which no reader needs.

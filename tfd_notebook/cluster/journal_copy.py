@@ -15,7 +15,7 @@ from typing import Any
 from tfd_notebook.errors import InvalidMessage, TfdError, WorkDirError
 from tfd_notebook.net import messages, runtime_dir, validation
 
-#: Maximum bytes that one refresh copies. The next refresh continues.
+#: Bytes after which a refresh requests no more data. The next refresh continues.
 MAX_REFRESH = 256_000_000
 #: Maximum size of the copy in bytes.
 MAX_TOTAL = 4_000_000_000
@@ -95,6 +95,9 @@ class JournalCopy:
                 data = base64.b64decode(packed, validate=True)
             except ValueError:
                 raise validation.invalid(f"content of {name}", packed, "base64") from None
+            if stored + len(data) > validation.MAX_JOURNAL_BYTES:
+                most = f"{validation.MAX_JOURNAL_BYTES / 1e6:g} MB"
+                raise InvalidMessage(f"one reply has more than {most} of the journal")
             if self._size + len(data) > MAX_TOTAL:
                 raise InvalidMessage(f"the journal has more than {MAX_TOTAL / 1e9:g} GB")
             try:

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: Limit of a message, in bytes. Its reader holds all of it in memory.
 MAX_MESSAGE_BYTES = 1 << 28
+#: Maximum bytes of a journal in one reply.
+MAX_JOURNAL_BYTES = 4_000_000
 #: Limit of the values in a message, of which each can need 100 bytes of memory.
 MAX_VALUES = 5_000_000
 #: Characters that are kept of a free text, and the maximum number of entries in a list or mapping.

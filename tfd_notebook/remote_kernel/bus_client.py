@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import json
 import threading
 import time
 import uuid
@@ -21,6 +22,8 @@ from tfd_notebook.remote_kernel.closure_replica import ClosureStoreReplica
 
 #: Messages per acknowledgement. The sender pauses after 50 unacknowledged messages.
 _ACKNOWLEDGE_EVERY = 10
+#: Size in bytes of the changes to a complete state, before another complete state is requested.
+_MAX_CHANGES = 16_000_000
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -44,6 +47,7 @@ class BusClient:
         self._replicas: dict[str, ClosureStoreReplica] = {}
         self._subscribed: set[str] = set()
         self._seq = 0
+        self._changes = 0
         self._version = 0
         #: Set when the other end has sent its complete state.
         self.ready = threading.Event()
@@ -149,9 +153,12 @@ class BusClient:
             self._update(kind, message, buffers)
 
     def _update(self, kind: str, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+        if kind == "state":
+            size = len(json.dumps(message["state"]))
+            self._changes = 0 if message["full"] else self._changes + size
         gap = message["seq"] != self._seq + 1 and not message["full"]
         self._seq = message["seq"]
-        if gap:
+        if gap or self._changes > _MAX_CHANGES:
             self._publish("resync")
             return
         if kind == "state":

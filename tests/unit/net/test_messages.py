@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import threading
+import tracemalloc
 from collections import namedtuple
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -840,6 +841,14 @@ def test_journal_copy_limits_the_time_of_a_refresh(monkeypatch: pytest.MonkeyPat
     copy_.close()
 
 
+def test_journal_copy_limits_a_reply() -> None:
+    half = base64.b64encode(bytes(2_500_000)).decode()
+    copy_ = JournalCopy(lambda have: {JOURNAL: [0, half], f"{JOURNAL}1": [0, half]})
+    with pytest.raises(errors.InvalidMessage, match="one reply has more than 4 MB"):
+        copy_.refresh()
+    copy_.close()
+
+
 # Views
 
 
@@ -896,6 +905,27 @@ def test_corrupt_tree_of_a_kernel_is_refused_or_shown(seed: int) -> None:
         repr(views.View(snapshot)).encode()
         for row in (*snapshot.tasks, *snapshot.streams):
             json.dumps(vars(row), allow_nan=False)
+
+
+def test_changes_of_a_remote_kernel_do_not_add_up() -> None:
+    sent: list[dict[str, Any]] = []
+    reader = BusClient(sent.append)
+    tree: dict[str, Any] = {"clusters": {"c": TREE}}
+    reader.handle_message({"kind": "state", "seq": 1, "full": True, "state": tree}, ())
+    tracemalloc.start()
+    for seq in range(2, 22):
+        change = {"clusters": {"c": {"tasks": {"worker:0": {f"x{seq}": "x" * 5_000_000}}}}}
+        reader.handle_message({"kind": "state", "seq": seq, "full": False, "state": change}, ())
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 25_000_000
+    assert {message["kind"] for message in sent} == {"subscribe", "resync"}
+    tree["clusters"]["c"] = {**TREE, "state": "ended"}
+    reader.handle_message({"kind": "state", "seq": 22, "full": True, "state": tree}, ())
+    reader.handle_message({"kind": "state", "seq": 23, "full": False, "state": {
+        "clusters": {"c": {"launcher": "ssh"}}}}, ())  # fmt: skip
+    assert reader.snapshot("c").state == "ended"
+    assert reader.snapshot("c").launcher == "ssh"
 
 
 VALUES = {
