@@ -93,6 +93,12 @@ MISSING_CONSUMERS = kind(
     "coordinated read without all of its consumers",
     "a round is delivered only when every consumer of the job requests it",
 )
+SLOW_WORKER = kind(
+    "TFD856",
+    "warning",
+    "slow data worker",
+    "the consumer waits for it, and more data workers do not change that",
+)
 #: Seconds for which a consumer waits before it is reported.
 _ROUND_SECONDS = 1.0
 
@@ -133,6 +139,19 @@ def blocked_functions(cluster: Cluster) -> Iterator[Finding]:
             f"{blocked} has not returned for {blocked.seconds:.0f} s",
             "cluster.stacks() shows the line at which it waits. Add a timeout there, then "
             f"{restart}",
+        )
+
+
+@check("cluster")
+def slow_workers(cluster: Cluster) -> Iterator[Finding]:
+    """Report ready data workers for which a consumer waits more than for the others."""
+    service = data_service.of(cluster)
+    ready = {row.task for row in cluster.snapshot().tasks if row.state == TaskState.READY}
+    limits = ((name, each.live.limit) for name, each in service.consumers.running())
+    by_task = {limit.stage: (name, limit) for name, limit in limits if limit.stage in ready}
+    for task, (name, limit) in by_task.items():
+        yield SLOW_WORKER.finding(
+            f"{name!r} waits for {task}, which is slower than the other data workers", limit.advice
         )
 
 

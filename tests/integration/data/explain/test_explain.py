@@ -96,6 +96,12 @@ def stopping(cluster: tfd.Cluster, task: str) -> Iterator[None]:
         thread.join()
 
 
+def slow_workers(cluster: tfd.Cluster) -> list[str]:
+    """Return the tasks that the doctor reports as slow."""
+    whats = [each.what for each in tfd.doctor(cluster) if each.code == "TFD856"]
+    return [re.search(r"waits for (\S+), which", what)[1] for what in whats]  # type: ignore[index]
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=2, name="explain") as cluster:
@@ -590,6 +596,7 @@ class TestThroughACluster:
             with stopping(cluster, "data_worker:1"):
                 until(lambda: streams[0].limit.stage == "data_worker:1")
                 assert "replace data_worker:1" in streams[0].limit.advice
+                until(lambda: slow_workers(cluster) == ["data_worker:1"])
 
     def test_worker_of_mode_off_that_stops_again_and_again_is_named(self) -> None:
         """All workers are busy all the time, and too few rates are measured in five seconds."""
