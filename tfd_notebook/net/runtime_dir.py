@@ -31,7 +31,8 @@ STATE_FILE = "state.json"
 AGENT_VARIABLE = "TFD_AGENT"
 #: The id of this boot, which systems other than Linux lack.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_MACHINE_ID = Path("/etc/machine-id")
+#: The id of this machine. Images of systems lack it, or have "uninitialized" there.
+MACHINE_ID = Path("/etc/machine-id")
 _LOCK_FILE = "agent.lock"
 _HAS_PROC = os.path.exists("/proc/self/stat")
 #: Interval in seconds of the checks of a process on systems without pidfd.
@@ -148,7 +149,7 @@ def own_file(pid: int, suffix: str) -> Path:
 
 def own_files(suffix: str = "*") -> Iterator[tuple[int, Path]]:
     """Yield the paths of `own_file` for processes of this boot and pid namespace, with the pids."""
-    # The host is not compared: its part of the name can come from a former host name.
+    # The host is not compared: without a machine id, its part of the name is a former host name.
     own = "-".join(_host_boot_namespace()[1:])
     for path in sorted(runtime_dir().glob(f"*.*-{own}.{suffix}")):
         pid = path.name.partition(".")[0]
@@ -248,15 +249,15 @@ def runs(pid: object, started: object) -> bool:
 
 
 def boot_id() -> str:
-    """Return an identifier of this boot of the system; without one, that of the host."""
+    """Return an identifier of this boot of the system; without one, that of the machine."""
     return _digest(_read(BOOT_ID) or _host())
 
 
 def _host_boot_namespace() -> tuple[str, str, str]:
     """Return identifiers of the host, the boot and the pid namespace.
 
-    Boot and namespace identify the processes of this host, which may get another name. The host is
-    only compared to find the files of its earlier boots.
+    Boot and namespace identify the processes of this host. The host is only compared to find the
+    files of its earlier boots.
     """
     namespace = "0"
     with contextlib.suppress(OSError):
@@ -265,9 +266,9 @@ def _host_boot_namespace() -> tuple[str, str, str]:
 
 
 def _host() -> str:
-    # Images of containers and virtual machines can share a machine id. Files of other hosts must
-    # not count as files of an earlier boot, so the host name is a part.
-    return socket.gethostname() + _read(_MACHINE_ID)
+    # DHCP can change the host name between two boots.
+    machine = _read(MACHINE_ID)
+    return machine if re.fullmatch("[0-9a-f]{32}", machine) else socket.gethostname()
 
 
 def _read(file: Path) -> str:

@@ -173,9 +173,67 @@ def test_detached_cluster_is_found_after_the_host_got_another_name(
         assert sweep() == ()
 
 
-def test_host_without_a_boot_id_is_identified_by_its_name(
-    rename: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def machine_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file with the machine id of this host."""
+    path = tmp_path / "machine-id"
+    path.write_text("0123456789abcdef0123456789abcdef\n")
+    monkeypatch.setattr(runtime_dir, "MACHINE_ID", path)
+    return path
+
+
+def test_files_of_an_earlier_boot_are_removed_after_the_host_got_another_name(
+    rename: Callable[[], None], machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    boot_id = tmp_path / "boot-id"
+    monkeypatch.setattr(runtime_dir, "BOOT_ID", boot_id)
+    boot_id.write_text("the first")
+    socket_path = runtime_dir.own_file(os.getpid(), "sock")
+    socket_path.touch()
+    agent, lock = runtime_dir.new_agent_dir("0123456789ab")
+    lock.close()
+    boot_id.write_text("the second")
+    rename()
+    assert {left.what for left in sweep()} == {str(socket_path), str(agent)}
+    assert not socket_path.exists()
+    assert not agent.exists()
+
+
+def test_files_of_an_earlier_boot_of_another_machine_are_kept(
+    machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot_id = tmp_path / "boot-id"
+    monkeypatch.setattr(runtime_dir, "BOOT_ID", boot_id)
+    boot_id.write_text("the first")
+    socket_path = runtime_dir.own_file(os.getpid(), "sock")
+    socket_path.touch()
+    agent, lock = runtime_dir.new_agent_dir("0123456789ab")
+    lock.close()
+    boot_id.write_text("the second")
+    machine_id.write_text("f" * 32)
+    assert sweep() == ()
+    assert socket_path.exists()
+    assert agent.exists()
+
+
+def test_process_of_a_host_without_a_boot_id_runs_after_the_host_got_another_name(
+    rename: Callable[[], None], machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_dir, "BOOT_ID", tmp_path / "boot-id")
+    this = runtime_dir.process_identity(os.getpid())
+    rename()
+    assert runtime_dir.is_running(this)
+
+
+@pytest.mark.parametrize("unset", ["", "uninitialized"])
+def test_host_without_a_machine_id_is_identified_by_its_name(
+    rename: Callable[[], None],
+    machine_id: Path,
+    unset: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine_id.write_text(unset)
     monkeypatch.setattr(runtime_dir, "BOOT_ID", tmp_path / "boot-id")
     this = runtime_dir.process_identity(os.getpid())
     assert runtime_dir.is_running(this)
