@@ -52,6 +52,8 @@ class Node:
     error: str = ""
     reason: str = ""
     attempt: int | None = None
+    #: True if a start at another address was refused because this one was connected.
+    has_refused_start: bool = False
     ended: bool = False
     numbers: Mapping[str, Any] = field(default_factory=dict)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
@@ -234,7 +236,12 @@ class NodeServer:
     def _serve_node(
         self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
-        if message["type"] == "reserved":
+        if not self._accepts(node, channel, message["type"]):
+            log.warning(
+                "a message (%s) of %s from %s was refused: the node is at %s",
+                *(message["type"], node.assignment.name, channel.ends[0], node.address),
+            )
+        elif message["type"] == "reserved":
             try:
                 is_first = self._reserve(node, message, channel)
             except LaunchError as error:
@@ -249,16 +256,36 @@ class NodeServer:
                 self._changed(node, "reserved_again")
             with contextlib.suppress(EOFError, OSError):
                 channel.receive()  # the task closes it after it has read the answer
+            self._end_reservation(node, channel)
         elif message["type"] == "start_failed":
             self.problem = agent_protocol.unpack_error(message["error"])
             self._changed(node, "start_failed")
-        elif _is_from(node, channel):
-            self._follow_node(node, channel, message)
         else:
-            log.warning(
-                "an update of %s from %s was ignored: the node is at %s",
-                *(node.assignment.name, channel.ends[0], node.address),
-            )
+            self._follow_node(node, channel, message)
+
+    def _accepts(self, node: Node, channel: AuthenticatedChannel, kind: str) -> bool:
+        """Return True if a message about a node can be its own.
+
+        After the loss of an executor, Spark starts the node again, possibly at another address. The
+        task of its first start has then ended, or Spark is ending it.
+        """
+        if _is_from(node, channel):
+            return True
+        with self._lock:
+            if kind == "update" or node.pid is not None:
+                return False
+            node.has_refused_start = node.channel is not None
+            return node.channel is None
+
+    def _end_reservation(self, node: Node, channel: AuthenticatedChannel) -> None:
+        """Report a second start of a node if its first task ended before it had the addresses."""
+        with self._lock:
+            if node.channel is not channel:  # the node has connected, or this start is the second
+                return
+            node.channel = None
+            is_second = node.has_refused_start and not all(self._addresses().values())
+        if is_second:
+            self._changed(node, "reserved_again")
 
     def _reject(self, node: Node, error: InvalidMessage) -> None:
         """Count a node as lost because it sent an invalid message."""
@@ -297,9 +324,12 @@ class NodeServer:
             node.last_message_at = time.monotonic()
         return True
 
+    def _addresses(self) -> dict[int, str]:
+        return {number: node.address for number, node in self.nodes.items()}
+
     def _send_addresses(self) -> None:
         """Send the addresses of all nodes to the tasks that launch them, if all are known."""
-        addresses = {number: node.address for number, node in self.nodes.items()}
+        addresses = self._addresses()
         if all(addresses.values()):
             for node in self.nodes.values():
                 if node.state == "reserved" and (channel := node.channel) is not None:

@@ -346,6 +346,81 @@ def test_node_cannot_update_a_node_of_another_host(is_forwarded: bool, message: 
         driver.server.close()
 
 
+START_FAILED = {
+    "type": "start_failed", "node": 0,
+    "error": {"code": "TFD890", "what": "no free port", "task": None, "fix": "f"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", [START_FAILED, {**RESERVED, "attempt": 1}])
+@pytest.mark.parametrize("is_forwarded", [True, False])
+@pytest.mark.parametrize("state", ["reserved", "running", "disconnected"])
+def test_node_cannot_start_a_node_of_another_host(
+    is_forwarded: bool, message: Any, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = address_towards("10.253.9.2")
+    driver = Driver(host=own, listen_at="0.0.0.0")
+    ends = ("127.0.0.1", own) if is_forwarded else (own, "127.0.0.1")
+    try:
+        with contextlib.ExitStack() as stack:
+            victim = stack.enter_context(driver.connect(ends[0]))
+            victim.send({**RESERVED, "address": "10.253.9.3:4000"})
+            until(lambda: driver.changes == ["reserved"])
+            if state != "reserved":
+                node = stack.enter_context(driver.connect(ends[0]))
+                node.send(update())
+                assert node.receive(60)[0] == acknowledged(0)
+            if state == "disconnected":
+                node.close()
+                until(lambda: driver.node.channel is None)
+            before = node_registry.node_row(driver.node)
+            attacker = stack.enter_context(driver.connect(ends[1]))
+            attacker.send(message)
+            with pytest.raises((EOFError, OSError)):
+                attacker.receive(60)
+            assert driver.server.problem is None
+            assert node_registry.node_row(driver.node) == before
+            assert set(driver.changes) <= {"reserved", "update"}
+            assert f"of worker:0 from {ends[1]} was refused" in caplog.text
+    finally:
+        driver.server.close()
+
+
+@pytest.mark.parametrize("message", [START_FAILED, {**RESERVED, "attempt": 1}])
+@pytest.mark.parametrize("is_killed_first", [True, False])
+def test_second_attempt_on_another_host_is_reported(is_killed_first: bool, message: Any) -> None:
+    """Spark runs all tasks again after it has lost an executor, and kills the first ones."""
+    own = address_towards("10.253.9.2")
+    driver = Driver(nodes=2, host=own, listen_at="0.0.0.0")
+    try:
+        first, second = driver.connect(own), driver.connect("127.0.0.1")
+        with first, second:
+            first.send({**RESERVED, "address": "10.253.9.3:4000"})
+            until(lambda: driver.changes == ["reserved"])
+            if is_killed_first:
+                first.close()
+                until(lambda: driver.node.channel is None)
+            second.send({**message, "address": "10.253.9.4:4000"} if "host" in message else message)
+            with contextlib.suppress(EOFError, OSError):
+                assert second.receive(60)[0] == {}
+            first.close()
+            until(lambda: len(driver.changes) == 2)
+        is_reported = is_killed_first and message is START_FAILED
+        assert driver.changes[1] == ("start_failed" if is_reported else "reserved_again")
+    finally:
+        driver.server.close()
+
+
+def test_failure_of_a_node_is_recorded(driver: Driver) -> None:
+    with driver.connect() as task:
+        task.send(RESERVED)
+        until(lambda: driver.changes == ["reserved"])
+        with driver.connect() as channel:
+            channel.send(START_FAILED)
+            until(lambda: driver.changes == ["reserved", "start_failed"])
+    assert "no free port" in str(driver.server.problem)
+
+
 def test_node_cannot_state_the_port_of_another() -> None:
     driver = Driver(nodes=2)
     try:
