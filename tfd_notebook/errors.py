@@ -83,6 +83,14 @@ _ENDED_USERS = [
         re.compile(r"(?<![\w.:/@+-])[\w.+-]+:(?!/|\d*@)"),
     ),
 ]
+#: A secret in the query of an address, or in an argument ``token=...``, in its second group.
+QUERY_SECRET = re.compile(
+    r"((?:[?&;#]|%3[fF]|%26|%23)(?:[\w.-]{0,40}(?:token|secret|signature|passw(?:or)?d|credential)"
+    r"|(?:[\w.-]{0,40}[_-])?key|sig|auth|pwd)(?:=|%3[dD])"
+    r"|(?<![\w.(-])(?:--)?(?:token|password)=\\*[\"']?)"
+    r"((?!\.\.\.|\[removed\])[^\s&#;,'\"()<>]+)",
+    re.IGNORECASE,
+)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -158,8 +166,9 @@ def without_user(text: str, replacement: str = "") -> str:
 
 
 def _printable(text: object) -> str:
-    """Return a text without colors, control characters and the user parts of addresses."""
-    return CONTROL.sub("\ufffd", _COLORS.sub("", without_user(str(text))))
+    """Return a text without colors, control characters, and the secrets of addresses."""
+    clean = QUERY_SECRET.sub(r"\1...", without_user(str(text)))
+    return CONTROL.sub("\ufffd", _COLORS.sub("", clean))
 
 
 #: The classes of this module by code.

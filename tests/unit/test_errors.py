@@ -74,6 +74,61 @@ def test_other_uses_of_an_address_do_not_quote_its_password(use: Any, address: s
 
 
 @pytest.mark.parametrize(
+    "argument",
+    [
+        "https://host/lab?token=TOKEN",
+        "https://host/lab?reset=1&token=TOKEN#TOKEN=TOKEN",
+        "https://host/lab#access_token=TOKEN",
+        "host:8888/?token=TOKEN",
+        "jupyter:https://host/?token=TOKEN",
+        "jupyter?Token=TOKEN",
+        "token=TOKEN",
+        "jupyter --token=TOKEN",
+        "jupyter, token='TOKEN'",
+        "https%3A%2F%2Fhost%2Flab%3Ftoken%3DTOKEN",
+        "https://host.blob.core.windows.net/c?sv=1&sig=TOKEN%3D",
+        "https://host.s3.amazonaws.com/c?X-Amz-Signature=TOKEN&X-Amz-Security-Token=TOKEN",
+        "https://host/?key=TOKEN&password=TOKEN",
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        tfd.resolve,
+        tfd.attach,
+        tfd.Service,
+        lambda argument: tfd.Cluster(launcher=argument),
+        lambda argument: tfd.Cluster(name=argument),
+        lambda argument: tfd.Cluster(data_workers=argument),
+    ],
+)
+def test_argument_is_quoted_without_its_tokens(use: Any, argument: str) -> None:
+    with pytest.raises(errors.TfdError) as caught:
+        use(argument)
+    assert "=TOKEN" not in f"{caught.value} {caught.value!r}".replace("%3D", "=").replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        (
+            "unknown cluster 'https://h/?token=T'; use x",
+            "unknown cluster 'https://h/?token=...'; use x",
+        ),
+        ("GET /?a=1&token=T&b=2 failed", "GET /?a=1&token=...&b=2 failed"),
+        ("such as https://host:8888/?token=...", "such as https://host:8888/?token=..."),
+        ("set token=, the variable X", "set token=, the variable X"),
+        ("y = f(x, n_tokens=5)", "y = f(x, n_tokens=5)"),
+        ("max_token=5, monkey=1, ?monkey=1", "max_token=5, monkey=1, ?monkey=1"),
+        ("jax.jit(key=key)", "jax.jit(key=key)"),
+    ],
+)
+def test_only_tokens_are_removed_from_errors(text: str, clean: str) -> None:
+    error = errors.LaunchError(text, task=text, fix=text)
+    assert (error.what, error.task, error.fix) == (clean, clean, clean)
+
+
+@pytest.mark.parametrize(
     ("text", "clean"),
     [
         ("https://ada:PASSWORD@host failed; ask bob@x", "https://host failed; ask bob@x"),

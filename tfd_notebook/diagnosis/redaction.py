@@ -127,7 +127,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
     # Arguments of commands, also in lists.
     *_named(rf"""(?<![\w-])--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
-    *_named("[?&;](?:sig|key)="),
+    (errors.QUERY_SECRET.pattern, rf"\g<1>{REMOVED}"),
     *_environments(),
 ]
 
