@@ -11,9 +11,10 @@ import time
 
 from tfd_notebook.net import validation
 
+#: Seconds after which a server closes itself.
+SERVE_SECONDS = 30.0
 _NONCE_BYTES = 16
 _READ_SECONDS = 5.0
-_SERVE_SECONDS = 30.0
 _NONCE = re.compile(f"[0-9a-f]{{{2 * _NONCE_BYTES}}}")
 #: Check of a nonce.
 nonce = validation.matching(_NONCE, "a nonce")
@@ -25,7 +26,7 @@ def new_nonce() -> str:
 
 
 class NonceServer:
-    """Server of a nonce on loopback, which closes itself after 30 s.
+    """Server of a nonce on loopback, which closes itself after `SERVE_SECONDS`.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ class NonceServer:
         self.close()
 
     def _serve(self) -> None:
-        deadline = time.monotonic() + _SERVE_SECONDS
+        deadline = time.monotonic() + SERVE_SECONDS
         with self._listener, contextlib.suppress(OSError):
             while (left := deadline - time.monotonic()) > 0:
                 self._listener.settimeout(left)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +74,25 @@ def test_messages_of_unauthenticated_clients_are_ignored(tensorflow: Path) -> No
     pid = fork_node()
     until(lambda: not psutil.pid_exists(pid), LONG)
     assert not (tensorflow.parent / "bomb").exists()
+
+
+def test_clients_of_another_user_do_not_keep_it_running(tensorflow: Path) -> None:
+    # In the fork server, all clients belong to another user.
+    tensorflow.write_text("import os\nown = os.getuid()\nos.getuid = lambda: own + 1\n")
+    before = unix_sockets()
+    fork_server.start(executor.on_driver(), dict(os.environ))
+    (address,) = (name for name in unix_sockets() - before if "tfd-fork-server" in name)
+
+    def is_refused() -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect("\0" + address[1:])
+            except ConnectionRefusedError:
+                return True
+            client.settimeout(LONG)
+            with contextlib.suppress(ConnectionResetError):  # it has ended meanwhile
+                assert client.recv(1) == b""
+            return False
+
+    # It ends after a second without a client. `until` connects more often.
+    until(is_refused, LONG)

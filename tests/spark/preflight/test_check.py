@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -12,6 +13,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import tfd_notebook as tfd
@@ -323,6 +325,43 @@ def test_check_does_not_wait_for_busy_executors(
         busy.rmdir()
         job.join(60.0)
     assert list(tfd.spark.check(spark)) == []
+
+
+def test_port_of_a_check_reads_nothing_and_is_closed_afterwards(
+    spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    busy = tmp_path_factory.mktemp("busy")
+    job = threading.Thread(
+        target=lambda: sc.parallelize(range(2), 2).mapPartitions(hold(str(busy))).collect()
+    )
+    job.start()
+    try:
+        until(lambda: len(list(busy.iterdir())) == 2, 60.0)
+        before = ports_of_this_process()
+        future = tfd.spark.check(spark, wait=False)  # it waits for the busy executors
+        ((address, port),) = until(lambda: ports_of_this_process() - before)
+        assert address == sc.getConf().get("spark.driver.host")
+        with socket.create_connection((address, port), 60) as client:
+            with contextlib.suppress(ConnectionError):  # it may be closed already
+                client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+    finally:
+        for file in busy.iterdir():
+            file.unlink()
+        busy.rmdir()
+        job.join(60.0)
+    assert list(future.result(60)) == []
+    assert ports_of_this_process() == before
+
+
+def ports_of_this_process() -> set[tuple[str, int]]:
+    """Return the addresses at which this process listens."""
+    return {
+        (connection.laddr.ip, connection.laddr.port)
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 def test_the_doctor_includes_the_findings_of_spark(spark: Any) -> None:

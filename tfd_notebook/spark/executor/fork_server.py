@@ -1,8 +1,8 @@
 """Fork server of an executor: a process that has imported TensorFlow, from which nodes are forked.
 
 It has a single Python thread, and listens on a Unix socket for processes of the same user. It ends
-with its executor's JVM, or after ten minutes without a request. On the driver's host it does not
-wait for a request. The nodes that were forked from it keep running.
+with its executor's JVM, or after ten minutes without such a client. On the driver's host, it ends
+after a second without one. The nodes that were forked from it keep running.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tfd_notebook.spark.executor.executor import Executor
 #: Environment variable that marks the process and holds its arguments.
 VARIABLE = "TFD_SPARK_FORK_SERVER"
 _IDLE_SECONDS = 600.0
+#: Interval in seconds of its checks without a client.
+_CHECK_SECONDS = 1.0
 #: Timeout in seconds for the import of TensorFlow on a busy host.
 _IMPORT_SECONDS = 300.0
 #: Timeout in seconds for progress within a request; other requests wait meanwhile.
@@ -157,7 +159,7 @@ def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> 
             return
         listener.listen(64)
         # On the driver's host it serves the nodes of one start only.
-        idle = 0.0 if executor.pid == os.getpid() else _IDLE_SECONDS
+        idle = _CHECK_SECONDS if executor.pid == os.getpid() else _IDLE_SECONDS
         # A separate session: Spark sends signals to the process group of its workers.
         subprocess.Popen(
             interpreter.command("tfd_notebook.spark.executor.fork_server"),
@@ -185,22 +187,22 @@ def main() -> None:
         imported = fork_server.import_tensorflow(
             "cloudpickle", "tfd_notebook.spark.executor.node_supervisor"
         )
-        listener.settimeout(1.0)
+        listener.settimeout(_CHECK_SECONDS)
         idle_since = time.monotonic()
         forked: set[int] = set()
-        while runtime_dir.runs(pid, started):
+        while runtime_dir.runs(pid, started) and time.monotonic() - idle_since < idle:
             _remove_ended(forked)
             try:
                 channel, _ = listener.accept()
             except TimeoutError:
-                if time.monotonic() - idle_since > idle:
-                    return
                 continue
-            with channel, contextlib.suppress(OSError):
+            # Any user can connect to an abstract name.
+            with channel:
                 if unix_socket.is_this_user(channel):
                     channel.settimeout(_REQUEST_SECONDS)
-                    _answer(listener, channel, imported, forked)
-            idle_since = time.monotonic()
+                    with contextlib.suppress(OSError):
+                        _answer(listener, channel, imported, forked)
+                    idle_since = time.monotonic()
 
 
 def _remove_ended(forked: set[int]) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launchers.client.handshake import HostHandshake
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.launchers.remote import RemoteHost
 from tfd_notebook.net import shared_loopback
-from tfd_notebook.net.host import identity
+from tfd_notebook.net.host import address_towards, identity
 
 
 class Agent:
@@ -157,3 +158,20 @@ def test_only_a_nonce_is_read(
             assert reading.result(60) == ""
     with shared_loopback.NonceServer(sent := shared_loopback.new_nonce()) as server:
         assert shared_loopback.read_nonce(server.port) == sent
+
+
+@pytest.mark.parametrize("address", [address_towards("10.253.9.2"), "::1"])
+def test_nonce_is_served_on_loopback_only(address: str) -> None:
+    with shared_loopback.NonceServer(nonce := shared_loopback.new_nonce()) as server:
+        assert shared_loopback.read_nonce(server.port) == nonce
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, server.port), 60)
+
+
+def test_nonce_is_served_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_loopback, "SERVE_SECONDS", 0.5)
+    with shared_loopback.NonceServer(shared_loopback.new_nonce()) as server:
+        # Each client is served, and none extends the time.
+        until(lambda: not shared_loopback.read_nonce(server.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), 60)
