@@ -86,7 +86,7 @@ _ENDED_USERS = [
 #: A secret in the query of an address, or in an argument ``token=...``, in its second group.
 QUERY_SECRET = re.compile(
     r"((?:[?&;#]|%3[fF]|%26|%23)(?:[\w.-]{0,40}(?:token|secret|signature|passw(?:or)?d|credential)"
-    r"|(?:[\w.-]{0,40}[_-])?key|sig|auth|pwd)(?:=|%3[dD])"
+    r"|(?:[\w.-]{0,40}[_-])?(?:key|pass)|sig|auth|pwd)(?:=|%3[dD])"
     r"|(?<![\w.(-])(?:--)?(?:token|password)=\\*[\"']?)"
     r"((?!\.\.\.|\[removed\])[^\s&#;,'\"()<>]+)",
     re.IGNORECASE,

@@ -15,7 +15,7 @@ REMOVED = "[removed]"
 #: Names of secrets.
 _SECRET = re.compile(
     r"token|secret|passw|passphrase|pwd|api_?key|access_?key|private|credential|auth|cookie"
-    r"|signature|\bsig\b|\bkey\b|_key$|(?-i:[a-z]Key)$",
+    r"|signature|\bsig\b|\bkey\b|_key$|(?-i:[a-z]Key)$|\bpass$|_pass$|_pw$|(?-i:[a-z]Pass)$",
     re.IGNORECASE,
 )
 #: Names that match `_SECRET`, but hold no secret.
@@ -27,6 +27,13 @@ _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|(?<!_)(?-i:(?!PWD=/))pwd|_pwd|credentials?|signature"
     r"|cookies?|(?:access|account|api|private|secret|shared)key|[_-]key)"
 )
+#: End of a password's short name. The word itself is ordinary before a colon.
+_PASS = r"""(?:[a-z0-9]_(?:pass|pw)|(?-i:[a-z]Pass)|(?<![\w-])pass(?=\s*=|\\*["']))"""
+_PASS_OPTION = r"(?<![\w-])--?(?:[\w-]{0,60}-)?pass"
+#: Not a short number, a measured one or a truth value.
+_NO_NUMBER = r"(?!(?:\d{1,3}|\d*\.\d+|true|false|none|null)(?:ms|us|s|%)?(?:[\s,;:/&)}\]]|\Z))"
+#: A user and a password.
+_PAIR = r"""(?=\\*["']?(?!\d+:\d+\b)[^\s"':]{1,200}:)"""
 #: A value in quotation marks, which may be escaped, up to the closing mark or the end of the line.
 _QUOTED = r"""(?P<mark>\\*["'])(?:(?!(?<!\\)(?P=mark))[^\n])+"""
 #: A value without quotation marks. Punctuation inside it belongs to it.
@@ -94,7 +101,33 @@ def _environments() -> list[tuple[str, str]]:
 
 
 _KEY_MARK = re.compile(_KEY_END.replace("end", "(?:begin|end)"), re.IGNORECASE)
-_OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
+_OPTION = re.compile(rf"--?[\w-]{{0,60}}{_NAME}|{_PASS_OPTION}", re.IGNORECASE)
+#: Tokens by their prefixes.
+_TOKENS = (
+    r"gh[pousr]_[a-z0-9]{20,}",
+    r"github_pat_[a-z0-9_]{20,}",
+    r"gl(?:pat|dt|rt|rtr|cbt|ptt|ft|imt|agent|oas|soat|ffct)-[\w-]{20,}(?:\.[\w-]+)*",
+    r"(?:hf|api_org)_[a-z0-9]{30,}",
+    # OpenAI, Anthropic and others: letters of both cases and a digit, or a long run with a digit.
+    r"sk-(?-i:(?=[\w-]{0,99}[A-Z])(?=[\w-]{0,99}[a-z])(?=[\w-]{0,99}\d))[\w-]{20,}",
+    r"sk-(?:[a-z]+-)?(?=[a-z]*\d)[a-z0-9]{20,}[\w-]*",
+    r"xox[a-z][.-](?:xox[a-z]-)?[\w-]{10,}",
+    r"xapp-\d-[\w-]{10,}",
+    r"[rs]k_(?:live|test)_[a-z0-9]{16,}",
+    r"npm_[a-z0-9]{36}",
+    r"pypi-age[\w-]{40,}",
+    r"(?-i:AIza)[\w-]{35}",
+    r"ya29\.[\w-]{20,}",
+    r"gocspx-[\w-]{20,}",
+    r"(?-i:SG)\.[\w-]{16,}\.[\w-]{16,}",
+    r"dapi[0-9a-f]{32}",
+    r"dckr_pat_[\w-]{20,}",
+    r"hv[sbr]\.[\w-]{20,}",
+    r"nvapi-[\w-]{20,}",
+    # JSON Web Tokens, and identifiers of AWS access keys.
+    r"eyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*",
+    r"(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+)
 # Keys are first, because other patterns remove their first lines.
 _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (
@@ -113,10 +146,8 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         r"[a-z0-9+/]{60,}={0,2}",
         REMOVED,
     ),
-    # Tokens of GitHub, JSON Web Tokens, and identifiers of AWS access keys.
-    (r"\b(?:gh[pousr]_[a-z0-9]{20,}|github_pat_[a-z0-9_]{20,})", REMOVED),
-    (r"\beyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*", REMOVED),
-    (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", REMOVED),
+    # A line break that JSON escapes ends with a letter.
+    (rf"(?:(?<![a-z0-9])|(?<=\\[nrt]))(?:{'|'.join(_TOKENS)})", REMOVED),
     (r"(\b(?:bearer|basic|token)\s+)[a-z0-9._~+/=-]{8,}", rf"\1{REMOVED}"),
     # Headers with several values, up to the quotation mark before them or the end of the line.
     (
@@ -125,8 +156,14 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         rf"\g<mark>\2{REMOVED}",
     ),
     *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
-    # Arguments of commands, also in lists.
-    *_named(rf"""(?<![\w-])--[\w-]*{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
+    *_named(rf"""{_PASS}\\*["']?\s*[=:]{{1,2}}>?\s*{_NO_NUMBER}"""),
+    # Arguments of commands, also in lists. The limits keep the time for a long line linear.
+    *_named(rf"""(?<!-)--[\w-]{{0,60}}{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
+    *_named(rf"""{_PASS_OPTION}(?:\\*["'],)?\s+(?!\\*["']?--){_NO_NUMBER}"""),
+    *_named(r"(?:\bsshpass\s+-p\s*|-pass(?:in|out)?\s+pass:)"),
+    *_named(rf"""--(?:proxy-)?user(?:\\*["'],)?[\s=]+{_PAIR}"""),
+    *_named(rf"""\bcurl\b[^\n]{{0,300}}?\s\\*["']?-[a-z]*u(?:\\*["'],)?\s*{_PAIR}"""),
+    *_named(rf"""\bcurl\b[^\n]{{0,300}}?\s\\*["']?-(?-i:[a-z]*U)(?:\\*["'],)?\s*{_PAIR}"""),
     (errors.QUERY_SECRET.pattern, rf"\g<1>{REMOVED}"),
     *_environments(),
 ]

@@ -249,6 +249,46 @@ def test_possible_secrets_are_redacted(text: str, kept: str) -> None:
     assert redaction.Redactor({}).text(text) == kept
 
 
+#: Random text, from which tests compose tokens. Complete ones would alarm scanners.
+RANDOM = "q7Tz0WbR4kXm9PvL2sYd8HnJ5cGf1AeU6oKiV3xB" * 3
+HEX = "3f9ac04b7e1d5826" * 4
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        f"hf_{'wPqLzRbTnXmKdVsYhJcGfAeUoKiVxBaQrT'}",
+        f"api_org_{'wPqLzRbTnXmKdVsYhJcGfAeUoKiVxBaQrT'}",
+        f"sk-{RANDOM[:48]}",
+        f"sk-{HEX[:32]}",
+        f"sk-proj-{RANDOM[:30]}_{RANDOM[:20]}-{RANDOM[:18]}_{RANDOM[:40]}",
+        f"sk-ant-api03-{RANDOM[:10]}-{RANDOM[:15]}_{RANDOM[:19]}-{RANDOM[:19]}_AA",
+        f"xoxb-{'174562938471'}-{'9182736450918'}-{RANDOM[:24]}",
+        f"xoxe.xoxp-1-{RANDOM[:60]}",
+        f"xapp-1-A0{'4KX7Q2M9'}-{'5182736450918'}-{HEX}",
+        f"glpat-{RANDOM[:20]}",
+        f"glpat-{RANDOM[:27]}.01.{RANDOM[:9]}",
+        f"gldt-{RANDOM[:20]}",
+        f"glcbt-64_{RANDOM[:20]}",
+        f"sk_live_{RANDOM[:24]}",
+        f"rk_test_{RANDOM[:24]}",
+        f"npm_{RANDOM[:36]}",
+        f"pypi-AgEIcHlwaS5vcmc{RANDOM[:60]}",
+        f"AIza{'Sy'}{RANDOM[:33]}",
+        f"ya29.{'a0Af'}_{RANDOM[:60]}",
+        f"GOCSPX-{RANDOM[:28]}",
+        f"SG.{RANDOM[:22]}.{RANDOM[:43]}",
+        f"dapi{HEX[:32]}",
+        f"dckr_pat_{RANDOM[:27]}",
+        f"hvs.{'CAES'}{RANDOM[:90]}",
+        f"nvapi-{RANDOM[:64]}",
+    ],
+)
+@pytest.mark.parametrize("around", ["with {} it fails", "'{}'", "line\\n{}\\nline", "({})", "a={}"])
+def test_tokens_with_a_known_prefix_are_removed(token: str, around: str) -> None:
+    assert redaction.Redactor({}).text(around.format(token)) == around.format("[removed]")
+
+
 BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
 LAST = "MzEfYyjiWA4R4/M2bS1GB4t7"
 BEGIN, END = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
@@ -292,6 +332,32 @@ def test_lines_of_keys_are_removed_from_logs() -> None:
         "'password' => 'SECRET'",
         "Server=db;Uid=ada;Pwd=SECRET;Timeout=3",
         "DB_PWD=/SECRET",
+        "DB_PASS: SECRET",
+        "DB_PASS=SECRET",
+        "export DB_PASS='SECRET ANOTHER'",
+        "DB_PASS: 1SECRET",
+        "db_pass = 'SECRET'",
+        "db_pw: SECRET",
+        "dbPass: SECRET",
+        "pass=SECRET",
+        "user=ada pass=SECRET",
+        "pass = 'SECRET ANOTHER'",
+        "'pass': 'SECRET ANOTHER'",
+        r'"{\"pass\": \"SECRET ANOTHER\"}"',
+        "https://one/c?user=ada&pass=SECRET",
+        "mount.cifs //one/c /mnt -o user=ada,pass=SECRET",
+        "one --pass SECRET --db-pass ANOTHER",
+        "['one', '--db-pass', 'SECRET']",
+        "openssl rsa -passin pass:SECRET -in one",
+        "sshpass -p SECRET ssh one",
+        "curl -u ada:SECRET https://one",
+        "curl -s -u 'ada:SECRET ANOTHER' https://one",
+        "curl -fsSuada:SECRET https://one",
+        "curl --user ada:SECRET https://one",
+        "curl --user=ada:SECRET -U ada:ANOTHER https://one",
+        "curl --proxy-user ada:SECRET --user ada:ANOTHER https://one",
+        "['curl', '-u', 'ada:SECRET', 'https://one']",
+        '["curl", "--user", "ada:SECRET ANOTHER"]',
         "mysql --password SECRET -h db",
         "mysql --db-password 'SECRET ANOTHER' -h db",
         "mysql --password=SECRET -h db",
@@ -352,6 +418,19 @@ def test_secrets_are_removed_whole(text: str) -> None:
         "sha256 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         f"/Users/ada/{'directory9/' * 8}file",
         "max_tokens=512 tokens: 3",
+        "try:\n    x()\nexcept OSError:\n    pass\n",
+        'File "one.py", line 3, in f\n    pass  # see: bypass: 3',
+        "bypass: 3, compass=north, passes: 3, passed=True, Pass: ok",
+        "pass: 12, fail: 3",
+        "forward pass: 12 ms, first pass = 3, pass=2/3 ",
+        "forward_pass: 12.5 ms backward_pass=7ms second_pass=True num_pass: 3",
+        "{'pass': 3, 'fail': None}",
+        "docker run -u 1000:1000 --user 1000:1000 one",
+        "curl -u ada https://one:8080/x -o a:b",
+        "risk-adjusted task-0123456789abcdefghijklmn disk-sk-learn",
+        "sk-learn-experiments-of-several-years",
+        "hf_hub_download hf_transfer_is_enabled_everywhere npm_config_cache_of_this_user",
+        "xoxb- glpat-one SG.one.two global-batch-size-of-all-workers ya29.x",
         "--token-file /etc/one",
         "worker:0 failed: the cookie jar is empty",
         "config(password=[removed], name=one)",
@@ -380,6 +459,9 @@ def test_values_are_removed_by_their_names() -> None:
         "environment": {"DATABASE": "y"},
         "variables": {"DATABASE": "z"},
         "AccountKey": "z",
+        "DB_PASS": "z",
+        "pass": "z",
+        "BYPASS": "z",
         "command": ["mysql", "--password", "hunter2", "-h", "db"],
         "https://ada:hunter2@one": 1,
     }
@@ -388,6 +470,9 @@ def test_values_are_removed_by_their_names() -> None:
         "environment": {"DATABASE": "[removed]"},
         "variables": {"DATABASE": "[removed]"},
         "AccountKey": "[removed]",
+        "DB_PASS": "[removed]",
+        "pass": "[removed]",
+        "BYPASS": "z",
         "command": ["mysql", "--password", "[removed]", "-h", "db"],
         "https://[removed]@one": 1,
     }
