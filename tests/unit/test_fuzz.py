@@ -27,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.rendezvous import Rendezvous
-from tfd_notebook.net import agent_protocol, runtime_dir, secure_channel
+from tfd_notebook.net import agent_protocol, messages, plain_values, runtime_dir, secure_channel
 from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.net.secure_channel import AuthenticatedChannel
 from tfd_notebook.remote_kernel.bus_client import BusClient
@@ -139,6 +140,20 @@ def receive_frames_of_channel(data: bytes) -> None:
 
 def framed(header: bytes, body: bytes = b"") -> bytes:
     return struct.pack("!IQ", len(header), len(body)) + header + body
+
+
+RANK_RESULT = plain_values.pack(
+    {
+        **{"a": [1, 2**70, 1.5, math.inf], (1, "b"): {b"c", "d"}, None: frozenset({True})},
+        "arrays": [np.zeros((2, 3), "<f4"), np.array(["e", "fg"]), np.datetime64("2026-01-01")],
+    }
+)
+
+
+def receive_rank_result(value: Any) -> None:
+    """Receive a rank's reply as the client of an agent does, and unpack its result."""
+    reply = messages.reply_value("run_rank", {"result": value})
+    assert repr(plain_values.unpack(reply["result"]))
 
 
 SPARK = (
@@ -423,6 +438,15 @@ RECEIVERS = {
         (EOFError, OSError),
         found=({"host": "0", "process": []},),
         gate=10,
+    ),
+    "result of a rank": Receiver(
+        like(*(item for pair in RANK_RESULT["dict"] for item in pair), RANK_RESULT),
+        direct(receive_rank_result),
+        (errors.InvalidMessage, ValueError, TypeError),
+        found=(
+            *({"array": [dtype, [1], ""]} for dtype in ("i4,(", ",", "9" * 5000)),
+            {"array": ["<U1", [2], "eHh4eHh4eHg="]},
+        ),
     ),
     "messages of Spark": Receiver(
         like(*SPARK), direct(lambda body: spark_message(body, *KINDS)), (errors.InvalidMessage,)

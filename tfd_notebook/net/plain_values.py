@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +19,8 @@ from tfd_notebook.errors import UsageError
 MAX_CHARACTERS = 8_000_000
 #: Kinds of NumPy's dtypes that consist of numbers, truth values, text, bytes or times.
 _KINDS = "biufcSUmM"
+#: One such dtype. NumPy evaluates parts of other strings as Python.
+_DTYPE = re.compile(rf"[<>|=][{_KINDS}][0-9]{{1,9}}(?:\[[0-9]{{0,9}}[a-zA-Z]{{1,2}}\])?")
 _MAX_DEPTH = 10
 #: Largest number of a message between agent and kernel.
 _LARGEST_INTEGER = 2**63 - 1
@@ -138,8 +142,10 @@ def unpack(value: Any) -> Any:
     import numpy as np
 
     dtype, shape, data = content
-    if np.dtype(dtype).kind not in _KINDS:
-        raise ValueError(f"invalid dtype {dtype!r}")
+    if not _DTYPE.fullmatch(dtype):
+        raise ValueError("invalid dtype")
     array = np.frombuffer(base64.b64decode(data, validate=True), dtype)
+    if array.dtype.kind == "U" and (array.view(f"{dtype[0]}u4") > sys.maxunicode).any():
+        raise ValueError("invalid text")  # its use would raise SystemError
     array = array.reshape([int(size) for size in shape])
     return array.copy() if array.ndim else array[()]

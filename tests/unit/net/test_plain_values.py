@@ -36,12 +36,20 @@ def test_values_keep_their_types(value: Any) -> None:
     assert type(result) is type(value)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "<f4", "complex64", "S3", "U2", "datetime64[s]"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("bool", "int8", "<f4", ">i8", "complex64", "longdouble", "S3", "U2", "S0", "U0"),
+        *("datetime64[s]", "datetime64[25us]", "timedelta64[D]", "timedelta64"),
+    ],
+)
 def test_arrays_keep_dtype_and_shape(dtype: str) -> None:
     array = np.zeros((2, 0, 3), dtype)
     result = plain_values.unpack(plain_values.pack(array))
     assert (result.dtype, result.shape) == (array.dtype, array.shape)
     assert plain_values.unpack(plain_values.pack(np.float32(0.5))) == np.float32(0.5)
+    text = np.array(["\U0010ffff", "e"], ">U3")
+    assert (plain_values.unpack(plain_values.pack(text)) == text).all()
 
 
 @pytest.mark.parametrize("value", [object(), [lambda: 0], np.array([object()]), 1 + 2j])
@@ -89,6 +97,12 @@ def test_large_value_is_refused_before_it_is_copied(value: Any) -> None:
         {"array": ["O", [1], base64.b64encode(b"x" * 8).decode()]},
         {"array": ["<f4", [3], base64.b64encode(b"x" * 4).decode()]},
         {"array": ["<f4", [1], "?"]},
+        {"array": ["i4,(", [1], "AAAAAA=="]},
+        {"array": ["(1,)i4", [1], "AAAAAA=="]},
+        {"array": ["9" * 5000, [1], "AAAAAA=="]},
+        {"array": [["a", "<f4"], [1], "AAAAAA=="]},
+        {"array": ["<U1", [1], base64.b64encode(b"\xff" * 4).decode()]},
+        {"array": [">U1", [1], base64.b64encode(b"\xff" * 4).decode()]},
         {"code": "x"},
         {"a": 1, "b": 2},
         {},
