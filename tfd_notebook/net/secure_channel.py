@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
 import logging
-import select
+import math
 import socket
 import ssl
 import struct
@@ -26,7 +27,13 @@ from typing import Any, TypeAlias
 
 from tfd_notebook.errors import InvalidMessage
 from tfd_notebook.net import certificates, unix_socket
-from tfd_notebook.net.tls_socket import TlsSocket, break_if_vanished, pinned_context
+from tfd_notebook.net.tls_socket import (
+    TlsSocket,
+    await_data,
+    break_if_vanished,
+    has_data,
+    pinned_context,
+)
 
 log = logging.getLogger("tfd_notebook")
 
@@ -37,8 +44,10 @@ Buffer: TypeAlias = Any
 AUTHENTICATION_SECONDS = 2.0
 #: Seconds after which a TCP connection to an unresponsive peer breaks.
 VANISHED_SECONDS = 60
-#: Seconds without progress in the middle of a message.
+#: Seconds without progress in the middle of a message. Without a timeout, a message may take this
+#: time, and more for its length.
 STALL_SECONDS = 60.0
+MIN_BYTES_PER_SECOND = 10_000
 #: Limits of a header and of a body, in bytes.
 MAX_HEADER = 1 << 20
 MAX_BODY = 1 << 31
@@ -103,6 +112,11 @@ class AuthenticatedChannel:
         return self._closed
 
     @property
+    def has_data(self) -> bool:
+        """True if a message, or the end of the channel, has started to arrive."""
+        return self._starts_within(0.0)
+
+    @property
     def ends(self) -> tuple[str, str]:
         """The addresses of the peer and of this process in a TCP connection."""
         return self._socket.getpeername()[0], self._socket.getsockname()[0]
@@ -145,7 +159,7 @@ class AuthenticatedChannel:
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for the start of a message. Default: no timeout.
+            Seconds until the message is complete. Default: no timeout for its start.
         allocate : callable
             Takes a size and returns a writable buffer. Called again with a larger size if a large
             body has filled it. Default `bytearray`.
@@ -159,16 +173,20 @@ class AuthenticatedChannel:
         Raises
         ------
         TimeoutError
-            No message started. The channel remains usable.
+            No message is complete. The channel remains usable if none has started.
         EOFError
             The other end closed the channel.
         OSError
             The connection broke or the message is invalid. The channel is closed.
         """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._receiving:
-            self._wait_for_message(timeout)
+            self._wait_for_message(deadline)
+            rate = math.inf
+            if timeout is None:
+                deadline, rate = time.monotonic() + STALL_SECONDS, MIN_BYTES_PER_SECOND
             with self._closed_on_error():
-                return self._receive(allocate)
+                return self._receive(allocate, deadline, rate)
 
     def close(self) -> None:
         """Close the channel; pending calls in other threads raise at once. Never raises."""
@@ -190,13 +208,16 @@ class AuthenticatedChannel:
         with contextlib.suppress(Exception):
             self._socket.close()
 
-    def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
-        head_size, size = _LENGTHS.unpack(_receive_exactly(self._socket, _LENGTHS.size))
+    def _receive(
+        self, allocate: Callable[[int], Any], deadline: float, rate: float
+    ) -> tuple[dict[str, Any], memoryview]:
+        receive = functools.partial(_receive_exactly, self._socket, deadline=deadline, rate=rate)
+        head_size, size = _LENGTHS.unpack(receive(_LENGTHS.size))
         if head_size > MAX_HEADER or size > MAX_BODY:
             raise ConnectionAbortedError("invalid message: too long")
         try:
-            encoded_header = _receive_exactly(self._socket, head_size)
-            body = memoryview(_receive_exactly(self._socket, size, allocate))
+            encoded_header = receive(head_size)
+            body = memoryview(receive(size, allocate))
         except EOFError:
             raise ConnectionResetError("the connection ended in the middle of a message") from None
         try:
@@ -207,22 +228,25 @@ class AuthenticatedChannel:
             raise ConnectionAbortedError("invalid message: expected a JSON object")
         return header, body
 
-    def _wait_for_message(self, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _wait_for_message(self, deadline: float) -> None:
         while not self._closed:
-            if isinstance(self._socket, TlsSocket) and self._socket.pending:
-                return
-            left = 1.0 if deadline is None else min(1.0, max(0.0, deadline - time.monotonic()))
-            try:
-                ready = _wait(self._socket.fileno(), left)
-            except (OSError, ValueError):  # closed in the meantime
+            left = min(1.0, deadline - time.monotonic())
+            if self._starts_within(max(0.0, left)):
                 break
-            if ready:
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing arrived within {timeout:g} s")
-        self._socket.close()
-        raise EOFError("the channel is closed")
+            if left <= 0:
+                raise TimeoutError("no message arrived in time")
+        else:
+            self._socket.close()
+            raise EOFError("the channel is closed")
+
+    def _starts_within(self, seconds: float) -> bool:
+        if isinstance(self._socket, TlsSocket) and self._socket.pending:
+            return True
+        try:
+            return has_data(self._socket.fileno(), seconds)
+        except (OSError, ValueError):  # closed in the meantime
+            self._closed = True
+            return False
 
     def _send_all(self, parts: list[memoryview]) -> None:
         while parts:
@@ -472,9 +496,13 @@ def _receive_exactly(
     size: int,
     allocate: Callable[[int], Any] = bytearray,
     *,
-    deadline: float | None = None,
+    deadline: float,
+    rate: float = math.inf,
 ) -> Any:
-    """Return exactly `size` bytes; raise EOFError if the stream ends earlier."""
+    """Return exactly `size` bytes; raise EOFError if the stream ends earlier.
+
+    Raise TimeoutError at `deadline`, which is one second later for each `rate` received bytes.
+    """
     received = allocate(min(size, FIRST_ALLOCATION))
     view, count = memoryview(received), 0
     while count < size:
@@ -482,20 +510,13 @@ def _receive_exactly(
             larger = allocate(min(size, 2 * count))
             memoryview(larger)[:count] = view
             received, view = larger, memoryview(larger)
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("authentication timed out")
-            connected.settimeout(left)
-        arrived = connected.recv_into(view[count:])
+        end = min(deadline + count / rate, time.monotonic() + STALL_SECONDS)
+        if isinstance(connected, TlsSocket):
+            arrived = connected.recv_into(view[count:], end)
+        else:
+            await_data(connected.fileno(), end)
+            arrived = connected.recv_into(view[count:])
         if not arrived:
             raise EOFError("the other end closed the channel")
         count += arrived
     return received
-
-
-def _wait(descriptor: int, seconds: float) -> bool:
-    """Return True if data, or the end of the stream, arrives within `seconds`."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
 import socket
 import ssl
 import threading
@@ -90,14 +92,18 @@ class TlsSocket:
         with self._lock:
             return bool(self._tls.pending() or self._incoming.pending)
 
-    def recv_into(self, view: memoryview) -> int:
-        """Receive at most ``len(view)`` bytes; return their number, or 0 at the end."""
+    def recv_into(self, view: memoryview, deadline: float = math.inf) -> int:
+        """Receive at most ``len(view)`` bytes; return their number, or 0 at the end.
+
+        Raise TimeoutError if none is complete at `deadline`. The peer may divide a TLS record.
+        """
         while True:
             with self._lock, contextlib.suppress(ssl.SSLWantReadError):
                 try:
                     return self._tls.read(len(view), view)  # type: ignore[return-value]
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                     return 0
+            await_data(self.fileno(), deadline)
             self._fill()
 
     def sendmsg(self, parts: list[memoryview]) -> int:
@@ -136,6 +142,23 @@ class TlsSocket:
                 self._incoming.write(data)
             else:
                 self._incoming.write_eof()
+
+
+def has_data(descriptor: int, seconds: float = 0.0) -> bool:
+    """Return True if data, or the end of the stream, arrives within `seconds`."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def await_data(descriptor: int, deadline: float) -> None:
+    """Wait for data, or the end of the stream; raise TimeoutError at `deadline`.
+
+    The timeout of the socket would also apply to another thread, which sends.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0 or not has_data(descriptor, left):
+        raise TimeoutError("no complete message arrived in time")
 
 
 def break_if_vanished(connected: socket.socket, seconds: int) -> None:

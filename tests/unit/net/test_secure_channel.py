@@ -325,9 +325,15 @@ def test_listener_on_a_unix_socket_must_answer(tmp_path: Path) -> None:
 class Proxy:
     """Forwards one TCP connection to a server, and records the bytes of both directions."""
 
-    def __init__(self, address: str, change: Callable[[bytes], bytes] = bytes) -> None:
+    def __init__(
+        self,
+        address: str,
+        change: Callable[[bytes], bytes] = bytes,
+        forward: Callable[[socket.socket, bytes], None] = socket.socket.sendall,
+    ) -> None:
         self.sent, self.received = bytearray(), bytearray()
         self._change = change
+        self._send = forward
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._to = address
@@ -351,8 +357,8 @@ class Proxy:
         client.close()
         server.close()
 
-    @staticmethod
     def _copy(
+        self,
         source: socket.socket,
         target: socket.socket,
         record: bytearray,
@@ -361,8 +367,72 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 record.extend(data)
-                target.sendall(change(data))
+                self._send(target, change(data))
             target.shutdown(socket.SHUT_WR)
+
+
+def slowly(send: Callable[[bytes], object], data: bytes, ended: threading.Event) -> None:
+    """Send single bytes until `ended` is set or the receiver closes the connection."""
+    with contextlib.suppress(OSError):
+        for byte in data:
+            if ended.wait(0.005):
+                return
+            send(bytes([byte]))
+
+
+@pytest.fixture(params=["deadline", "rate"])
+def timeout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float | None:
+    """Return the timeout of a receiver; without one, messages have a rate."""
+    if request.param == "deadline":
+        return 0.3
+    monkeypatch.setattr(secure_channel, "STALL_SECONDS", 0.3)
+    return None
+
+
+@pytest.mark.parametrize("size", [0, 10_000], ids=["header", "body"])
+def test_slow_message_ends_at_the_deadline(timeout: float | None, size: int) -> None:
+    ended = threading.Event()
+    sender, receiver = socket.socketpair()
+    message = struct.pack("!IQ", 1000, size) + (b"{}" + b" " * 998)[: 1000 * bool(size)]
+    with sender, secure_channel.AuthenticatedChannel(receiver) as channel:
+        sender.sendall(message)
+        thread = threading.Thread(target=slowly, args=(sender.sendall, b" " * 10_000, ended))
+        thread.start()
+        with pytest.raises(TimeoutError):
+            channel.receive(timeout)
+        assert channel.closed
+        ended.set()
+        thread.join()
+
+
+def test_slow_tls_record_ends_at_the_deadline(timeout: float | None) -> None:
+    slow, ended = threading.Event(), threading.Event()
+    errors: queue.Queue[BaseException] = queue.Queue()
+
+    def receive(channel: secure_channel.AuthenticatedChannel) -> None:
+        channel.receive(SECONDS)
+        slow.set()
+        try:
+            channel.receive(timeout)
+        except OSError as error:
+            errors.put(error)
+        ended.set()
+
+    def forward(target: socket.socket, data: bytes) -> None:
+        if slow.is_set():
+            slowly(target.sendall, data, ended)
+        else:
+            target.sendall(data)
+
+    with (
+        secure_channel.serve(SECRET, receive) as server,
+        Proxy(server.address, forward=forward) as proxy,
+        secure_channel.connect(proxy.address, SECRET, SECONDS) as channel,
+    ):
+        channel.send({})
+        assert slow.wait(SECONDS)
+        channel.send({"text": "x" * 10_000})
+        assert isinstance(errors.get(timeout=SECONDS), TimeoutError)
 
 
 def test_recorded_connection_cannot_be_replayed() -> None:

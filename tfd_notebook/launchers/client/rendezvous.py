@@ -25,6 +25,8 @@ _ANSWER_SECONDS = 30.0
 _START_SECONDS = 45.0
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.5
+#: Bytes of a message to an agent, which must arrive within `reconnect.SILENT_SECONDS`.
+_CHUNK_BYTES = 1 << 16
 
 
 class Rendezvous:
@@ -114,7 +116,10 @@ class RendezvousHost(RemoteHost):
         super().__init__(label)
         self._rendezvous = rendezvous
         self._changed = threading.Condition()
+        #: The channel for the next session, the one that `offer` reads, and that of `connect`.
         self._idle: secure_channel.AuthenticatedChannel | None = None
+        self._read: secure_channel.AuthenticatedChannel | None = None
+        self._connecting: secure_channel.AuthenticatedChannel | None = None
         self._loss_reason = ""
         self._closed = False
         #: Address and key of the first connection. Other hosts have the secret, too.
@@ -157,10 +162,14 @@ class RendezvousHost(RemoteHost):
                     channel.send({})
                     next_heartbeat = time.monotonic() + reconnect.HEARTBEAT_SECONDS
                 with self._changed:
-                    if self._idle is channel:  # no session reads it
-                        with contextlib.suppress(TimeoutError):
-                            self._read_end(channel.receive(0.0)[0])
-                    if not self._loss_reason:
+                    if self._idle is channel and channel.has_data:  # no session reads it
+                        self._read = channel
+                if self._read is channel:
+                    # Without the lock: the host may send slowly.
+                    self._read_end(channel.receive(_CONNECT_SECONDS)[0])
+                    self._end_read(channel)
+                with self._changed:
+                    if not self._loss_reason and not self._closed:
                         self._changed.wait(_POLL_SECONDS)
                 if self._loss_reason:
                     # The process ends its agent after this, which would report another reason.
@@ -173,17 +182,28 @@ class RendezvousHost(RemoteHost):
             with self._changed:
                 if self._idle is channel:
                     self._idle = None
+            self._end_read(channel)
         return not self._closed
+
+    def _end_read(self, channel: secure_channel.AuthenticatedChannel) -> None:
+        with self._changed:
+            if self._read is channel:
+                self._read = None
+                self._changed.notify_all()
+
+    @property
+    def _free(self) -> secure_channel.AuthenticatedChannel | None:
+        return None if self._idle is self._read else self._idle
 
     def connect(self, agent: str, start: bool) -> Channel:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._idle is not None or self._loss_reason or self._closed,
-                _CONNECT_SECONDS,
+                lambda: self._free or self._loss_reason or self._closed, _CONNECT_SECONDS
             )
             if self._loss_reason:
                 raise self.loss(self._loss_reason)
-            channel, self._idle = self._idle, None
+            if (channel := self._free) is not None:
+                self._idle, self._connecting = None, channel
         if channel is None:
             raise OSError(
                 f"its process did not connect to {self.kernel_address} "
@@ -204,6 +224,8 @@ class RendezvousHost(RemoteHost):
         except BaseException:
             channel.close()
             raise
+        finally:
+            self._connecting = None
         return LineChannel(channel)
 
     def _read_end(self, header: Mapping[str, Any]) -> None:
@@ -232,11 +254,14 @@ class RendezvousHost(RemoteHost):
                 return
             self._closed = True
             self._changed.notify_all()
-            channel, self._idle = self._idle, None
-        if channel is not None:
+            idle, self._idle = self._idle, None
+            connecting = self._connecting
+        if connecting is not None:
+            connecting.close()  # `connect` ends
+        if idle is not None:
             with contextlib.suppress(OSError):
-                channel.send({"close": True})
-            channel.close()
+                idle.send({"close": True})
+            idle.close()
         self._rendezvous.release()
 
 
@@ -245,9 +270,12 @@ class LineChannel:
 
     def __init__(self, channel: secure_channel.AuthenticatedChannel) -> None:
         self._channel = channel
+        self._sending = threading.Lock()
 
     def send(self, data: bytes) -> None:
-        self._channel.send({}, data)
+        with self._sending:  # no other line may arrive in between
+            for start in range(0, len(data), _CHUNK_BYTES):
+                self._channel.send({}, data[start : start + _CHUNK_BYTES])
 
     def lines(self) -> Iterator[bytes]:
         buffer = LineBuffer()

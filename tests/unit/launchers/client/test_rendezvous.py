@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import json
 import socket
+import ssl
+import struct
+import threading
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +22,9 @@ from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.launchers.client import engine_workers
 from tfd_notebook.launchers.client.agent_client import AgentClient
-from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
+from tfd_notebook.launchers.client.rendezvous import LineChannel, Rendezvous, RendezvousHost
 from tfd_notebook.net import secure_channel
+from tfd_notebook.net.tls_socket import TlsSocket, pinned_context
 
 KEY = {"host": "0", "process": 1}
 
@@ -144,3 +150,91 @@ def test_host_that_cannot_reach_this_one_gets_the_address(
     assert f"one failed: its process did not connect to {address}" in caught.value.what
     assert f"reaches {address} (TCP)" in str(caught.value.fix)
     host.close()
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Is released when this process begins to read a message of a host."""
+    began = threading.Semaphore(0)
+    receive = secure_channel.AuthenticatedChannel.receive
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        began.release()
+        return receive(*arguments, **options)
+
+    monkeypatch.setattr(secure_channel.AuthenticatedChannel, "receive", recorded)
+    return began
+
+
+@contextlib.contextmanager
+def slow_host(rendezvous: Rendezvous) -> Iterator[TlsSocket]:
+    """Yield a connection of a host, which has sent its key and can send parts of messages."""
+    connected = socket.create_connection(("127.0.0.1", rendezvous.port))
+    context = pinned_context(rendezvous.secret, ssl.PROTOCOL_TLS_CLIENT)
+    sender = TlsSocket(connected, context, time.monotonic() + 60)
+    key = json.dumps(KEY).encode()
+    sender.sendmsg([memoryview(struct.pack("!IQ", len(key), 0) + key)])
+    with connected:
+        yield sender
+
+
+def test_slow_message_does_not_delay_the_close(
+    rendezvous: Rendezvous, began: threading.Semaphore
+) -> None:
+    host = RendezvousHost("one", rendezvous)
+    rendezvous.expect({("0", 1): host})
+    with slow_host(rendezvous) as sender, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        sender.sendmsg([memoryview(b"\0")])
+        for _ in ("key", "message"):
+            assert began.acquire(timeout=60)
+        pool.submit(host.close).result(4)
+
+
+def test_close_ends_a_session_that_a_slow_host_opens(
+    rendezvous: Rendezvous, began: threading.Semaphore
+) -> None:
+    host = RendezvousHost("one", rendezvous)
+    rendezvous.expect({("0", 1): host})
+    with slow_host(rendezvous) as sender, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        session = pool.submit(host.connect, "0123456789ab", True)
+        for _ in ("key", "answer"):
+            assert began.acquire(timeout=60)
+        sender.sendmsg([memoryview(b"\0")])
+        pool.submit(host.close).result(4)
+        with pytest.raises(OSError, match="closed"):
+            session.result(4)
+
+
+def test_answer_of_a_slow_host_ends_at_the_deadline(
+    rendezvous: Rendezvous, began: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfd_notebook.launchers.client.rendezvous._ANSWER_SECONDS", 1.0)
+    host = RendezvousHost("one", rendezvous)
+    rendezvous.expect({("0", 1): host})
+    with slow_host(rendezvous) as sender, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        session = pool.submit(host.connect, "0123456789ab", True)
+        for _ in ("key", "answer"):
+            assert began.acquire(timeout=60)
+        sender.sendmsg([memoryview(b"\0")])
+        with pytest.raises(OSError, match="in time"):
+            session.result(20)
+    host.close()
+
+
+def test_large_message_to_an_agent_is_divided(rendezvous: Rendezvous) -> None:
+    """Each part must arrive within a timeout. No other message arrives in between."""
+    large, small = b"x" * 10_000_000, b"y"
+
+    def send(channel: secure_channel.AuthenticatedChannel) -> None:
+        lines = LineChannel(channel)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            list(pool.map(lines.send, (large, small)))
+
+    with secure_channel.serve(rendezvous.secret, send) as server:
+        received = b""
+        with secure_channel.connect(server.address, rendezvous.secret) as channel:
+            while len(received) < len(large) + len(small):
+                _, part = channel.receive(60)
+                assert len(part) <= 1 << 16
+                received += part
+    assert received in (large + small, small + large)
