@@ -234,7 +234,7 @@ class RemoteKernel(Handle):
                 self._send_code(code, number)
                 self._await_end(answers, deadline, timeout, show)
             except KeyboardInterrupt:
-                self.interrupt()
+                self._try_interrupt()
                 raise
             finally:
                 del self._runs[number]
@@ -264,12 +264,11 @@ class RemoteKernel(Handle):
             if message is None:
                 if late is not None:
                     raise late
-                late = TimeLimit(
-                    f"the code at {self.label} did not end within {timeout:g} s, and was "
-                    "interrupted"
-                )
                 # Wait for the end: the kernel aborts requests that arrive before.
-                self.interrupt()
+                late = TimeLimit(
+                    f"the code at {self.label} did not end within {timeout:g} s, and "
+                    f"{self._try_interrupt()}"
+                )
                 failed, deadline = late, time.monotonic() + _INTERRUPT_SECONDS
                 continue
             kind, content = message["header"]["msg_type"], message["content"]
@@ -293,6 +292,16 @@ class RemoteKernel(Handle):
         """Interrupt the running code."""
         with contextlib.suppress(OSError):
             self._server.interrupt(self._kernel)
+
+    def _try_interrupt(self) -> str:
+        """Interrupt the running code; return the result, as the end of a sentence."""
+        try:
+            self._server.interrupt(self._kernel)
+        except TfdError as error:
+            return f"the interrupt failed: {error.what}"
+        except OSError as error:
+            return f"the interrupt failed: {error}"
+        return "was interrupted"
 
     # Clusters
 

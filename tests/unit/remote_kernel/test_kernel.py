@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tornado.web
 
 from tests._jupyter_kernel import Kernel, jupyter_server, kernel_message
 from tests._waiting import until
@@ -43,6 +44,61 @@ def test_timeout_ends_code_that_prints() -> None:
         with pytest.raises(errors.TimeLimit, match=r"within 0\.5 s"):
             kernel.run(CODE, timeout=0.5)
         kernel.run("next code", timeout=60)
+
+
+class RefusingServer(EndlessKernel):
+    """Its server refuses each interrupt."""
+
+    interrupts = 0
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        raise tornado.web.HTTPError(self.status)
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
+#: A LaunchError, and an OSError.
+REFUSALS = (403, 503)
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_refused_interrupt_does_not_replace_the_timeout(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfd_notebook.remote_kernel.kernel._INTERRUPT_SECONDS", 0.2)
+    remote = RefusingServer(status)
+    with jupyter_server(remote) as url, RemoteKernel(url, token="") as kernel:
+        with pytest.raises(errors.TimeLimit, match=r"within 0\.5 s, and the interrupt failed"):
+            kernel.run(CODE, timeout=0.5)
+        remote.interrupted = True
+
+
+@pytest.mark.parametrize("status", REFUSALS)
+def test_refused_interrupt_does_not_replace_ctrl_c(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*message: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfd_notebook.remote_kernel.kernel.show", show)
+    remote = RefusingServer(status)
+    with jupyter_server(remote) as url, RemoteKernel(url, token="") as kernel:
+        with pytest.raises(KeyboardInterrupt):
+            kernel.run(CODE)
+        assert remote.interrupts == 1
+        remote.interrupted = True
+
+
+def test_refused_interrupt_is_an_error_of_its_caller() -> None:
+    with (
+        jupyter_server(RefusingServer(403)) as url,
+        RemoteKernel(url, token="") as kernel,
+        pytest.raises(errors.LaunchError, match="requires a token"),
+    ):
+        kernel.interrupt()
 
 
 class EvasiveKernel(Kernel):
