@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 
 def wait_for_end(channel: socket.socket) -> None:
@@ -22,3 +27,19 @@ def trickle(channel: socket.socket, start: bytes) -> None:
                 return
         channel.sendall(b" ")
     raise AssertionError("the client received all bytes")
+
+
+@contextlib.contextmanager
+def slow_names() -> Iterator[None]:
+    """Resolve no name before the end of the context, or one minute."""
+    ended = threading.Event()
+    resolve = socket.getaddrinfo
+
+    def wait(*arguments: Any, **options: Any) -> Any:
+        ended.wait(60)
+        return resolve(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", wait)
+        yield
+        ended.set()

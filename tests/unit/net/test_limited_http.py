@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import gzip
 import http.client
@@ -16,7 +17,7 @@ import googleapiclient.discovery
 import pytest
 from google.oauth2.credentials import Credentials
 
-from tests._slow_servers import trickle, wait_for_end
+from tests._slow_servers import slow_names, trickle, wait_for_end
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import kubernetes_api
 from tfd_notebook.net import validation
@@ -191,6 +192,16 @@ def test_slow_reply_ends_at_the_deadline(client: Client, start: bytes) -> None:
         pytest.raises(client.late, match=r"timed out|no complete reply"),
     ):
         client.request(port)
+
+
+def test_name_that_is_not_resolved_ends_at_the_deadline(client: Client) -> None:
+    client.limit_seconds(0.3)
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        slow_names(),
+        pytest.raises(client.late, match="no connection within"),
+    ):
+        pool.submit(client.request, 9).result(10)
 
 
 def test_reply_with_too_many_values_is_not_parsed(

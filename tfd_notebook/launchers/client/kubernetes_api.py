@@ -108,7 +108,8 @@ class KubernetesApi:
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {**_headers(configuration), "Content-Type": content_type}
         client = RESTClientObject(configuration)
-        limited_http.limit_pools(client.pool_manager, MAX_REPLY_BYTES)
+        end = time.monotonic() + REQUEST_SECONDS  # also of repeated attempts
+        limited_http.limit_pools(client.pool_manager, MAX_REPLY_BYTES, end)
         try:
             reply = client.request(
                 method, url, headers=headers, body=body, _request_timeout=REQUEST_SECONDS

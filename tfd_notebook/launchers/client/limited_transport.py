@@ -6,7 +6,9 @@ time never reaches them. The limits here apply to a request or a handshake as a 
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import http.client
 import math
 import socket
 import time
@@ -18,6 +20,8 @@ import requests.adapters
 import urllib3
 import websocket
 
+from tfd_notebook._compat import websocket_client
+from tfd_notebook.errors import InvalidMessage
 from tfd_notebook.net import limited_http, validation
 
 #: Seconds to connect, and for a complete request.
@@ -63,13 +67,14 @@ def request(
     InvalidMessage
         The reply is longer than `MAX_REPLY_BYTES`, or compressed.
     TimeoutError
-        The reply is not complete after `REQUEST_SECONDS`.
+        The reply is not complete `REQUEST_SECONDS` after the call.
     requests.exceptions.RequestException, urllib3.exceptions.HTTPError
         The connection failed.
     """
+    end = time.monotonic() + REQUEST_SECONDS
     with requests.Session() as session:
         for scheme in ("http://", "https://"):
-            session.mount(scheme, _Adapter())
+            session.mount(scheme, _Adapter(end))
         try:
             reply = session.request(
                 method,
@@ -85,21 +90,27 @@ def request(
             with reply:
                 check(reply.status_code)
                 content: bytes = reply.raw.read(decode_content=False)
-        except (requests.exceptions.ReadTimeout, urllib3.exceptions.ReadTimeoutError):
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError):
+            if time.monotonic() < end:
+                raise
             raise TimeoutError(f"no complete reply within {REQUEST_SECONDS:g} s") from None
     return content
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """Opens connections with limits of their replies."""
+    """Opens connections with limits of their replies, until a time."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        super().__init__()
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        limited_http.limit_pools(self.poolmanager, MAX_REPLY_BYTES)
+        limited_http.limit_pools(self.poolmanager, MAX_REPLY_BYTES, self._end)
 
     def proxy_manager_for(self, *arguments: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*arguments, **options)
-        limited_http.limit_pools(manager, MAX_REPLY_BYTES)
+        limited_http.limit_pools(manager, MAX_REPLY_BYTES, self._end)
         return manager
 
 
@@ -150,10 +161,38 @@ class LimitedWebSocket(websocket.WebSocket):
         """Connect within the timeout of the websocket, which then applies to each read."""
         timeout = self.gettimeout()
         self._deadline = time.monotonic() + timeout
-        super().connect(url, **options)
+        super().connect(url, socket=self._opened(url, options), **options)
         self._deadline = math.inf
         self._connected = self._connected.connected
         self._connected.settimeout(timeout)
+
+    def _opened(self, url: str, options: Mapping[str, Any]) -> Any:
+        """Return a socket connected to the server, through a proxy if there is one."""
+        route = websocket_client.route(url, **options)
+        limited = limited_http.limited(
+            http.client.HTTPConnection, MAX_HANDSHAKE_BYTES, self._deadline
+        )
+        connection = limited(*(route.proxy or route[:2]), timeout=self.gettimeout())
+        if route.proxy is not None:
+            headers = {"Host": f"{route.host}:{route.port}"}
+            if route.proxy_user:
+                user = base64.b64encode(":".join(route.proxy_user).encode()).decode()
+                headers["Proxy-Authorization"] = f"Basic {user}"
+            connection.set_tunnel(route.host, route.port, headers)
+        try:
+            connection.connect()
+            for option in (*websocket.DEFAULT_SOCKET_OPTION, *self.sock_opt.sockopt):
+                connection.sock.setsockopt(*option)
+            connection.sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+            if route.is_secure:
+                return websocket_client.over_tls(connection.sock, self.sock_opt, route.host)
+        except (http.client.HTTPException, InvalidMessage) as error:
+            connection.close()
+            raise websocket.WebSocketProxyException(str(error)) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection.sock
 
     def close(self, *arguments: Any, timeout: float, **options: Any) -> None:
         """Close the websocket, and wait up to `timeout` seconds for the server to do so."""

@@ -8,23 +8,31 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import websocket
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 
-from tests._slow_servers import trickle, wait_for_end
+from tests._slow_servers import slow_names, trickle, wait_for_end
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import limited_transport
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer, split
 from tfd_notebook.launchers.jupyter import KernelChannel
 from tfd_notebook.net import validation
+from tfd_notebook.net.certificates import CertificateAuthority
 
 #: Part of the reply to the handshake of a websocket (RFC 6455).
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -169,6 +177,132 @@ def test_silent_server_reaches_the_same_deadline(
     monkeypatch.setattr(limited_transport, "REQUEST_SECONDS", 0.05)
     with pytest.raises(TimeoutError, match=r"no complete reply within 0\.05 s"):
         serve(lambda channel, request: wait_for_end(channel)).request("GET", "/api/kernels")
+
+
+@pytest.fixture
+def proxied(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], JupyterServer]:
+    """Return a function that starts an HTTP proxy, and returns a server behind it."""
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def start(reply: Callable[[socket.socket, bytes], None], scheme: str) -> JupyterServer:
+        monkeypatch.setenv(f"{scheme}_proxy", serve(reply).url)
+        return JupyterServer(f"{scheme}://host.test:8888", token="")
+
+    return start
+
+
+TUNNEL = b"HTTP/1.1 200 Connection established\r\n"
+
+
+def long_tunnel(channel: socket.socket, request: bytes) -> None:
+    assert request.startswith(b"CONNECT host.test:8888 HTTP/1.")
+    channel.sendall(TUNNEL + b"X: x\r\n" * 400_000 + b"\r\n")
+    wait_for_end(channel)
+    raise AssertionError("the client has read the whole reply")
+
+
+def test_reply_of_a_proxy_to_a_request_has_a_limit(proxied: Any) -> None:
+    with pytest.raises((OSError, errors.InvalidMessage), match="longer than 65536 bytes"):
+        proxied(long_tunnel, "https").request("GET", "/api/kernels")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_reply_of_a_proxy_to_a_websocket_has_a_limit(proxied: Any, scheme: str) -> None:
+    with pytest.raises(OSError, match="longer than 65536 bytes"):
+        proxied(long_tunnel, scheme).connect("kernel")
+
+
+def test_slow_reply_of_a_proxy_ends_at_the_deadline(
+    proxied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfd_notebook.net.reconnect.SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(limited_transport, "REQUEST_SECONDS", 0.3)
+    with pytest.raises(OSError, match=r"no (connection|complete reply) within|timed out"):
+        proxied(lambda channel, request: trickle(channel, TUNNEL), "http").connect("kernel")
+    with pytest.raises(TimeoutError, match=r"no complete reply within 0\.3 s"):
+        proxied(lambda channel, request: trickle(channel, TUNNEL), "https").request("GET", "/")
+
+
+def test_websocket_opens_through_a_proxy(proxied: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[bytes] = []
+
+    def reply(channel: socket.socket, request: bytes) -> None:
+        requests.append(request)
+        channel.sendall(TUNNEL + b"\r\n")
+        accept(channel, channel.recv(65_536))
+        wait_for_end(channel)
+
+    server = proxied(reply, "http")
+    monkeypatch.setenv("http_proxy", os.environ["http_proxy"].replace("//", "//user:word@"))
+    server.connect("kernel").close()
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"user:word") in requests[0]
+    assert b"Host: host.test:8888\r\n" in requests[0]
+
+
+@pytest.fixture
+def certified(tmp_path: Path) -> ssl.SSLContext:
+    """Return the context of a server at localhost, whose authority is in ``ca.pem``."""
+    authority = CertificateAuthority()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, SHA256())
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    certificate = authority.sign(request.public_bytes(pem).decode(), "localhost")
+    (tmp_path / "server.pem").write_bytes(secret + certificate.encode())
+    (tmp_path / "ca.pem").write_text(authority.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    return context
+
+
+@pytest.mark.parametrize("is_trusted", [True, False])
+def test_websocket_through_a_proxy_checks_the_certificate(
+    proxied: Any, certified: ssl.SSLContext, tmp_path: Path, is_trusted: bool, monkeypatch: Any
+) -> None:
+    def reply(channel: socket.socket, request: bytes) -> None:
+        channel.sendall(TUNNEL + b"\r\n")
+        with (
+            contextlib.suppress(ssl.SSLError),
+            certified.wrap_socket(channel, server_side=True) as encrypted,
+        ):
+            accept(encrypted, encrypted.recv(65_536))
+            wait_for_end(encrypted)
+
+    proxied(reply, "https")
+    monkeypatch.setenv("no_proxy", "other.test")  # by default, localhost has no proxy
+    other = CertificateAuthority().certificate
+    if not is_trusted:
+        (tmp_path / "ca.pem").write_text(other)
+    server = JupyterServer("https://localhost:8888", token="", ca=str(tmp_path / "ca.pem"))
+    if is_trusted:
+        server.connect("kernel").close()
+    else:
+        with pytest.raises(errors.LaunchError, match="is not trusted"):
+            server.connect("kernel")
+
+
+def test_tls_of_a_silent_server_reaches_the_same_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited_transport, "REQUEST_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        server = JupyterServer(f"https://127.0.0.1:{listener.getsockname()[1]}", token="")
+        request = pool.submit(server.request, "GET", "/api/kernels")
+        with pytest.raises(TimeoutError, match=r"no complete reply within 0\.3 s"):
+            request.result(5)
+
+
+def test_name_that_is_not_resolved_reaches_the_same_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limited_transport, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("tfd_notebook.net.reconnect.SILENT_SECONDS", 0.3)
+    with ThreadPoolExecutor(1) as pool, slow_names():
+        server = JupyterServer("http://127.0.0.1:9", token="")
+        with pytest.raises(TimeoutError, match=r"no complete reply within 0\.3 s"):
+            pool.submit(server.request, "GET", "/api/kernels").result(5)
+        with pytest.raises(OSError, match="no connection within"):
+            pool.submit(server.connect, "kernel").result(5)
 
 
 def test_nested_reply_is_refused(serve: Any) -> None:
