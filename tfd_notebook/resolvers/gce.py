@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import itertools
+import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfd_notebook.errors import (
@@ -18,10 +20,16 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net import limited_http, optional_packages
+from tfd_notebook.net import limited_http, optional_packages, validation
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
+from tfd_notebook.resolvers.validation import (
+    MAX_PAGES,
+    PAGE_HOSTS,
+    RESOLVE_SECONDS,
+    AddressesByJob,
+    natural,
+)
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 20.0
@@ -29,6 +37,12 @@ _REQUEST_SECONDS = 20.0
 _MAX_REPLY_BYTES = 10_000_000
 _RENEW = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS=<key file>"
 _ALLOW = "the account needs roles/compute.viewer in that project"
+#: Parts of the replies. Other fields are not read.
+_ANY = validation.record_with({})
+_NAMES = validation.listing(validation.record_with({"instance": validation.text}), PAGE_HOSTS)
+_INSTANCE = validation.record_with({"networkInterfaces": validation.listing(_ANY)})
+#: Sends a request of Google's client, and returns the reply, which is an object.
+Execute = Callable[[Any], dict[str, Any]]
 #: The Cloud TPU API has no narrower scope.
 _USER = "the resolver for Google Cloud"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -92,13 +106,14 @@ class GCEResolver(Resolver):
         return f"Compute Engine's instance group {where}/{self._group}"
 
     def _find(self) -> AddressesByJob:
-        with google_api("compute", "v1", self.place, self._credentials, self._service) as service:
-            names = sorted(self._instance_names(service), key=natural)
+        with google_api("compute", "v1", self.place, self._credentials, self._service) as api:
+            service, execute = api
+            names = sorted(self._instance_names(service, execute), key=natural)
             if not names:
                 raise NoTasks(f"{self.place} has no running instance", fix="start or resize it")
-            return {self._job: [self._address_of(service, name) for name in names]}
+            return {self._job: [self._address_of(service, execute, name) for name in names]}
 
-    def _instance_names(self, service: Any) -> Iterator[str]:
+    def _instance_names(self, service: Any, execute: Execute) -> Iterator[str]:
         groups = service.instanceGroups()
         request = groups.listInstances(
             **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}
@@ -107,26 +122,40 @@ class GCEResolver(Resolver):
             if request is None:
                 return
             if page > MAX_PAGES:
-                raise ValueError(f"more than {MAX_PAGES} pages")
-            answer = request.execute()
-            for item in answer.get("items", ()):
+                raise InvalidMessage(f"more than {MAX_PAGES} pages")
+            answer = execute(request)
+            for item in _NAMES(answer.get("items", []), "items"):
                 yield item["instance"].rpartition("/")[2]
+            validation.text(answer.get("nextPageToken", ""), "nextPageToken")
             request = groups.listInstances_next(request, answer)
 
-    def _address_of(self, service: Any, name: str) -> str:
-        instance = service.instances().get(**self._where, instance=name).execute()
-        network = instance["networkInterfaces"][0]
-        return str(Endpoint(network.get("networkIP") or network["ipv6Address"], self._port))
+    def _address_of(self, service: Any, execute: Execute, name: str) -> str:
+        answer = execute(service.instances().get(**self._where, instance=name))
+        for network in _INSTANCE(answer, "instance")["networkInterfaces"]:
+            address = network.get("networkIP") or network.get("ipv6Address")
+            return str(Endpoint(validation.ip_address(address, "address"), self._port))
+        raise InvalidMessage(f"the instance {name} has no network interface")
+
+
+#: Errors that Google's client raises when it reads an invalid reply.
+_INVALID = (
+    http.client.HTTPException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
 
 
 def _short(error: Exception) -> str:
     return f"{error!r:.300}"
 
 
-def _limited(httplib2: Any) -> Any:
-    """Return the type of a client with limits of each reply."""
+def _limited(httplib2: Any, end: float) -> Any:
+    """Return the type of a client with limits of each reply, and a time at which all end."""
     connections = {
-        scheme: limited_http.limited(connection, _MAX_REPLY_BYTES)
+        scheme: limited_http.limited(connection, _MAX_REPLY_BYTES, end)
         for scheme, connection in httplib2.SCHEME_TO_CONNECTION.items()
     }
 
@@ -144,8 +173,10 @@ def _limited(httplib2: Any) -> Any:
 @contextlib.contextmanager
 def google_api(
     name: str, version: str, place: str, credentials: Any = None, service: Any = None
-) -> Iterator[Any]:
-    """Yield the client of a Google API; convert its exceptions to `ResolveError`.
+) -> Iterator[tuple[Any, Execute]]:
+    """Yield the client of a Google API, and the function that sends its requests.
+
+    Convert their exceptions to `ResolveError`. All requests have one deadline.
 
     Parameters
     ----------
@@ -159,17 +190,33 @@ def google_api(
     client = optional_packages.load("googleapiclient.discovery", _USER, "gce")
     client_errors = optional_packages.load("googleapiclient.errors", _USER, "gce")
     auth = optional_packages.load("google.auth", _USER, "gce")
-    http = optional_packages.load("httplib2", _USER, "gce")
+    httplib2 = optional_packages.load("httplib2", _USER, "gce")
     authorized = optional_packages.load("google_auth_httplib2", _USER, "gce")
+    end = time.monotonic() + RESOLVE_SECONDS
+
+    def execute(request: Any) -> dict[str, Any]:
+        if time.monotonic() > end:
+            raise TimeoutError(f"no complete answer within {RESOLVE_SECONDS:g} s")
+        try:
+            answer = request.execute()
+        except (OSError, auth.exceptions.GoogleAuthError):  # some are also a ValueError
+            raise
+        except _INVALID as error:  # of the client, which reads the reply
+            raise InvalidMessage(_short(error)) from error
+        fields: dict[str, Any] = _ANY(answer, "answer")
+        return fields
+
     try:
         if service is not None:
-            yield service
+            yield service, execute
             return
         if credentials is None:
             credentials, _ = auth.default(scopes=[_SCOPE])
-        sender = authorized.AuthorizedHttp(credentials, _limited(http)(timeout=_REQUEST_SECONDS))
+        sender = authorized.AuthorizedHttp(
+            credentials, _limited(httplib2, end)(timeout=_REQUEST_SECONDS)
+        )
         with client.build(name, version, http=sender, static_discovery=True) as resource:
-            yield resource
+            yield resource, execute
     except ResolveError:
         raise
     except auth.exceptions.TransportError as error:
@@ -184,18 +231,9 @@ def google_api(
         raise http_errors.of_status(
             int(error.resp.status), error.reason or "", place, _RENEW, _ALLOW
         ) from error
-    except (OSError, http.HttpLib2Error) as error:
+    except (OSError, httplib2.HttpLib2Error) as error:
         raise NoAnswer(f"{place} does not answer: {error}", fix="check the network") from error
-    except (
-        InvalidMessage,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        client_errors.Error,
-    ) as error:
+    except (InvalidMessage, client_errors.Error) as error:
         raise Malformed(
             f"{place}: invalid answer of the API: {_short(error)}",
             fix="try again; a proxy may change or truncate answers",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +23,13 @@ from tfd_notebook.model.spec import Endpoint, check_count
 from tfd_notebook.net import kubernetes_config, limited_http, optional_packages
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import MAX_PAGES, AddressesByJob, natural
+from tfd_notebook.resolvers.validation import (
+    MAX_PAGES,
+    PAGE_HOSTS,
+    RESOLVE_SECONDS,
+    AddressesByJob,
+    natural,
+)
 
 #: Timeout for one request to the API, in seconds.
 _REQUEST_SECONDS = 10.0
@@ -116,7 +124,7 @@ class KubernetesResolver(Resolver):
         return f"Kubernetes, {where}"
 
     def _find(self) -> AddressesByJob:
-        with self._api() as (api, namespace):
+        with self._api(time.monotonic() + RESOLVE_SECONDS) as (api, namespace):
             pods = {
                 job: [_list(api, namespace, selector, self._fields) for selector in selectors]
                 for job, selectors in self._selectors.items()
@@ -170,8 +178,11 @@ class KubernetesResolver(Resolver):
         )
 
     @contextlib.contextmanager
-    def _api(self) -> Iterator[tuple[Any, str]]:
-        """Yield the API and the namespace; convert the client's exceptions to `ResolveError`."""
+    def _api(self, end: float = math.inf) -> Iterator[tuple[Any, str]]:
+        """Yield the API and the namespace; convert the client's exceptions to `ResolveError`.
+
+        Requests fail after `end`.
+        """
         kubernetes = optional_packages.load("kubernetes", "KubernetesResolver", "kubernetes")
         urllib3 = optional_packages.load("urllib3", "KubernetesResolver", "kubernetes")
         with contextlib.ExitStack() as stack:
@@ -180,7 +191,7 @@ class KubernetesResolver(Resolver):
                     self._kubeconfig, self._context
                 )
                 api = stack.enter_context(kubernetes.client.ApiClient(configuration))
-                limited_http.limit_pools(api.rest_client.pool_manager, _MAX_REPLY_BYTES)
+                limited_http.limit_pools(api.rest_client.pool_manager, _MAX_REPLY_BYTES, end)
                 core = kubernetes.client.CoreV1Api(api)
                 namespace = self._namespace or default_namespace
             else:
@@ -220,7 +231,11 @@ def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[A
     """Return all pods of a paginated list; restart the list if it expires."""
     from kubernetes.client import ApiException
 
-    options = {"label_selector": selector, "limit": 500, "_request_timeout": _REQUEST_SECONDS}
+    options = {
+        "label_selector": selector,
+        "limit": PAGE_HOSTS,
+        "_request_timeout": _REQUEST_SECONDS,
+    }
     options |= _options(field_selector=fields)
     for remaining in reversed(range(_LIST_ATTEMPTS)):
         pods: list[Any] = []

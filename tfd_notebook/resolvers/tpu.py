@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tfd_notebook.errors import Malformed, NoTasks, NotThere, UsageError
+from tfd_notebook.errors import InvalidMessage, Malformed, NoTasks, NotThere, UsageError
 from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.net import limited_http, validation
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.gce import google_api
 from tfd_notebook.resolvers.validation import AddressesByJob, checked, parsed
@@ -23,8 +24,15 @@ _TensorFlowResolver = tf.distribute.cluster_resolver.TPUClusterResolver
 _PORT = 8470
 #: Timeout for the metadata server, in seconds. It runs on the same host.
 _METADATA_SECONDS = 3.0
-#: Limit of its reply, in bytes: the name of a project or zone.
+#: Limit of its reply, in bytes, with its headers: the name of a project or zone.
 _MAX_METADATA_BYTES = 10_000
+#: The port is a number, or its digits.
+_PORT_FIELD = validation.either(
+    validation.integer(1, 65535), validation.matching(re.compile(r"[1-9]\d{0,4}"), "a port")
+)
+_ENDPOINTS = validation.listing(
+    validation.record_with({"ipAddress": validation.ip_address, "port": _PORT_FIELD})
+)
 _FORM = 'write {"tpu_node_name": "name", ...}'
 
 
@@ -134,14 +142,15 @@ class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-typ
 
     def _api_addresses(self) -> list[str]:
         credentials, service = self._client_options
-        with google_api("tpu", "v1", self.place, credentials, service) as api:
-            node = api.projects().locations().nodes().get(name=self._node).execute()
-            if node.get("state") != "READY":
+        with google_api("tpu", "v1", self.place, credentials, service) as (api, execute):
+            node = execute(api.projects().locations().nodes().get(name=self._node))
+            state = validation.short_text(node.get("state", "in an unknown state"), "state")
+            if state != "READY":
                 raise NoTasks(
-                    f"{self.place} is {node.get('state')}",
+                    f"{self.place} is {state}",
                     fix="wait until it is READY, or start it",
                 )
-            endpoints = node.get("networkEndpoints") or [node]
+            endpoints = _ENDPOINTS(node.get("networkEndpoints") or [node], "networkEndpoints")
             return [
                 str(Endpoint(endpoint["ipAddress"], int(endpoint["port"])))
                 for endpoint in endpoints
@@ -177,30 +186,22 @@ def _metadata(path: str) -> str:
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get(
         "GCE_METADATA_IP", "metadata.google.internal"
     )
-    request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
-    )
+    end = time.monotonic() + _METADATA_SECONDS
+    limited = limited_http.limited(http.client.HTTPConnection, _MAX_METADATA_BYTES, end)
     try:
-        with urllib.request.urlopen(request, timeout=_METADATA_SECONDS) as answer:
-            return _limited(answer).decode()
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        with contextlib.closing(limited(host, timeout=_METADATA_SECONDS)) as connection:
+            headers = {"Metadata-Flavor": "Google", "Accept-Encoding": "identity"}
+            connection.request("GET", f"/computeMetadata/v1/{path}", headers=headers)
+            reply = connection.getresponse()
+            if reply.status != http.HTTPStatus.OK:
+                raise ValueError(f"HTTP {reply.status}")
+            content: bytes = reply.read()
+        # TensorFlow would request an empty value again.
+        if not re.fullmatch(rb"[\w.:/-]*[\w.:-]", content):
+            raise ValueError("its reply is not a name")
+    except (OSError, ValueError, http.client.HTTPException, InvalidMessage) as error:
         raise NotThere(
             f"reading project and zone of the TPU from the metadata server {host} failed: {error}",
             fix="pass project= and zone=; only Google Cloud has a metadata server",
         ) from error
-
-
-def _limited(answer: http.client.HTTPResponse) -> bytes:
-    """Return the name in a reply; raise ValueError or TimeoutError at its limits."""
-    deadline = time.monotonic() + _METADATA_SECONDS
-    content = b""
-    while chunk := answer.read1(_MAX_METADATA_BYTES):
-        content += chunk
-        if len(content) > _MAX_METADATA_BYTES:
-            raise ValueError(f"its reply is longer than {_MAX_METADATA_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no complete reply within {_METADATA_SECONDS:g} s")
-    # TensorFlow would request an empty value again.
-    if not re.fullmatch(rb"[\w.:/-]*[\w.:-]", content):
-        raise ValueError("its reply is not a name")
-    return content
+    return content.decode()

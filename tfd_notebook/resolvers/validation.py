@@ -16,6 +16,9 @@ from tfd_notebook.model.spec import Endpoint
 AddressesByJob = Mapping[str, Sequence[str] | Mapping[int, str]]
 #: Pages of a list of hosts that are requested, with 500 hosts each. A list may have no end.
 MAX_PAGES = 20
+PAGE_HOSTS = 500
+#: Seconds for all requests of one resolution.
+RESOLVE_SECONDS = 300.0
 #: Validated addresses by job and index.
 Tasks = dict[str, dict[int, str]]
 

@@ -194,6 +194,19 @@ def test_slow_reply_ends_at_the_deadline(client: Client, start: bytes) -> None:
         client.request(port)
 
 
+@pytest.mark.parametrize("client", ["kubernetes resolver", "gce resolver"], indirect=True)
+def test_slow_reply_ends_at_the_deadline_of_all_requests(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (kubernetes, gce):
+        monkeypatch.setattr(module, "RESOLVE_SECONDS", 0.3)
+    with (
+        serving(lambda channel: trickle(channel, HEAD)) as port,
+        pytest.raises(client.late, match=r"timed out|no (complete reply|connection) within"),
+    ):
+        client.request(port)
+
+
 def test_name_that_is_not_resolved_ends_at_the_deadline(client: Client) -> None:
     client.limit_seconds(0.3)
     with (

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.server
+import itertools
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from google.oauth2.credentials import Credentials
 from googleapiclient.discovery import build
 from googleapiclient.http import HttpMock, HttpMockSequence
 
+from tests._slow_servers import trickle
 from tfd_notebook import errors
-from tfd_notebook.resolvers import GCEResolver, TPUResolver
+from tfd_notebook.resolvers import GCEResolver, TPUResolver, gce, tpu
 
 tf_resolvers = tf.distribute.cluster_resolver
 
@@ -84,6 +89,54 @@ class TestGCE:
         with pytest.raises(errors.Malformed, match="more than 20 pages"):
             GCEResolver(*self.where, service=service).cluster_spec()
         assert len(http.request_sequence) == 20
+
+    def test_number_of_instances_of_a_page_has_a_limit(self) -> None:
+        service, http = self.service(self.group(*map(str, range(501))), self.instance("10.0.0.1"))
+        with pytest.raises(errors.Malformed, match="expected a list of at most 500 entries"):
+            GCEResolver(*self.where, service=service).cluster_spec()
+        assert len(http.request_sequence) == 1
+
+    def test_requests_to_many_instances_have_one_deadline(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Clock:
+            monotonic = itertools.count().__next__
+
+        monkeypatch.setattr(gce, "time", Clock)
+        monkeypatch.setattr(gce, "RESOLVE_SECONDS", 3)
+        service, http = self.service(self.group(*"abcde"), *[self.instance("10.0.0.1")] * 5)
+        with pytest.raises(errors.NoAnswer, match="no complete answer within 3 s"):
+            GCEResolver(*self.where, service=service).cluster_spec()
+        assert len(http.request_sequence) == 3
+
+    def test_fault_of_a_program_is_not_an_invalid_answer(self) -> None:
+        other = build("tpu", "v1", http=HttpMock(), static_discovery=True)
+        with pytest.raises(AttributeError, match="instanceGroups"):
+            GCEResolver(*self.where, service=other).cluster_spec()
+
+    @pytest.mark.parametrize(
+        "answers",
+        [
+            [[]],
+            [{"items": 7}],
+            [{"items": ["w"]}],
+            [{"items": [{"instance": 7}]}],
+            [{"nextPageToken": {}}],
+            ["[" * 100_000],
+            ["9" * 5000],
+            [("group",), []],
+            [("group",), {"networkInterfaces": 7}],
+            [("group",), {"networkInterfaces": [7]}],
+            [("group",), {"networkInterfaces": [{}]}],
+            [("group",), {"networkInterfaces": [{"networkIP": {"a": 1}}]}],
+        ],
+    )
+    def test_answers_of_another_form_are_refused(self, answers: list[Any]) -> None:
+        service, _ = self.service(
+            *(self.group("w") if answer == ("group",) else (200, answer) for answer in answers)
+        )
+        with pytest.raises(errors.Malformed, match="invalid answer of the API"):
+            GCEResolver(*self.where, service=service).cluster_spec()
 
     def test_ipv6_addresses_are_supported(self) -> None:
         service, _ = self.service(
@@ -216,6 +269,43 @@ class TestTPU:
         resolver = TPUResolver("mine", zone="z", project="p", service=service)
         with pytest.raises(errors.NoTasks, match="projects/p/locations/z/nodes/mine is CREATING"):
             resolver.cluster_spec()
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {"state": 7},
+            {"state": "READY"},
+            {"state": "READY", "networkEndpoints": 7},
+            {"state": "READY", "networkEndpoints": [{"ipAddress": "10.0.0.1", "port": "x"}]},
+            {"state": "READY", "networkEndpoints": [{"ipAddress": 7, "port": 1}]},
+        ],
+    )
+    def test_answers_of_another_form_are_refused(self, answer: dict[str, Any]) -> None:
+        service = self.node(**answer)
+        with pytest.raises(errors.Malformed, match="invalid answer of the API"):
+            TPUResolver("mine", zone="z", project="p", service=service).cluster_spec()
+
+    def test_slow_reply_of_the_metadata_server_ends_at_the_deadline(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tpu, "_METADATA_SECONDS", 0.3)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            ThreadPoolExecutor(1) as pool,
+        ):
+
+            def serve() -> None:
+                channel, _ = listener.accept()
+                with channel, contextlib.suppress(ConnectionError):
+                    channel.recv(65_536)
+                    trickle(channel, b"HTTP/1.1 200 OK\r\nX: ")
+
+            ended = pool.submit(serve)
+            port = listener.getsockname()[1]
+            monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
+            with pytest.raises(errors.NotThere, match=r"no complete reply within|timed out"):
+                TPUResolver("mine")
+            ended.result()
 
     def test_project_and_zone_come_from_the_metadata_server(
         self, monkeypatch: pytest.MonkeyPatch, serving: Callable[..., str]
