@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from jupyter_client.session import Session
+from traitlets.config import Config
 
 from tests._fuzzing import (
     CLUSTER_STATE,
@@ -27,7 +33,8 @@ from tests._fuzzing import (
 from tests._jupyter_kernel import Kernel, jupyter_server, kernel_message
 from tfd_notebook import errors
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer
-from tfd_notebook.remote_kernel import RemoteKernel
+from tfd_notebook.net import messages
+from tfd_notebook.remote_kernel import RemoteKernel, display
 
 
 @contextlib.contextmanager
@@ -112,8 +119,41 @@ def remote_kernel(directory: Path) -> Iterator[Callable[[Any], None]]:
             kernel.close()
 
 
+@contextlib.contextmanager
+def ipython_display(directory: Path) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that shows an output of another kernel in IPython and in a kernel."""
+    InteractiveShell.clear_instance()
+    config = Config({"HistoryManager": {"enabled": False}})
+    session = Session()
+
+    def receive(message: Any) -> None:
+        valid = messages.kernel_message(message)
+        kind, content = valid["header"]["msg_type"], valid["content"]
+        terminal = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+            if kind == "error":
+                assert str(display.failure("host", content))
+            for show in (display.show, display.show_plain, display.silent):
+                show(kind, content)
+                with capture_output() as captured:
+                    show(kind, content)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # NaN is sent as text, with a warning
+                    for output in captured.outputs:
+                        session.pack([output.data, output.metadata])
+        terminal.flush()
+
+    with mock.patch.object(builtins, "__IPYTHON__", True, create=True):
+        InteractiveShell.instance(config=config)
+        try:
+            yield receive
+        finally:
+            InteractiveShell.clear_instance()
+
+
 KERNELSPECS = {"kernelspecs": {"python3": {}}, "id": "k1"}
 COMM = {"comm_id": "tfd_notebook-bus"}
+SHOWN = ("stream", "display_data", "clear_output", "error")
 KERNEL_MESSAGES = (
     kernel_message("stream", name="stdout", text="a"),
     kernel_message("status", execution_state="idle"),
@@ -125,6 +165,18 @@ KERNEL_MESSAGES = (
     kernel_message("comm_open", comm_id="c", target_name="tfd_notebook-lease", data={}),
     kernel_message("comm_msg", comm_id="tfd_notebook-bus", data={"kind": "hello"}),
     kernel_message("comm_msg", comm_id="tfd_notebook-bus", data={"kind": "state", "seq": 2}),
+)
+PNG = "iVBORw0KGgo="
+OUTPUTS = (
+    *(message for message in KERNEL_MESSAGES if message["header"]["msg_type"] in SHOWN),
+    kernel_message("stream", name="stderr", text="\x1b[31ma\x1b[0m\n"),
+    kernel_message("execute_result", data={"text/plain": "a"}, metadata=None, execution_count=1),
+    kernel_message(
+        "update_display_data",
+        data={"image/png": PNG, "application/json": {"a": [1]}},
+        metadata={"image/png": {"width": 1}},
+        transient={"display_id": "d"},
+    ),
 )
 FRAMES = tuple(
     UPGRADED + websocket_frame(json.dumps(message).encode(), 1) for message in KERNEL_MESSAGES
@@ -151,6 +203,17 @@ JUPYTER = {
         jupyter_channels,
         (errors.LaunchError, errors.InvalidMessage, OSError),
         found=(b"\n",),
+    ),
+    "display in IPython": Receiver(
+        like(*OUTPUTS),
+        ipython_display,
+        (errors.InvalidMessage,),
+        found=(
+            kernel_message("unknown", data=[]),
+            kernel_message("display_data", data={"text/plain": "\ud800"}),
+            kernel_message("display_data", data={"text/html": "\ud800"}),
+            kernel_message("display_data", data={"a": {"\ud800": 1}}, metadata={"\ud800": 1}),
+        ),
     ),
     "remote kernel": Receiver(
         st.tuples(

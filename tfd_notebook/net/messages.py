@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -323,7 +324,20 @@ _kernel_message = record_with(
         "content": record_with({}),
     }
 )
-_display = record_with({"data": record_with({}), "metadata": optional(record_with({}))})
+
+
+def _encodable(value: Any, path: str) -> dict[str, Any]:
+    """Return an object whose text can be printed and sent as UTF-8."""
+    fields = record_with({})(value, path)
+    try:
+        valid = json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+        cleaned: dict[str, Any] = json.loads(valid)
+    except RecursionError:
+        raise invalid(path, "...", "fewer levels") from None
+    return cleaned
+
+
+_display = record_with({"data": _encodable, "metadata": optional(_encodable)})
 #: The contents of used messages of a Jupyter kernel, by the type of the message.
 _KERNEL_CONTENTS: dict[str, Check] = {
     "stream": record_with({"name": one_of("stdout", "stderr"), "text": output}),

@@ -10,6 +10,8 @@ from typing import Any, cast
 from tfd_notebook.errors import RemoteError
 from tfd_notebook.net import validation
 
+#: Messages with data of several MIME types.
+_RICH = ("display_data", "execute_result", "update_display_data")
 #: MIME types that a page does not execute.
 _PLAIN_TYPES = ("text/plain", "image/png", "image/jpeg")
 
@@ -33,7 +35,7 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
         stream = sys.stderr if content["name"] == "stderr" else sys.stdout
         stream.write(content["text"])
         stream.flush()
-    elif kind in ("display_data", "execute_result", "update_display_data"):
+    elif kind in _RICH:
         data = dict(content["data"])
         if not isinstance(data.get("text/plain", ""), str):
             del data["text/plain"]
@@ -53,7 +55,7 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
 
 def show_plain(kind: str, content: Mapping[str, Any]) -> None:
     """Show text and images; discard content that a page could execute, such as HTML."""
-    if "data" in content:
+    if kind in _RICH:
         data = {name: value for name, value in content["data"].items() if name in _PLAIN_TYPES}
         if isinstance(text := data.get("text/plain"), str):
             data["text/plain"] = validation.text(text, "text/plain")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
+from tests._jupyter_kernel import kernel_message
 from tfd_notebook import errors
 from tfd_notebook.cluster import runs
 from tfd_notebook.net import messages
@@ -78,6 +80,27 @@ def test_text_of_another_type_is_not_shown(
     for show in (display.show_plain, display.show):
         show(kind, {"data": {"text/plain": value}})
         assert not capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("kind", ["display_data", "execute_result", "update_display_data"])
+def test_output_can_be_printed_and_sent(kind: str) -> None:
+    text = {"text/plain": "a\ud800", "text/html": "<b>\ud800</b>", "a": {"\ud800": ["\udfff", 1.5]}}
+    content = {"data": text, "metadata": {"\ud800": "ü"}}
+    received = messages.kernel_message(kernel_message(kind, **content))["content"]
+    assert received["data"]["text/plain"] == "a?"
+    assert received == json.loads(json.dumps(received, ensure_ascii=False).encode())
+    deep: Any = 0
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(errors.InvalidMessage, match="fewer levels"):
+        messages.kernel_message(kernel_message(kind, data={"a": deep}))
+
+
+@pytest.mark.parametrize("show", [display.show, display.show_plain])
+def test_unknown_message_is_not_shown(show: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for data in ([], {"text/plain": "a"}):
+        show("unknown", {"data": data})
+    assert capsys.readouterr().out == ""
 
 
 def test_closures_of_a_remote_kernel_have_no_control_codes() -> None:
