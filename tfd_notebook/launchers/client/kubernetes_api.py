@@ -227,6 +227,7 @@ class ExecConnection:
         self._url = url
         self._check = check
         self._reading = threading.Lock()
+        self._sending = threading.Lock()
         self._opened = self._closed = False
         #: Returns True if the process cannot run any more. Called when no data arrives.
         self.has_ended: Callable[[], bool] = lambda: False
@@ -271,8 +272,9 @@ class ExecConnection:
         import websocket
 
         try:
-            for start in range(0, len(data), _CHUNK_BYTES):
-                self._socket.send_binary(bytes([_STDIN]) + data[start : start + _CHUNK_BYTES])
+            with self._sending:  # no other message may arrive between the parts
+                for start in range(0, len(data), _CHUNK_BYTES):
+                    self._socket.send_binary(bytes([_STDIN]) + data[start : start + _CHUNK_BYTES])
         except (websocket.WebSocketException, OSError, AttributeError) as error:
             raise OSError(f"the exec connection broke: {error}") from None
 
