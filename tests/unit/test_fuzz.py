@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,7 @@ from tfd_notebook.cluster.journal_copy import JournalCopy
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.handshake import read_handshake
-from tfd_notebook.launchers.client.rendezvous import Rendezvous
+from tfd_notebook.launchers.client.rendezvous import Rendezvous, RendezvousHost
 from tfd_notebook.net import agent_protocol, messages, plain_values, runtime_dir, secure_channel
 from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.net.secure_channel import AuthenticatedChannel
@@ -232,6 +233,50 @@ def rendezvous(directory: Path) -> Iterator[Callable[[Any], None]]:
         yield receive
     finally:
         server.close()
+
+
+@contextlib.contextmanager
+def rendezvous_host(directory: Path) -> Iterator[Callable[[tuple[bytes, bool]], None]]:
+    """Pass the messages of a host that connects, before a session or as the answer for one."""
+    server = Rendezvous("127.0.0.1")
+    server.expect({})
+    module = "tfd_notebook.launchers.client.rendezvous"
+
+    def receive(value: tuple[bytes, bool]) -> None:
+        data, is_answer = value
+        host = RendezvousHost("one", server)
+        with socket.create_connection(listener.getsockname()) as peer:
+            channel = AuthenticatedChannel(listener.accept()[0])
+            offered = pool.submit(host.offer, channel, {})
+            try:
+                if is_answer:
+                    answered = pool.submit(answer, peer, data)
+                    host.connect("0123456789ab", True).close()
+                    answered.result(60)
+                else:
+                    send(peer, data)
+                    offered.result(60)
+            finally:
+                host.close()
+                channel.close()
+                offered.exception(60)
+
+    def send(peer: socket.socket, data: bytes) -> None:
+        peer.sendall(data[:60_000])  # the buffer of a socket has more
+        peer.shutdown(socket.SHUT_WR)
+
+    def answer(peer: socket.socket, data: bytes) -> None:
+        peer.settimeout(60)
+        if peer.recv(1):  # of the request
+            send(peer, data)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        ThreadPoolExecutor(2) as pool,
+        mock.patch(f"{module}._POLL_SECONDS", 0.001),
+        contextlib.closing(server),
+    ):
+        yield receive
 
 
 @contextlib.contextmanager
@@ -447,6 +492,16 @@ RECEIVERS = {
             *({"array": [dtype, [1], ""]} for dtype in ("i4,(", ",", "9" * 5000)),
             {"array": ["<U1", [2], "eHh4eHh4eHg="]},
         ),
+    ),
+    "host of an engine": Receiver(
+        st.tuples(
+            as_json(like({"handshake": HANDSHAKE}, {"ended": "a"}, {})).map(framed)
+            | near(*(framed(line) for line in (b'{"ended": "a"}', b"{}"))),
+            st.booleans(),
+        ),
+        rendezvous_host,
+        (OSError, errors.TfdError),
+        found=((framed(json.dumps({"handshake": HANDSHAKE}).encode()), True),),
     ),
     "messages of Spark": Receiver(
         like(*SPARK), direct(lambda body: spark_message(body, *KINDS)), (errors.InvalidMessage,)
