@@ -202,7 +202,8 @@ class Build:
 
     def _source(self, kind: str, size: int = 0, seed: int | None = None) -> Any:
         dataset = self._ordered(kind, size, seed)
-        return dataset.map(lambda x: x * 37 % 160) if self._mixes else dataset
+        # With repeated values, for unique().
+        return dataset.map(lambda x: x * 27 % 40) if self._mixes else dataset
 
     def _ordered(self, kind: str, size: int, seed: int | None) -> Any:
         if kind == "random":
@@ -280,7 +281,7 @@ class Build:
         return dataset.group_by_window(lambda x: x % 2, batches, size).map(tf.reduce_sum)
 
     def _enumerate(self, dataset: Any) -> Any:
-        return dataset.enumerate().map(lambda number, x: number * 100 + x)
+        return dataset.enumerate().map(lambda number, x: number * 97 + x)
 
     def _scan(self, dataset: Any) -> Any:
         return dataset.scan(tf.constant(0, tf.int64), lambda total, x: (total + x, total + x))
@@ -322,7 +323,7 @@ class Build:
         return dataset.concatenate(self._source(*other))
 
     def _zip(self, dataset: Any, other: Step) -> Any:
-        return D.zip((dataset, self._source(*other))).map(lambda a, b: a * 1000 + b)
+        return D.zip((dataset, self._source(*other))).map(lambda a, b: a * 997 + b)
 
     def _sample(self, dataset: Any, other: Step, seed: int | None, stop: bool) -> Any:
         # Without a seed, the number of elements before the first end is random.
@@ -332,7 +333,7 @@ class Build:
         )
 
     def _choose(self, dataset: Any, other: Step) -> Any:
-        choice = D.range(2).repeat(6)
+        choice = D.range(2).repeat(60 if self._mixes else 6)
         return D.choose_from_datasets([dataset, self._source(*other)], choice)
 
     def _unique(self, dataset: Any) -> Any:
@@ -551,7 +552,12 @@ class Observation:
         drawn = self.drawn
         if changing:
             yield f"{' and '.join(sorted(changing))}"
-        elif self.kinds & KEEPING and self.epochs[1][0] and pipeline.draw not in COUNTED:
+        elif (
+            self.kinds & KEEPING
+            and self.epochs[1][0]
+            and pipeline.draw not in COUNTED
+            and not _has(pipeline, "cache", "cache_file")  # which keeps elements of the first epoch
+        ):
             yield f"{' and '.join(sorted(self.kinds & KEEPING))}"
         once = len(drawn) > 1 and len(set(drawn)) == len(drawn)
         if "random" in self.kinds and pipeline.draw in REPEATING and once:
@@ -673,13 +679,15 @@ def _larger(pipeline: Pipeline) -> Pipeline:
             return (kind, 8 * arguments[0] + 40, *arguments[1:])
         return step
 
-    steps = [
-        ("take_while", 4 * step[1] + 40)
-        if step[0] == "take_while"
-        else tuple(source(each) if isinstance(each, tuple) else each for each in step)
-        for step in pipeline.steps
-    ]
-    return Pipeline(source(pipeline.source), tuple(steps), pipeline.draw)
+    def larger(step: Step) -> Step:
+        name, *arguments = step
+        if name == "take_while":  # the sources have the values 0 to 39, in another order
+            return (name, arguments[0] // 2 + 30)
+        if step == ("take", 0) or step[:2] == ("group", 1):
+            return (name, 3, *arguments[1:])
+        return tuple(source(each) if isinstance(each, tuple) else each for each in step)
+
+    return Pipeline(source(pipeline.source), tuple(map(larger, pipeline.steps)), pipeline.draw)
 
 
 def _failure(error: Exception, pipeline: Pipeline, kinds: set[str]) -> str:
