@@ -639,6 +639,9 @@ def compare(
     if not seen.kinds:
         return [result]
     for kinds in seen.without_difference(pipeline):
+        if "pairing" in kinds and pipeline.source[0] == "generator":
+            # The others end before they read the other source. TensorFlow does not promise that.
+            return ["one data worker gets all pairs"]
         larger = _larger(pipeline)
         places = itertools.cycle([cluster, *(each for each in clusters if _workers(each) > 1)])
         for place in itertools.islice(places, TRIES):

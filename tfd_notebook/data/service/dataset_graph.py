@@ -127,7 +127,7 @@ class DatasetGraph:
                 found = dict.fromkeys(inner, node) | found
             if kind in EXPANDING:
                 inner = set()
-            if kind in (*_BATCHES, "Rebatch"):
+            if kind in (*_BATCHES, "Rebatch") and self.constant(node, 1) != 1:
                 inner.add(node.name)
             elif kind == "GroupByWindow":
                 if self.rows.joins_group(node):

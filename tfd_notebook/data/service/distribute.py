@@ -177,12 +177,14 @@ def _distributor(
                 fix='omit job_name= and num_consumers=, or use semantics="checked"',
             )
         read = parts.build(_distributor(cluster, reading, compression, "tensorflow"))
-        if not names:
+        if not parts.local:
             return read
+        before = validation.BeforeReading(cluster, None)
+        if not names:  # all of it consists of random numbers
+            return watch(read, cluster.consumers, before=before)
         validation.print_note(
             f"cluster {cluster.name!r}: {parts.note(reading.mode, cluster.service_in_process)}"
         )
-        before = validation.BeforeReading(cluster, None)
         return watch(read, cluster.consumers, f"dataset (here from {names})", before)
 
     def apply_eagerly(dataset: Any, transfer: elements.Transfer, permanent: bool) -> Any:

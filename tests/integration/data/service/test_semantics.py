@@ -540,3 +540,12 @@ def test_note_about_a_missing_hint_is_that_of_whole_datasets(noted: Note) -> Non
     with pytest.warns(UserWarning, match="works like"):
         text = noted(D.range(6), mode="hint")
     assert "reads the whole dataset, so an epoch contains every element twice" in text
+
+
+def test_error_of_random_numbers_that_are_drawn_here_has_a_step(cluster: tfd.Cluster) -> None:
+    noise = tf.random.Generator.from_seed(1)
+    drawn = D.random(1).take(1).map(lambda x: (x, noise.uniform(())))
+    read = drawn.apply(cluster.distribute("data", semantics="same"))
+    with pytest.raises(errors.DataError, match="too few files or elements") as caught:
+        list(read)
+    assert "fewer data workers" in str(caught.value)

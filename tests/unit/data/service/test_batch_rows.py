@@ -213,6 +213,8 @@ SEPARATE_ROWS: dict[str, Callable[[], Any]] = {
     "pad": lambda: images().map(lambda rows: tf.pad(rows, [[0, 0], [1, 1], [1, 1], [0, 0]])),
     "sizes": lambda: images().map(lambda rows: (rows, tf.shape(rows)[0])),
     "full": lambda: numbers().batch(4).filter(lambda rows: tf.size(rows) == 4),
+    "one row": lambda: numbers().batch(1).map(tf.reduce_sum),
+    "one row, padded": lambda: numbers().padded_batch(1, ()).map(tf.reduce_sum),
     "dict": lambda: D.from_tensor_slices({"a": [1, 2], "b": [3, 4]}).batch(2).map(lambda x: x["a"]),
     "unbatch": lambda: numbers().batch(4).unbatch().map(lambda x: tf.reduce_sum(x)),
     "slices": lambda: numbers().batch(4).flat_map(D.from_tensor_slices).map(tf.reduce_sum),
