@@ -26,6 +26,8 @@ def _part_bytes(tf: Any, part: Any) -> Any:
         return items * part.dtype.size if part.dtype.size else None
     if isinstance(part, tf.experimental.Optional):
         return element_bytes(part.get_value()) if part.has_value() else 0
+    if isinstance(part, tf.TensorArray):
+        return sum(element_bytes(part.read(index)) or 0 for index in range(int(part.size())))
     if part is None:
         return 0
     tensors = tf.nest.flatten(part, expand_composites=True)

@@ -99,6 +99,14 @@ def each(*values):
     return functools.reduce(tf.data.Dataset.concatenate, rest, first)
 
 
+def array(number):
+    """Return a TensorArray of 150 MB."""
+    written = tf.TensorArray(tf.uint8, 2, element_shape=[None])
+    for index in range(2):
+        written = written.write(index, tf.zeros([75 * MEGABYTE], tf.uint8))
+    return written
+
+
 def varying(*sizes):
     """Return tensors of `sizes` bytes whose length is unknown."""
     return tf.data.Dataset.from_tensor_slices([*sizes]).map(lambda n: tf.zeros([n], tf.uint8))
@@ -124,6 +132,7 @@ KINDS = {
     ),
     "ragged": lambda: (each((40, ragged(8 * MEGABYTE))), [8 * MEGABYTE] * 40),
     "sparse": lambda: (each((40, sparse(8 * MEGABYTE))), [8 * MEGABYTE] * 40),
+    "array": lambda: (numbers(4).map(array), [150 * MEGABYTE] * 4),
     "optional": lambda: (each((40, optional(4 * MEGABYTE))), [8 * MEGABYTE] * 40),
     "nested": lambda: (
         each((40, {"a": (ragged(2 * MEGABYTE), tf.zeros([10**6])), "b": b"x" * 2 * MEGABYTE})),
