@@ -75,6 +75,7 @@ BY_VALUE = {
     "unique",
     "group",
 }
+REORDERING = {"shuffle", "inner_shuffle", "sample", "unordered"}
 GROUPING = {"batch", "padded_batch", "window", "overlap", "group"}
 #: Operations that keep the sum of all elements, if they drop none.
 SUMMING = {"batch", "padded_batch", "group", "prefetch", "shuffle", "cache"}
@@ -186,7 +187,7 @@ class Build:
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
 
     def change_state(self) -> None:
-        self.variable.assign_add(1000)
+        self.variable.assign_add(1009)
         self.table.insert(tf.range(200, dtype=tf.int64), tf.range(200, dtype=tf.int64) * 7)
 
     def __call__(self, pipeline: Pipeline, sent: bool = False) -> Any:
@@ -495,6 +496,19 @@ def _hinted(pipeline: Pipeline, place: int | None) -> Pipeline:
     return dataclasses.replace(pipeline, steps=(*steps[:place], ("hint",), *steps[place:]))
 
 
+def _is_repeatable(pipeline: Pipeline, dataset: Any) -> bool:
+    """Return True if each epoch without a service has the same elements.
+
+    The product does not count other sums of the same rows as other elements.
+    """
+    in_order = _is_ordered(pipeline)
+    for name, *_ in pipeline.steps:
+        if name in GROUPING and not in_order:
+            return False
+        in_order = in_order and name not in REORDERING
+    return bool(_semantics(dataset).keeps_elements("OFF"))
+
+
 def _sums(pipeline: Pipeline) -> bool:
     """Return True if other groups of the same elements have the same sum."""
     names = [name for name, *_ in pipeline.steps]
@@ -505,6 +519,11 @@ def _sums(pipeline: Pipeline) -> bool:
 def _sources_of(pipeline: Pipeline) -> list[Step]:
     others = [each for step in pipeline.steps for each in step if isinstance(each, tuple)]
     return [pipeline.source, *others]
+
+
+def _is_ordered(pipeline: Pipeline) -> bool:
+    """Return True if the sources have the same order in each epoch without a service."""
+    return not any(kind == "list_files" and args[0] for kind, *args in _sources_of(pipeline))
 
 
 def _has(pipeline: Pipeline, *names: str) -> bool:
@@ -580,7 +599,7 @@ def observe(
     found = _semantics(sent).changes(mode_of(mode), count, _in_process(cluster))
     kinds = {change.kind for change in found}
     later = bool(kinds & KEEPING) or any("same order in each epoch" in each.what for each in found)
-    seen = Observation(kinds, [], [], _semantics(dataset).keeps_elements("OFF"), later)
+    seen = Observation(kinds, [], [], _is_repeatable(pipeline, dataset), later)
     read = cluster.distribute(mode, semantics="tensorflow")(sent)
     times = _times(pipeline, mode, cluster)
     for _ in range(2):
@@ -617,7 +636,8 @@ def compare(
     sure = seen.repeatable and not seen.kinds & CHANGING
     for number, same in enumerate(seen.same):
         assert same or not sure or (number and seen.later), f"{seen}"
-        grouped = seen.repeatable and seen.kinds & CHANGING == {"grouping"} and _sums(pipeline)
+        grouped = seen.kinds & CHANGING == {"grouping"} and _sums(pipeline)
+        grouped = grouped and _semantics(Build(directory)(pipeline)).keeps_elements("OFF")
         if grouped and not (number and seen.later):
             alone, through = (sum(x for x, _ in each) for each in seen.epochs[number])
             assert through == _times(pipeline, mode, cluster) * alone, f"{seen}"
@@ -721,7 +741,7 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
     if parts is not None and parts.local and not parts.boundary:
         times = 1  # all of it runs here
     # A pipeline that is not repeatable differs in each epoch, also without a service.
-    elements_certain = number_certain = repeatable = _semantics(dataset).keeps_elements("OFF")
+    elements_certain = number_certain = repeatable = _is_repeatable(pipeline, dataset)
     if repeatable and parts is not None and parts.local:
         elements_certain, number_certain = _certain(pipeline)
     drawn, expected_draws = [], []
@@ -750,13 +770,12 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
 def _certain(pipeline: Pipeline) -> tuple[bool, bool]:
     """Return whether the elements, and their number, are the same in any order of arrival."""
     elements = number = True
-    # In each epoch in another order, also without a service.
-    order = not any(kind == "list_files" and args[0] for kind, *args in _sources_of(pipeline))
+    order = _is_ordered(pipeline)
     for name, *_ in pipeline.steps:
         number = number and not (name == "take_while" and not order)
         number = number and not (name in BY_VALUE and not elements)
         elements = elements and not (name in BY_ORDER and not order) and name not in GROUPING
-        order = order and name not in ("shuffle", "inner_shuffle", "sample", "unordered")
+        order = order and name not in REORDERING
     return elements, number
 
 

@@ -127,7 +127,7 @@ class DatasetGraph:
                 found = dict.fromkeys(inner, node) | found
             if kind in EXPANDING:
                 inner = set()
-            if kind in (*_BATCHES, "Rebatch") and self.constant(node, 1) != 1:
+            if kind in (*_BATCHES, "Rebatch") and not self.is_single(node):
                 inner.add(node.name)
             elif kind == "GroupByWindow":
                 if self.rows.joins_group(node):
@@ -322,7 +322,11 @@ class DatasetGraph:
             return COUNTER
         if node_kind(node) == "DirectedInterleave" and self.selects_at_random(node):
             return "pairing" if stops_early(node) else "random"
-        return OPERATIONS.get(node_kind(node))
+        return OPERATIONS["Map"] if self.is_single(node) else OPERATIONS.get(node_kind(node))
+
+    def is_single(self, node: Any) -> bool:
+        """Return True if each batch has one element."""
+        return node_kind(node) in ("Batch", "PaddedBatch") and self.constant(node, 1) == 1
 
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""

@@ -513,7 +513,9 @@ class Semantics:
             )
         elif node.name in self._graph.joined_batches and not all(each.shuffled for each in before):
             yield self._joined(node, change)
-        elif effect in ("grouping", "neighbors") and not endless:
+        elif (
+            effect in ("grouping", "neighbors") and not endless and not self._graph.is_single(node)
+        ):
             keys = "each key and " if kind == "GroupByWindow" else ""
             if facts.drops if keys else self._graph.drops_last(node):
                 what = (

@@ -183,6 +183,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
         set(),
     ),
     "unique": (lambda: numbers().unique(), {"counting"}, set(), set()),
+    "batch of one": (lambda: numbers().batch(1), set(), set(), set()),
     "batch": (lambda: numbers().batch(2), {"grouping"}, set(), set()),
     "parallel batch": (
         lambda: numbers().batch(2, num_parallel_calls=2),
