@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -77,6 +78,25 @@ BY_VALUE = {
 }
 REORDERING = {"shuffle", "inner_shuffle", "sample", "unordered"}
 GROUPING = {"batch", "padded_batch", "window", "overlap", "group"}
+#: The methods of steps and sources with other names. All pipelines have a ``map``.
+METHODS = {
+    "noisy_filter": {"filter"},
+    "overlap": {"window", "flat_map"},
+    "window": {"window", "flat_map"},
+    "group": {"group_by_window"},
+    "inner_zip": {"flat_map"},
+    "inner_shuffle": {"flat_map", "shuffle"},
+    "cache_file": {"cache"},
+    "endless": {"concatenate", "repeat", "take"},
+    "sample": {"sample_from_datasets"},
+    "choose": {"choose_from_datasets"},
+    "hint": {"shard"},
+    "random": {"random", "take"},
+    "generator": {"from_generator"},
+    "slices": {"from_tensor_slices"},
+    "files": {"FixedLengthRecordDataset"},
+    "list_files": {"list_files", "flat_map", "FixedLengthRecordDataset"},
+}
 #: Operations that keep the sum of all elements, if they drop none.
 SUMMING = {"batch", "padded_batch", "group", "prefetch", "shuffle", "cache"}
 FALSE = "false finding"
@@ -526,6 +546,17 @@ def _is_ordered(pipeline: Pipeline) -> bool:
     return not any(kind == "list_files" and args[0] for kind, *args in _sources_of(pipeline))
 
 
+def _methods_of(pipeline: Pipeline) -> set[str]:
+    """Return the methods that a pipeline calls."""
+    names = [name for name, *_ in (*pipeline.steps, *_sources_of(pipeline))]
+    return set().union({"map"}, *(METHODS.get(name, {name}) for name in names))
+
+
+def _method(change: Any) -> str:
+    """Return the method that a finding names, such as the last one of ``shuffle() of range()``."""
+    return str(re.findall(r"(\w+)\(", change.operation.partition(" (")[0])[-1])
+
+
 def _has(pipeline: Pipeline, *names: str) -> bool:
     return any(name in names for name, *_ in pipeline.steps)
 
@@ -597,6 +628,7 @@ def observe(
         sent = build(pipeline, sent=True)
     count = workers or _workers(cluster)
     found = _semantics(sent).changes(mode_of(mode), count, _in_process(cluster))
+    assert _methods_of(pipeline).issuperset(map(_method, found)), found
     kinds = {change.kind for change in found}
     later = bool(kinds & KEEPING) or any("same order in each epoch" in each.what for each in found)
     seen = Observation(kinds, [], [], _is_repeatable(pipeline, dataset), later)
