@@ -302,6 +302,10 @@ class DatasetGraph:
         """Return True for endless random numbers, or an endless constant."""
         if node_kind(node) == "Random":
             return not self.is_seeded_source(node)
+        return self._is_any_constant(node)
+
+    def _is_any_constant(self, node: Any) -> bool:
+        """Return True for an endless constant."""
         count = self.constant(node, 1) if node_kind(node) == "Repeat" else None
         return count is not None and count < 0 and node_kind(self.before(node)[0]) == "Tensor"
 
@@ -331,8 +335,7 @@ class DatasetGraph:
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""
         repeats = self.before(scan)
-        source = self.before(repeats[0]) if repeats else ()
-        return bool(source) and node_kind(source[0]) == "Tensor"
+        return bool(repeats) and self._is_any_constant(repeats[0])
 
     def selects_at_random(self, node: Any) -> bool:
         """Return True if a random source selects the dataset of each element."""

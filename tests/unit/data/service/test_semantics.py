@@ -167,6 +167,14 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
     "take": (lambda: numbers().take(3), {"counting"}, set(), set()),
     "skip": (lambda: numbers().skip(3), {"counting"}, set(), set()),
     "enumerate": (lambda: numbers().enumerate(), {"counting"}, set(), set()),
+    "zip with the sums of a generator": (
+        lambda: D.zip(
+            (generated().scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)), numbers())
+        ),
+        {"pairing"},
+        set(),
+        set(),
+    ),
     "counter": (lambda: D.zip((D.counter(), numbers())), {"counting"}, set(), set()),
     "counters": (
         lambda: D.zip((numbers(), (D.counter(), D.counter()))),
