@@ -236,12 +236,15 @@ def processing_mode(dataset: Any) -> bytes | None:
 
 def plain_reads(dataset: Any) -> Iterator[Any]:
     """Yield the datasets that read a tf.data service through TensorFlow's own ``distribute``."""
-    if hasattr(dataset, "_tfd_service") or is_traced(dataset):
-        return
-    if processing_mode(dataset) is not None:
-        yield dataset
-    for source in dataset._inputs():
-        yield from plain_reads(source)
+    todo, visited = [dataset], set()
+    while todo:
+        each = todo.pop()
+        if id(each) in visited or hasattr(each, "_tfd_service") or is_traced(each):
+            continue
+        visited.add(id(each))
+        if processing_mode(each) is not None:
+            yield each
+        todo += reversed(each._inputs())
 
 
 def transfer_protocol(dataset: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tfd_notebook._compat.tf_data import py_functions, source_locations
 from tfd_notebook._compat.tf_data.elements import static_bytes
@@ -34,6 +34,35 @@ _USER_NAMES = {
 
 #: Attributes of a dataset with the number that describes a stage.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count", "_size")
+
+_T = TypeVar("_T")
+
+
+def inputs_first(
+    ends: Iterable[_T], inputs: Callable[[_T], Iterable[_T]], key: Callable[[_T], Hashable] = id
+) -> list[_T]:
+    """Return `ends` and all before them, each once and after its inputs.
+
+    Parameters
+    ----------
+    ends : iterable
+    inputs : callable
+        Returns the inputs of one of them. It is called once for each.
+    key : callable
+        Returns a key that is equal for the same ones. Default: the identity.
+    """
+    found: dict[Hashable, _T] = {}
+    todo = [(each, False) for each in ends]
+    while todo:
+        each, ready = todo.pop()
+        if key(each) in found:
+            continue
+        if ready:
+            found[key(each)] = each
+        else:
+            todo.append((each, True))
+            todo += [(before, False) for before in inputs(each)]
+    return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,27 +111,63 @@ class Stage:
         return not self.inputs or self.kind in READERS
 
     def walk(self) -> Iterator[Stage]:
-        """Yield this stage and all before it, last one first."""
-        yield self
-        for stage in self.inputs:
-            yield from stage.walk()
+        """Yield this stage and all before it, each once and before its inputs."""
+        yield from reversed(inputs_first([self], lambda stage: stage.inputs))
 
 
-def stages_of(dataset: Any, keep: bool = True, replaced: Mapping[int, Any] = {}) -> Stage:
+#: A dataset, and the datasets in place of its inputs, by their ``id``.
+_Part = tuple[Any, Mapping[int, Any]]
+_NOTHING: Mapping[int, Any] = {}
+
+
+def stages_of(dataset: Any, keep: bool = True) -> Stage:
     """Return the last stage of `dataset`. Stages refer to their datasets if `keep` is true.
 
-    `replaced` has datasets in place of others, by their ``id``.
+    Each dataset is one stage, also if several others read it.
     """
-    dataset = getattr(dataset, "_dataset", dataset)  # a dataset of TensorFlow 1 wraps another one
-    if id(dataset) in replaced:
-        return stages_of(replaced[id(dataset)], keep)
-    if (original := getattr(dataset, "original", None)) is not None:
-        return stages_of(original, keep, dataset.replaced)
+    described: dict[Hashable, tuple[Stage, list[_Part]]] = {}
+
+    def key(part: _Part) -> Hashable:
+        return id(part[0]), id(part[1])
+
+    def inputs(part: _Part) -> list[_Part]:
+        stage, datasets = _described(part[0], keep)
+        before = [_visible(each, part[1]) for each in datasets]
+        described[key(part)] = stage, before
+        return before
+
+    last = _visible(dataset, _NOTHING)
+    stages: dict[Hashable, Stage] = {}
+    for part in inputs_first([last], inputs, key):
+        stage, parts = described[key(part)]
+        before = tuple(stages[key(each)] for each in parts)
+        stages[key(part)] = dataclasses.replace(stage, inputs=before)
+    return stages[key(last)]
+
+
+def _visible(dataset: Any, replaced: Mapping[int, Any]) -> _Part:
+    """Return the dataset that counts as a stage in place of `dataset`."""
+    while True:
+        dataset = getattr(dataset, "_dataset", dataset)  # one of TensorFlow 1 wraps another one
+        if id(dataset) in replaced:
+            dataset, replaced = replaced[id(dataset)], _NOTHING
+        elif (original := getattr(dataset, "original", None)) is not None:
+            dataset, replaced = original, dataset.replaced
+        elif (
+            getattr(dataset, "_tfd_service", None) is None
+            and kind_of(type(dataset).__name__) in _TRANSPARENT
+            and len(inputs := dataset._inputs()) == 1
+        ):
+            (dataset,) = inputs
+        else:
+            return dataset, replaced
+
+
+def _described(dataset: Any, keep: bool) -> tuple[Stage, tuple[Any, ...]]:
+    """Return the stage of `dataset` without its inputs, and the datasets that it reads."""
     used = getattr(dataset, "_tfd_service", None)
     kind = kind_of(type(dataset).__name__)
-    inputs = dataset._inputs()
-    if used is None and len(inputs) == 1 and kind in _TRANSPARENT:
-        return stages_of(inputs[0], keep, replaced)
+    inputs = tuple(dataset._inputs())
     if used is not None:
         kind, inputs = "DataService", ()
     functions = [] if used is not None else list(_functions(dataset))
@@ -112,17 +177,17 @@ def stages_of(dataset: Any, keep: bool = True, replaced: Mapping[int, Any] = {})
         label, inputs, kind = f"from_generator({_display_name(generator)})", (), "Generator"
     else:
         label = _label(kind, source_locations.call_of(dataset), _argument(dataset, functions))
-    return Stage(
+    stage = Stage(
         kind=kind,
         label=label,
         site=source_locations.named(source_locations.site_of(dataset) or _first_line(functions)),
-        inputs=tuple(stages_of(each, keep, replaced) for each in inputs),
         python=python,
         service=used if keep else None,
         dataset=dataset if keep else None,
         number=_number(dataset),
         parallel="Parallel" in type(dataset).__name__,
     )
+    return stage, inputs
 
 
 def nodes_of(definition: Any, last: Stage) -> dict[str, Stage]:
@@ -144,8 +209,12 @@ def nodes_of(definition: Any, last: Stage) -> dict[str, Stage]:
     found: dict[str, Stage] = {}
     ends = [node for node in definition.node if node.op == "_Retval"]
     todo = [(nodes[end.input[0].split(":")[0]], last) for end in ends]
+    visited = set()
     while todo:
         node, stage = todo.pop()
+        if node.name in visited:
+            continue
+        visited.add(node.name)
         kind = kind_of(node.op)
         reads = kind in ("FlatMap", "Interleave") and stage.kind in (*READERS, "Generator")
         converts = kind == "Map" and stage.kind == "DenseToRagged"  # before ragged_batch
@@ -198,24 +267,28 @@ def splits_of(dataset: Any, by_file: bool = False) -> Splits | None:
     """
     stages = list(stages_of(dataset).walk())
     sources = [stage for stage in stages if not stage.inputs]
-    counts = [
-        1  # TensorFlow implements it as one element and a flat_map
-        if stage.kind == "Generator"
-        else int(stage.dataset.cardinality())
-        if stage.kind in ("Range", "TensorSlice", "SparseTensorSlice", "Tensor")
-        else -1
-        for stage in sources
-    ]
     reads = (*READERS, "Interleave", "FlatMap") if by_file else ()
-    repeats = any(
-        stage.kind == "Repeat" and not any(each.kind in reads for each in stage.walk())
-        for stage in stages
-    )
-    if repeats or min(counts) < 0:
+    counts = {id(source): _count_of(source) for source in sources}
+    reading: dict[int, bool] = {}
+    for stage in reversed(stages):
+        before = list(map(id, stage.inputs))
+        reading[id(stage)] = stage.kind in reads or any(map(reading.__getitem__, before))
+        if before:  # each of several readers of one dataset has its own splits
+            counts[id(stage)] = sum(map(counts.__getitem__, before))
+    repeats = any(stage.kind == "Repeat" and not reading[id(stage)] for stage in stages)
+    if repeats or any(counts[id(source)] < 0 for source in sources):
         return None
     # The source of a reader is its file names, but the user only wrote the reader.
     named = next((stage for stage in stages if stage.kind in READERS), sources[-1])
-    return Splits(sum(counts), named.name, named.kind)
+    return Splits(counts[id(stages[0])], named.name, named.kind)
+
+
+def _count_of(source: Stage) -> int:
+    """Return the number of splits of a source. Negative if it is unknown."""
+    if source.kind == "Generator":
+        return 1  # TensorFlow implements it as one element and a flat_map
+    known = source.kind in ("Range", "TensorSlice", "SparseTensorSlice", "Tensor")
+    return int(source.dataset.cardinality()) if known else -1
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,10 @@ class Costs:
             known = {child: stage for child, stage in known.items() if child in node.inputs}
             self._inputs[node.id] = known
         for child in sorted(set(node.inputs) - set(known)):
-            free = [stage for stage in following if stage not in known.values()]
+            free = list(following)  # one dataset can be several of them
+            for stage in known.values():
+                if stage in free:
+                    free.remove(stage)
             if not free:
                 break
             kind = model.nodes[child].kind if child in model.nodes else ""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
+from tfd_notebook._compat.tf_data.pipeline_model import inputs_first
 from tfd_notebook.data.service.batch_rows import BatchRows
 from tfd_notebook.data.service.function_facts import READERS, Functions, Write, order_of
 from tfd_notebook.data.service.operations import (
@@ -171,20 +172,10 @@ class DatasetGraph:
     @cached_property
     def ordered(self) -> list[Any]:
         """The dataset operations of the pipeline, each after those that it reads."""
-        ordered: dict[str, Any] = {}
         datasets = [node for node in self.nodes.values() if is_dataset(node)]
         used = {each.name for node in datasets for each in map(self.input, node.input) if each}
-        todo = [(node, False) for node in datasets if node.name not in used]
-        while todo:
-            node, ready = todo.pop()
-            if node.name in ordered:
-                continue
-            if ready:
-                ordered[node.name] = node
-            else:
-                todo.append((node, True))
-                todo += [(each, False) for each in self.before(node)]
-        return list(ordered.values())
+        ends = [node for node in datasets if node.name not in used]
+        return inputs_first(ends, self.before, lambda node: node.name)
 
     def _reads(self, node: Any) -> bool:
         """Return True if an operation reads files."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat.tf_data import elements
-from tfd_notebook._compat.tf_data.pipeline_model import stages_of
+from tfd_notebook._compat.tf_data.pipeline_model import inputs_first, stages_of
 from tfd_notebook.data.service import graph_inspection
 from tfd_notebook.data.service.changes import Change, reported, steps
 from tfd_notebook.data.service.flow import Flow, Operation
@@ -39,6 +39,8 @@ _SELECT = "select file names or indices in its place, before the dataset is made
 _FIXES = {"Zip": _JOIN, "Take": _SELECT, "Skip": _SELECT, "Shard": _SELECT}
 #: Modes in which the data workers together deliver each element once.
 _DIVIDING = ("DYNAMIC", "DATA", "FILE", "FILE_OR_DATA")
+#: The elements of an operation at ``number * factor + first``: its name, the factor and the first.
+_Place = tuple[str, int, int]
 
 
 @dataclass
@@ -111,19 +113,39 @@ class Division:
 
     def _element_of(self, name: str) -> Callable[[Any], list[Any]]:
         """Return the function that computes the tensors of an element from its number."""
+        parts = inputs_first([(name, 1, 0)], self._parts_before, key=lambda part: part)
+        sources = {each: self._source_of(each) for each, _, _ in parts if each not in self.mapped}
+
+        def tensors(number: Any) -> list[Any]:
+            found: dict[_Place, list[Any]] = {}
+            for part in parts:
+                each, factor, first = part
+                if each in sources:
+                    found[part] = sources[each](number * factor + first)
+                    continue
+                before = [tensor for place in self._parts_before(part) for tensor in found[place]]
+                is_map = self.operations[each].kind == "Map"
+                found[part] = (
+                    elements.map_tensors(self.dataset_of(each), before) if is_map else before
+                )
+            return found[parts[-1]]
+
+        return tensors
+
+    def _parts_before(self, part: _Place) -> list[_Place]:
+        """Return the elements from which an element of `mapped` is computed."""
+        name, factor, first = part
+        if name not in self.mapped:
+            return []
+        operation = self.operations[name]
+        distance, skipped = self.place_of(operation)
+        return [(e, factor * distance, first * distance + skipped) for e in operation.inputs]
+
+    def _source_of(self, name: str) -> Callable[[Any], list[Any]]:
+        """Return the function by which TensorFlow computes an element from its number."""
         import tensorflow as tf
 
-        dataset, operation = self.dataset_of(name), self.operations[name]
-        if name in self.mapped:
-            inputs = [self._element_of(each) for each in operation.inputs]
-            factor, first = self.place_of(operation)
-
-            def tensors(number: Any) -> list[Any]:
-                number = number * factor + first
-                before = [tensor for each in inputs for tensor in each(number)]
-                return elements.map_tensors(dataset, before) if operation.kind == "Map" else before
-
-            return tensors
+        dataset = self.dataset_of(name)
         counters = {}
         for each, counter in self.operations.items():
             if counter.effect == COUNTER:  # TensorFlow computes elements of finite datasets only

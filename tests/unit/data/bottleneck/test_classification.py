@@ -205,6 +205,18 @@ class TestCosts:
         (lane,) = measured_costs.lanes()
         assert lane.parts[0].stage is second
 
+    def test_dataset_that_is_joined_with_itself_has_the_cost_of_each_use(self) -> None:
+        mapped = stage("Map", stage("Range"))
+        last = stage("Zip", mapped, mapped)
+        lanes = costs(
+            last,
+            node(1, "Zip", 2, 3),
+            node(2, "Map", seconds=3.0),
+            node(3, "Map", seconds=4.0),
+        ).lanes()
+        (part,) = [part for lane in lanes for part in lane.parts if part.stage is mapped]
+        assert (part.seconds, part.elements, part.inner) == (7.0, 700, False)
+
     def test_repetitions_are_the_same_stage(self) -> None:
         slow = stage("Map", stage("Range"))
         measured_costs = Costs(stage("Repeat", slow))

@@ -88,6 +88,16 @@ def test_elements_with_numbers_stay_on_the_data_workers(dataset: Any, numbered: 
         assert all(str(a) == str(b) for a, b in itertools.islice(elements, 30))
 
 
+def test_long_pipeline_is_computed_from_numbers_without_recursion() -> None:
+    dataset = D.range(9).map(lambda x: 2 * x)
+    for _ in range(500):
+        dataset = dataset.prefetch(1)
+    selected = D.zip((dataset.skip(1), dataset.shard(2, 1).skip(1))).take(2)
+    divided = division(selected)
+    assert not divided.local
+    assert list(divided.build(lambda part: part).as_numpy_iterator()) == [(2, 6), (4, 10)]
+
+
 def test_dataset_with_numbers_can_occur_twice() -> None:
     first = D.range(9).take(4)
     dataset = D.zip((first, D.range(20, 29))).map(lambda a, b: a + b).concatenate(first)
