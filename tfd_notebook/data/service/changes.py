@@ -42,8 +42,8 @@ class Change:
 
 def check_semantics(semantics: Any) -> str:
     """Return `semantics`. Raise UnknownName if it is not one of `SEMANTICS`."""
-    if semantics in SEMANTICS:
-        return str(semantics)
+    if isinstance(semantics, str) and semantics in SEMANTICS:
+        return semantics
     raise UnknownName(
         f"invalid semantics={semantics!r}", fix=f"use one of {', '.join(map(repr, SEMANTICS))}"
     )

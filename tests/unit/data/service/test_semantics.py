@@ -1442,7 +1442,10 @@ def test_refusal_names_mode_and_step() -> None:
     assert 'semantics="tensorflow"' in str(caught.value.fix)
 
 
-@pytest.mark.parametrize("value", ["Checked", "", None, 1, "exact"])
+@pytest.mark.parametrize(
+    "value",
+    ["Checked", "", None, 1, "exact", np.array([1, 2]), np.array("same"), tf.constant("same"), {}],
+)
 def test_invalid_semantics_are_refused(value: object) -> None:
     with pytest.raises(errors.UnknownName, match="semantics"):
         reports.check_semantics(value)
