@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -187,8 +188,8 @@ class Lifecycle:
         Raises
         ------
         UsageError, StateError, LaunchError
-            A StateError also if a dataset is being read whose elements a second data worker would
-            join wrongly, or lose.
+            A StateError also if a dataset exists whose elements a second data worker would join
+            wrongly, or lose.
         Unsupported
             The number of parameter servers would change. Variables are placed on them.
         """
@@ -221,7 +222,7 @@ class Lifecycle:
                 self._servers.store_description()
 
     def _check_reads(self, count: int) -> None:
-        """Raise StateError for an epoch that `count` data workers would join wrongly, or lose."""
+        """Raise StateError for a dataset that `count` data workers would join wrongly, or lose."""
         present = len(self._data_service.data_workers())
         for name, consumer in self._consumers.running():
             use = None if consumer.meter is None else consumer.meter.use
@@ -242,6 +243,21 @@ class Lifecycle:
                     fix="finish the epoch first, or cluster.interrupt(). Then distribute the "
                     'dataset with semantics="same"',
                 )
+        if count <= max(1, present):
+            return
+        # A loop inside a tf.function does not check it before an epoch.
+        registered = list(self._data_service.registered.values())
+        alone = [each for known in registered for each in known.alone if each[0]() is not None]
+        if alone:
+            gc.collect()  # an iterator that was deleted can refer to its dataset
+        for read, change in alone:
+            if read() is not None:
+                raise errors.StateError(
+                    f"scaling to {count} data workers failed: a dataset exists that was "
+                    f"distributed to one data worker. {change}",
+                    fix="delete the dataset, and distribute it again after scaling. With "
+                    'semantics="same" or "tensorflow", it does not prevent scaling',
+                )
 
     def adapt(self, minimum: int | None, maximum: int | None = None) -> None:
         """Adapt the number of data workers to the demand of the consumers in this process.
@@ -253,9 +269,9 @@ class Lifecycle:
 
         The number changes only while a stream or an observed dataset reads from the cluster. It
         is not reduced during an epoch that would lose elements by that. It is not changed at all
-        during a finite epoch in mode ``"off"``. The same holds while a second data worker would
-        join elements wrongly. A second call sets a new range. `scale` ends it, and so does the end
-        of this process: `tfd_notebook.attach` does not continue it.
+        during a finite epoch in mode ``"off"``. None is added while a dataset exists whose elements
+        a second data worker would join wrongly. A second call sets a new range. `scale` ends it,
+        and so does the end of this process: `tfd_notebook.attach` does not continue it.
 
         Parameters
         ----------

@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from _thread import start_new_thread
 from typing import Any
+
+from tfd_notebook._compat.tf_data.pipeline_model import inputs_first
 
 #: Seconds to wait for other references, such as those of a traceback that is being deleted.
 _RELEASE_SECONDS = 10.0
@@ -30,19 +33,19 @@ class IteratorHandle:
     resource : tf.Tensor, optional
     """
 
-    __slots__ = ("_ended", "data", "resource")
+    __slots__ = ("_ended", "_functions", "data", "resource")
 
     def __init__(self, dataset: Any, resource: Any = None) -> None:
-        #: All datasets that it reads, by identity. Another object can own the cache.
-        self.data: dict[object, Any] = {}
-        todo = [dataset]
-        while todo:
-            current = todo.pop()
-            if id(current) not in self.data:
-                self.data[id(current)] = current
-                todo += current._inputs()
+        #: References to all datasets that it reads. Another object can own the cache. They are
+        #: weak, because a deleted dataset must not exist until the deletion of its iterators.
+        self.data: set[object] = set()
+        # TensorFlow can call these until the deletion.
+        self._functions: list[Any] = []
+        for current in inputs_first([dataset], lambda each: each._inputs()):
+            self.data.add(weakref.ref(current))
+            self._functions += current._functions()
             if type(current).__name__ == "CacheDataset":
-                self.data["cache"] = current
+                self.data.add("cache")
         self.resource = resource
         self._ended = threading.Event()
 
@@ -71,7 +74,7 @@ class IteratorHandle:
         """
         deadline = time.monotonic() + _EARLIER_SECONDS
         for other in tuple(_ending):
-            if not self.data.keys().isdisjoint(other.data):
+            if not self.data.isdisjoint(other.data):
                 other._ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _delete(self, only: list[Any]) -> None:

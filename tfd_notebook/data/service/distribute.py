@@ -239,6 +239,7 @@ def _distributor(
             lambda: before.joined,
             captured,
         )
+        known = cluster.registered.get(key, Registered(-1, None))
         cluster.registered[key] = Registered(
             cardinality if pipeline.keeps_count else -1,
             splits_of(dataset),
@@ -246,6 +247,7 @@ def _distributor(
             buffers_of(dataset),
             pipeline.semantics,
             semantics,
+            alone=known.alone_with(read, refused),
         )
         return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
@@ -308,6 +310,7 @@ def register(
         )
     )
     registered_id = str(registered.numpy().decode())
+    known = cluster.registered.get(registered_id, Registered(-1, None))
     cluster.registered[registered_id] = Registered(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
@@ -315,6 +318,7 @@ def register(
         semantics=prepared.semantics,
         check=semantics,
         captured=captured,
+        alone=known.alone,
     )
     return registered_id
 
@@ -408,7 +412,9 @@ def from_dataset_id(
         joined=lambda: before.joined,
         captured=known.captured,
     )
-    cluster.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
+    cluster.registered[plain_id] = dataclasses.replace(
+        known, read=weakref.ref(read), alone=known.alone_with(read, refused)
+    )
     return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
 

@@ -17,6 +17,7 @@ from tfd_notebook.model.spec import Policy
 if TYPE_CHECKING:
     from tfd_notebook.data.consume.consumers import Consumers
     from tfd_notebook.data.service.captured_state import CapturedState
+    from tfd_notebook.data.service.changes import Change
     from tfd_notebook.data.service.journal import Journal
 
 
@@ -40,6 +41,8 @@ class Registered:
         The argument ``semantics`` of `register`.
     captured : tuple of CapturedState
         Variables and tables that it uses, as they were registered.
+    alone : tuple of (weakref.ref of tf.data.Dataset, Change)
+        The datasets that read it, and refuse a second data worker.
     """
 
     cardinality: int
@@ -49,6 +52,12 @@ class Registered:
     semantics: Semantics | None = None
     check: str = "checked"
     captured: tuple[CapturedState, ...] = ()
+    alone: tuple[tuple[weakref.ref[Any], Change], ...] = ()
+
+    def alone_with(self, read: Any, refused: Change | None) -> tuple[Any, ...]:
+        """Return `alone` without the datasets that have ended, and with `read` if it belongs."""
+        running = tuple(each for each in self.alone if each[0]() is not None)
+        return running if refused is None else (*running, (weakref.ref(read), refused))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.data.bottleneck.usage import use_in
+from tfd_notebook.data.service import graph_inspection, validation
 from tfd_notebook.model.spec import Role
 
 pytestmark = pytest.mark.integration
@@ -153,33 +155,75 @@ def test_incomplete_batch_of_each_key_is_a_warning(
     assert len(list(read)) in (2, 0)  # of one data worker, or of two
 
 
-def test_single_worker_keeps_pairs_until_another_joins() -> None:
+def counting(pairs: Any) -> Callable[[], Any]:
+    """Return a function that counts wrong pairs, in a loop that runs in TensorFlow."""
+
+    @tf.function
+    def wrong() -> tf.Tensor:
+        count = tf.constant(0)
+        for first, second in pairs:
+            count += tf.cast(first != second, tf.int32)
+        return count
+
+    return wrong
+
+
+def refuses_two(cluster: tfd.Cluster) -> None:
+    """Check that no data worker joins, because of a dataset that exists."""
+    with pytest.raises(errors.StateError, match=r"a dataset exists.*zip\(") as caught:
+        cluster.scale(data_workers=2)
+    assert "delete the dataset" in str(caught.value.fix)
+    assert len([each for each in cluster.tasks if each.role is Role.DATA_WORKER]) == 1
+
+
+def test_no_worker_joins_while_a_dataset_exists_that_it_would_change() -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         with pytest.warns(UserWarning, match="second data worker"):
             read = PAIRS.apply(single.distribute("dynamic"))
-        expected = [(number, number) for number in range(6)]
-        assert sorted(read.as_numpy_iterator()) == expected
-        single.scale(data_workers=2)
-        message = r"zip\(.*had one data worker when .* now has 2"
-        with pytest.raises(errors.DataChanged, match=message) as caught:
-            list(read)
-        assert "scale(data_workers=1)" in str(caught.value.fix)
-        with pytest.raises(errors.DataChanged, match=message), single.stream(read) as stream:
-            list(stream)
+        wrong = counting(read)
+        refuses_two(single)
         single.scale(data_workers=1)
-        assert sorted(read.as_numpy_iterator()) == expected
+        derived = read.prefetch(1)
+        single.adapt(2, 2)
+        until(lambda: any("a dataset exists" in each.what for each in single.snapshot().notices))
+        single.adapt(None)
+        assert wrong() == 0
+        assert len(list(derived)) == 6
+        del read, wrong
+        refuses_two(single)
+        del derived
+        single.scale(data_workers=2)
 
 
-def test_registered_dataset_is_refused_after_another_worker_joins() -> None:
+def test_no_worker_joins_while_a_registered_dataset_is_read_that_it_would_change() -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         dataset_id = single.register(PAIRS)
         with pytest.warns(UserWarning, match="second data worker"):
-            read = single.from_dataset_id("dynamic", dataset_id)
+            first, second = (single.from_dataset_id("dynamic", dataset_id) for _ in range(2))
+        assert single.register(PAIRS, dataset_id) == dataset_id
+        del second
+        refuses_two(single)
+        del first
         unchecked = PAIRS.apply(single.distribute("dynamic", semantics="tensorflow"))
+        same = PAIRS.apply(single.distribute("dynamic", semantics="same"))
+        divided = PAIRS.apply(single.distribute("data"))
         single.scale(data_workers=2)
-        with pytest.raises(errors.DataChanged, match="now has 2"):
-            list(read)
         assert 5 <= len(list(unchecked)) <= 6
+        assert len(list(same)) == len(list(divided)) == 6
+
+
+def test_dataset_is_refused_after_another_process_has_added_a_worker(cluster: tfd.Cluster) -> None:
+    pipeline = graph_inspection.examine(PAIRS).semantics
+    refused = validation.refused_later(pipeline, "DYNAMIC", "checked")
+    use = use_in(D.range(2).apply(cluster.distribute("off")))
+    assert use is not None
+    service: Any = use.delivery.cluster()
+    before = validation.BeforeReading(service, None, (), refused, "DYNAMIC")
+    with pytest.raises(
+        errors.DataChanged, match=r"zip\(.*had one data worker.* now has 2"
+    ) as caught:
+        before()
+    assert "scale(data_workers=1)" in str(caught.value.fix)
 
 
 def test_no_worker_joins_an_epoch_that_it_would_change() -> None:
@@ -195,6 +239,7 @@ def test_no_worker_joins_an_epoch_that_it_would_change() -> None:
         single.adapt(None)
         assert len([each for each in single.tasks if each.role is Role.DATA_WORKER]) == 1
         assert sorted([*pairs, *iterator]) == [(number, number) for number in range(6)]
+        del read, iterator
         single.scale(data_workers=2)
 
 
