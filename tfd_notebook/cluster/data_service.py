@@ -22,6 +22,7 @@ from tfd_notebook.data.consume.stream import Stream
 from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
+from tfd_notebook.data.service.stream_semantics import with_semantics
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Policy, Role, check_count
@@ -93,9 +94,8 @@ class ClusterDataService:
     ) -> Stream:
         """Return a `Stream` that iterates `dataset` in a background thread. It is not started yet.
 
-        A running stream of that name is stopped first, so that a cell can be run again. The stream
-        has the elements of `dataset`. If that reads through the service, `distribute` has examined
-        it, and its `semantics` applies to the stream.
+        A running stream of that name is stopped first, so that a cell can be run again. If
+        `dataset` reads through the service, `distribute` has examined it.
 
         Parameters
         ----------
@@ -110,24 +110,23 @@ class ClusterDataService:
         discard : bool
             Whether elements are dropped until the stream is iterated for the first time.
             Default true.
-        semantics : None
-            An argument of `distribute`. Any value raises an error.
+        semantics : {"checked", "same", "tensorflow"}, optional
+            As in `distribute`, for the pipeline that `dataset` reads through the service. With
+            ``"same"``, the stream reads another distribution of it if elements would change.
+            Default: that of `distribute`.
 
         Raises
         ------
         UsageError
             Invalid argument.
+        DataChanged
+            As in `distribute`, if `semantics` is given.
         StateError
             The cluster is not running.
         """
         self._servers.require_running()
         if semantics is not None:
-            raise errors.UsageError(
-                f"invalid semantics={semantics!r} of a stream: it has the elements of its dataset, "
-                "which distribute has examined",
-                fix='pass it to distribute: dataset.apply(cluster.distribute("dynamic", '
-                "semantics=...))",
-            )
+            dataset = with_semantics(self, dataset, semantics)
         with self._servers.lock:
             if name is None:
                 taken = self._streams

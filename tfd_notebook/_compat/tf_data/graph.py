@@ -221,6 +221,12 @@ def constant_bytes(dataset: Any) -> int:
     return sum(sizes.values())
 
 
+def end_of(definition: Any) -> str:
+    """Return the name of the last dataset's node in the ``GraphDef`` of a dataset."""
+    (end,) = (node for node in definition.node if node.op == "_Retval")
+    return str(end.input[0].partition(":")[0])
+
+
 def service_id(dataset: Any) -> str:
     """Return the id under which the dataset of a tf.data service is registered."""
     while not hasattr(dataset, "_dataset_id"):

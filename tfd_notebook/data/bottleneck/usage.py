@@ -171,7 +171,7 @@ class Delivery:
         return f"{text}: the rest was lost with a data worker"
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServiceReadOptions:
     """The options with which a dataset is read through a service.
 
@@ -183,11 +183,16 @@ class ServiceReadOptions:
     compressed : bool
         Whether elements may be sent compressed, although they can be sent without compression.
     distribute_again : callable
-        Distributes a dataset with the same options, or with a different compression.
+        Distributes a dataset with the same options, or with a different compression or
+        ``semantics``.
     joined : callable
         Returns True if a reader in this process joined the named job before it was finished.
     captured : tuple of CapturedState
         Variables and tables that `origin` uses, as they were sent.
+    pipeline : Semantics, optional
+        The changes that the service makes to the elements. None if they are unknown.
+    warned : bool
+        Whether they were checked, with a warning.
     """
 
     delivery: Delivery
@@ -196,6 +201,8 @@ class ServiceReadOptions:
     distribute_again: Callable[..., Any] | None = None
     joined: Callable[[], bool] = lambda: False
     captured: tuple[Any, ...] = ()
+    pipeline: Any = None
+    warned: bool = False
 
 
 def use_in(dataset: Any) -> ServiceReadOptions | None:

@@ -116,7 +116,9 @@ def _distributor(
     elements.check_compression(compression)
     job_name = reading.job_name
 
-    def distribute_again(dataset: Any, compression: str | None = compression) -> Any:
+    def distribute_again(
+        dataset: Any, compression: str | None = compression, semantics: str = "tensorflow"
+    ) -> Any:
         alone = dataclasses.replace(
             reading,
             job_name=None,
@@ -124,7 +126,7 @@ def _distributor(
             num_consumers=None,
             cross_trainer_cache=None,
         )
-        return _distributor(cluster, alone, compression, "tensorflow")(dataset)
+        return _distributor(cluster, alone, compression, semantics)(dataset)
 
     def transfer_of(dataset: Any) -> elements.Transfer:
         by_reference = reading.transfer(cluster.service_in_process) == "local"
@@ -238,6 +240,8 @@ def _distributor(
             distribute_again,
             lambda: before.joined,
             captured,
+            pipeline.semantics,
+            warned=semantics != "tensorflow",
         )
         known = cluster.registered.get(key, Registered(-1, None))
         cluster.registered[key] = Registered(
@@ -411,6 +415,8 @@ def from_dataset_id(
         ),
         joined=lambda: before.joined,
         captured=known.captured,
+        pipeline=known.semantics,
+        warned=known.check != "tensorflow",
     )
     cluster.registered[plain_id] = dataclasses.replace(
         known, read=weakref.ref(read), alone=known.alone_with(read, refused)

@@ -155,6 +155,56 @@ def test_incomplete_batch_of_each_key_is_a_warning(
     assert len(list(read)) in (2, 0)  # of one data worker, or of two
 
 
+def received(stream: tfd.Stream) -> list[Any]:
+    return [str(element) for element in stream]
+
+
+@pytest.mark.parametrize("later", [lambda read: read, lambda read: read.map(lambda *x: x).batch(2)])
+def test_stream_has_the_elements_that_its_semantics_select(
+    cluster: tfd.Cluster, later: Callable[[Any], Any]
+) -> None:
+    read = later(PAIRS.apply(cluster.distribute("dynamic", semantics="tensorflow")))
+    with pytest.raises(errors.DataChanged, match=r"zip\("):
+        cluster.stream(read, "refused", semantics="checked")
+    assert "refused" not in cluster.streams
+    same = cluster.stream(read, "right", semantics="same")
+    assert sorted(received(same)) == sorted(map(str, later(PAIRS)))
+    assert received(cluster.stream(read, "any", semantics="tensorflow"))
+    local = later(PAIRS)
+    for semantics in ("checked", "same", "tensorflow"):
+        assert received(cluster.stream(local, semantics=semantics)) == list(map(str, local))
+
+
+def test_stream_warns_once_of_changes_that_distribute_did_not_report(cluster: tfd.Cluster) -> None:
+    taken = D.range(6).take(4)
+    read = taken.apply(cluster.distribute("dynamic", semantics="tensorflow")).prefetch(1)
+    with pytest.warns(UserWarning, match=r"take\(4\).*8 may arrive") as caught:
+        cluster.stream(read, "first", semantics="checked")
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=r"take\(4\)"):
+        known = taken.apply(cluster.distribute("dynamic"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cluster.stream(read, "second", semantics="checked")
+        cluster.stream(known, "third", semantics="checked")
+        cluster.stream(read, "fourth")
+        same = cluster.stream(known, "fifth", semantics="same")
+    assert sorted(received(same)) == sorted(map(str, taken))
+
+
+def test_stream_of_a_job_or_of_a_registered_dataset_cannot_be_distributed_again(
+    cluster: tfd.Cluster,
+) -> None:
+    shared = PAIRS.apply(cluster.distribute("dynamic", job_name="pairs", semantics="tensorflow"))
+    with pytest.raises(errors.UsageError, match="shared job"):
+        cluster.stream(shared, semantics="same")
+    dataset_id = cluster.register(PAIRS, semantics="tensorflow")
+    read = cluster.from_dataset_id("dynamic", dataset_id)
+    for semantics in ("checked", "same"):
+        with pytest.raises(errors.DataChanged, match=r"zip\("):
+            cluster.stream(read, semantics=semantics)
+
+
 def counting(pairs: Any) -> Callable[[], Any]:
     """Return a function that counts wrong pairs, in a loop that runs in TensorFlow."""
 
