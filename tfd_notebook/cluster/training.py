@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
@@ -56,10 +57,14 @@ class ParameterServerTraining:
         tf.distribute.cluster_resolver.ClusterResolver
         """
         coordinator_connection.require()
+        self._servers.require_running()
+        return self._resolver
+
+    @cached_property
+    def _resolver(self) -> OwnResolver:
         # Imports TensorFlow.
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        self._servers.require_running()
         return OwnResolver(
             self._task_manager.cluster_spec,
             self._handle_connection,

@@ -69,6 +69,10 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         """Description of the source of the addresses, as the first words of errors."""
         return type(self).__name__
 
+    def __repr__(self) -> str:
+        name, place = type(self).__name__, self.place
+        return f"<{name}>" if place == name else f"<{name} of {place}>"
+
     def _find(self) -> AddressesByJob:
         """Return the current addresses of all tasks by job."""
         if type(self).cluster_spec is Resolver.cluster_spec:

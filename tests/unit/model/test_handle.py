@@ -286,6 +286,7 @@ def test_resolvers_are_copied_with_their_arguments(
 ) -> None:
     resolver = RESOLVERS[name]()
     assert SECRET not in repr(resolver)
+    assert " object at 0x" not in repr(resolver)
     restored = [*copies(resolver)]
     if name in LIVE_RESOLVERS:
         with pytest.raises(UsageError, match="cannot be sent to another process"):
@@ -295,6 +296,7 @@ def test_resolvers_are_copied_with_their_arguments(
     for each in restored:
         assert type(each) is type(resolver)
         assert each.place == resolver.place
+        assert repr(each) == repr(resolver)
         assert vars(each).keys() == vars(resolver).keys()
         if name == "TPUResolver" and each is resolver:
             continue  # TensorFlow's class defines that
@@ -347,6 +349,9 @@ def test_a_part_is_equal_to_the_same_part() -> None:
         assert cluster.dispatcher == cluster.dispatcher
         assert cluster.tasks == cluster.tasks
         assert len({*cluster.tasks}) == 4
+        assert cluster.resolver == cluster.resolver
+        assert {cluster.resolver: 1}[cluster.resolver] == 1
+        assert repr(cluster.resolver) == "<OwnResolver of the cluster 'handle'>"
 
 
 def test_a_cluster_is_shown_while_it_starts() -> None:
