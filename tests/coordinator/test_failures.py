@@ -371,8 +371,11 @@ class TestConnecting:
     def test_evaluator_is_a_separate_cluster(self) -> None:
         with tfd.Cluster(workers=1, ps=1, evaluator=True, name="with-evaluator") as cluster:
             assert sorted(cluster.resolver.cluster_spec().jobs) == ["ps", "worker"]
-            step = stepping(build(cluster.coordinator()))
-            assert cluster.coordinator().schedule(step, args=(loops(2),)).fetch() == 2
+            coordinator = cluster.coordinator()
+            assert repr(coordinator) == "<Coordinator on: 1 worker, <0 RemoteValues: none yet>>"
+            step = stepping(build(coordinator))
+            assert coordinator.schedule(step, args=(loops(2),)).fetch() == 2
+            assert repr(coordinator) == "<Coordinator on: 1 worker, <1 RemoteValue: 1 ready>>"
 
     def test_new_strategies_leak_no_memory_on_the_servers(self) -> None:
         with tfd.Cluster(workers=1, ps=1, name="again") as cluster:

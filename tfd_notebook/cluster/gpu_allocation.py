@@ -15,6 +15,7 @@ from typing import Any
 from tfd_notebook.errors import Unsupported, UsageError
 from tfd_notebook.model.diagnostics import listed
 from tfd_notebook.model.spec import Role, check_count
+from tfd_notebook.views.formatting import plural
 
 #: A request for GPUs as `check` returns it.
 GpuRequest = str | tuple[int, ...] | Mapping[str, int]
@@ -167,8 +168,8 @@ class GpuAllocation:
             needed = workers_on[host] * self.each
             if needed > len(share.workers):
                 raise UsageError(
-                    f"{_plural(workers_on[host], 'worker')}{share.on} need "
-                    f"{_plural(needed, 'GPU')}, {self.each} each like the running workers, and "
+                    f"{plural(workers_on[host], 'worker')}{share.on} need "
+                    f"{plural(needed, 'GPU')}, {self.each} each like the running workers, and "
                     f"there are {len(share.workers)} for workers",
                     fix=f"create a new cluster with workers={workers}: a running worker keeps its "
                     "GPUs",
@@ -292,11 +293,11 @@ def _check_indices(
     each = {divmod(len(request), count) for count in workers_on.values()}
     if len(each) != 1 or any(rest for _, rest in each):
         workers = " and ".join(
-            f"{_plural(count, 'worker')}{_suffix(hosts[host], hosts)}"
+            f"{plural(count, 'worker')}{_suffix(hosts[host], hosts)}"
             for host, count in workers_on.items()
         )
         raise UsageError(
-            f"{_plural(len(request), 'GPU')} cannot be divided evenly among "
+            f"{plural(len(request), 'GPU')} cannot be divided evenly among "
             f"{workers or '0 workers'}, and TensorFlow needs the same number for each worker",
             fix="name one GPU for each worker of a host, or a multiple of that number, or use "
             'gpus={"worker": 1}',
@@ -317,7 +318,7 @@ def _too_few(
         return _no_gpus_error(dict(request), gpus, hosts)
     on = _suffix(gpus, hosts)
     return UsageError(
-        f"{_plural(workers, 'worker')} with {_plural(each, 'GPU')} each"
+        f"{plural(workers, 'worker')} with {plural(each, 'GPU')} each"
         + (f" and an evaluator with {evaluator}" if evaluator else "")
         + f" need{'s' if workers + evaluator == 1 else ''} {workers * each + evaluator}, and there "
         f"{'is' if len(gpus.gpus) == 1 else 'are'} {len(gpus.gpus)}{on}"
@@ -336,7 +337,3 @@ def _no_gpus_error(request: object, gpus: HostGpus, hosts: Sequence[HostGpus]) -
 
 def _suffix(gpus: HostGpus, hosts: Sequence[HostGpus]) -> str:
     return f" on {gpus.host}" if len(hosts) > 1 else ""
-
-
-def _plural(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

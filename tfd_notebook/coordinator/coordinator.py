@@ -30,6 +30,7 @@ from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import check_timeout
+from tfd_notebook.views.formatting import plural
 
 #: Seconds to wait for TensorFlow's failure handlers, which end when a lost worker responds.
 _STOP_SECONDS = 5.0
@@ -511,7 +512,7 @@ class Coordinator(closure_queue.ClusterCoordinator, Handle):
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
-        return f"<Coordinator {state}: {len(self._workers)} workers, {self.values!r}>"
+        return f"<Coordinator {state}: {plural(len(self._workers), 'worker')}, {self.values!r}>"
 
 
 def _stopped_error() -> StateError:

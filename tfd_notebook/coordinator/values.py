@@ -12,6 +12,7 @@ from tfd_notebook.errors import UnknownName, UsageError, ValueGone
 from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, Store
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import check_count
+from tfd_notebook.views.formatting import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,7 +218,7 @@ class Values(Handle):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count:,} {state}" for state, count in self.counts().items() if count)
-        return f"<{len(self):,} RemoteValues: {counts or 'none yet'}>"
+        return f"<{plural(len(self), 'RemoteValue')}: {counts or 'none yet'}>"
 
 
 def _unknown(id: Any) -> UnknownName:

@@ -70,6 +70,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
+def plural(number: int, thing: str) -> str:
+    """Return a number of things, such as ``1 worker`` or ``2 workers``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def size(number: float | None) -> str:
     """Return a number of bytes in decimal units, such as ``12 kB``, or "" for None."""
     if number is None:

@@ -142,5 +142,5 @@ def _counts(snapshot: ResolutionSnapshot) -> str:
     if not snapshot.tasks:
         return "no tasks"
     states = ", ".join(f"{count:,} {state}" for state, count in snapshot.counts.items())
-    noun = "task" if len(snapshot.tasks) == 1 else "tasks"
-    return f"{len(snapshot.tasks):,} {noun}: {states}; probed in {figures.brief(snapshot.seconds)}"
+    count = figures.plural(len(snapshot.tasks), "task")
+    return f"{count}: {states}; probed in {figures.brief(snapshot.seconds)}"

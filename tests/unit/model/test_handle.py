@@ -354,6 +354,14 @@ def test_a_part_is_equal_to_the_same_part() -> None:
         assert repr(cluster.resolver) == "<OwnResolver of the cluster 'handle'>"
 
 
+@pytest.mark.parametrize("count", ["1 element", "2 elements"])
+def test_a_repr_counts_in_singular_and_plural(count: str) -> None:
+    with registered(start=True) as cluster:
+        stream = cluster.stream(tf.data.Dataset.range(int(count[0])), name="train")
+        assert stream.start().wait(timeout=60)
+        assert repr(stream) == f"<Stream train finished, {count}>"
+
+
 def test_a_cluster_is_shown_while_it_starts() -> None:
     shown = []
 

@@ -27,6 +27,7 @@ from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, Ti
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_count, check_timeout
+from tfd_notebook.views.formatting import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -426,7 +427,7 @@ class Stream(Handle):
 
     def __repr__(self) -> str:
         error = f", {self._error}" if self._error is not None else ""
-        return f"<Stream {self.name} {self.state}, {self.elements} elements{error}>"
+        return f"<Stream {self.name} {self.state}, {plural(self.elements, 'element')}{error}>"
 
     @property
     def _has_ended(self) -> bool:

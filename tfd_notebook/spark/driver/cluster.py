@@ -25,6 +25,7 @@ from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.driver.phases import Phase, Phases
 from tfd_notebook.spark.executor.launch_plan import Plan
 from tfd_notebook.spark.roles import InputMode
+from tfd_notebook.views.formatting import plural
 
 #: Timeout in seconds for TensorBoard to report its address.
 _BOARD_SECONDS = 60.0
@@ -308,7 +309,7 @@ class SparkClusterBase(Handle):
         return node.board
 
     def __repr__(self) -> str:
-        return f"<TFCluster {self.name!r}: {self.phase}, {self.num_executors} nodes>"
+        return f"<TFCluster {self.name!r}: {self.phase}, {plural(self.num_executors, 'node')}>"
 
     # Events
 
