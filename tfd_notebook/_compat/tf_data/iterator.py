@@ -77,7 +77,7 @@ class Watcher(Protocol):
     def ended(self) -> None:
         """Handle the end of an iterator while it exists. Its deletion does not call this."""
 
-    def failure(self, error: Any) -> BaseException:
+    def failure(self, error: Any, meter: IteratorMetrics) -> BaseException:
         """Return the error that the consumer gets for TensorFlow's `error`."""
 
 
@@ -281,7 +281,7 @@ class WatchedIterator(iterator_ops.OwnedIterator, Handle):
             raise KeyboardInterrupt from error
         if meter.error is not None:
             raise without_traceback(meter.error) from error
-        raised = self._watcher.failure(error) if isinstance(error, OpError) else error
+        raised = self._watcher.failure(error, meter) if isinstance(error, OpError) else error
         meter.failure = str(raised)
         meter.end()
         raise raised from (error if raised is not error else error.__cause__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -292,6 +293,64 @@ def _count_of(source: Stage) -> int:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """The units that a fixed division gives to data workers: at least one of each source to each.
+
+    Parameters
+    ----------
+    unit : {"file", "element"}
+    counts : tuple of int
+        The number of units of each source whose number is known and finite. Never empty. Without
+        empty sources, which all data workers can share.
+    complete : bool
+        Whether these are all sources.
+    """
+
+    unit: str
+    counts: tuple[int, ...]
+    complete: bool = True
+
+
+def shares_of(dataset: Any, mode: str) -> Shares | None:
+    """Return the units that a static `mode` divides, or None if they are unknown or infinite.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    mode : str
+        One of `tfd_notebook.net.tf_messages.SHARDING_POLICIES`.
+    """
+    found: list[int] | None = None
+    if mode in ("FILE", "FILE_OR_DATA"):
+        found = _file_counts(stages_of(dataset))
+    unit = "file"
+    if mode == "DATA" or (mode == "FILE_OR_DATA" and found is None):
+        unit, found = "element", [int(dataset.cardinality())]
+    known = tuple(count for count in found or () if count > 0)
+    return Shares(unit, known, len(known) == len(found or ())) if known else None
+
+
+def _file_counts(stage: Stage) -> list[int] | None:
+    """Return the number of files of each source. None if a source reads no files.
+
+    TensorFlow's sharding by file divides the input of the stage that reads them.
+    """
+    if stage.kind in READERS:
+        names: Any = getattr(stage.dataset, "_filenames", None)
+        return [int(names.cardinality()) if hasattr(names, "cardinality") else -1]
+    if stage.kind in ("Interleave", "FlatMap"):
+        nodes = itertools.chain(*map(_nodes, _functions(stage.dataset)))
+        if any(kind_of(node.op) in READERS for node in nodes):
+            return [int(stage.inputs[0].dataset.cardinality())]
+    if len(stage.inputs) > 1 and stage.kind not in ("Concatenate", "Zip"):
+        return [-1]
+    counts = [_file_counts(each) for each in stage.inputs]
+    if not counts or None in counts:
+        return None
+    return [count for each in counts for count in each or ()]
+
+
+@dataclass(frozen=True)
 class Buffer:
     """A stage that keeps elements in memory.
 
@@ -425,15 +484,20 @@ def _runs_python(function: Any) -> bool:
 
 def _tokens(function: Any) -> Iterator[str]:
     """Yield the tokens of the Python functions that a traced function calls."""
+    for node in _nodes(function):
+        if node.op in py_functions.OPS:
+            yield node.attr["token"].s.decode()
+
+
+def _nodes(function: Any) -> Iterator[Any]:
+    """Yield the nodes of a traced function and of those that it calls."""
     graph = getattr(getattr(function, "function", None), "graph", None)
     if graph is None:
         return
     definition = graph.as_graph_def()
     bodies = [definition.node, *(each.node_def for each in definition.library.function)]
     for body in bodies:
-        for node in body:
-            if node.op in py_functions.OPS:
-                yield node.attr["token"].s.decode()
+        yield from body
 
 
 def running_function(last: Stage) -> tuple[Stage, str, Any] | None:

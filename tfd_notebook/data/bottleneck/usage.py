@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import psutil
 
-from tfd_notebook._compat.tf_data.pipeline_model import Splits, stages_of
+from tfd_notebook._compat.tf_data.pipeline_model import Shares, Splits, stages_of
 from tfd_notebook.agent.cgroups import MINE, ROOT, Quota, quotas, share
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role
+from tfd_notebook.views.formatting import plural
 
 
 def processors(file: Path = MINE, root: Path = ROOT) -> int:
@@ -119,6 +120,8 @@ class Delivery:
         Whether the read mode needs an infinite dataset.
     splits : Splits, optional
         Splits of its source. None if unknown.
+    shares : Shares, optional
+        The units that a static mode divides among the data workers. None if unknown or infinite.
     consumer : tuple of int, optional
         Index and number of the consumers of a coordinated read.
     one_worker : bool
@@ -136,6 +139,7 @@ class Delivery:
     consumer: tuple[int, int] | None = None
     one_worker: bool = False
     cached: bool = False
+    shares: Shares | None = None
 
     def can_use(self, workers: int) -> int:
         """Return the number of data workers, of `workers`, that can work at the same time."""
@@ -143,7 +147,21 @@ class Delivery:
             return min(workers, 1)
         if self.mode == "DATA":  # each of them computes all elements and sends its share
             return min(workers, 1)
+        if self.shares is not None:
+            workers = min(workers, *self.shares.counts)
         return workers if self.shared is None else min(workers, self.shared.count)
+
+    def too_few(self, workers: int) -> str:
+        """Return the number of files or elements if an epoch of `workers` fails, otherwise ""."""
+        shares = self.shares
+        if shares is None or min(shares.counts) >= workers:
+            return ""
+        least = plural(min(shares.counts), shares.unit)
+        if len(shares.counts) == 1 and shares.complete:
+            return least
+        if not shares.complete:
+            return f"{least} in one of its sources"
+        return f"{plural(sum(shares.counts), shares.unit)}, of which one source has {least}"
 
     @property
     def shared(self) -> Splits | None:

@@ -11,6 +11,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, without_traceback
 from tfd_notebook._compat.tf_data.source_locations import warn
+from tfd_notebook.data.bottleneck.usage import Delivery
 from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer
 from tfd_notebook.data.consume.memory_datasets import check_transfer
 from tfd_notebook.data.op_errors import combine
@@ -139,8 +140,8 @@ class _ErrorTranslator:
     def ended(self) -> None:
         pass
 
-    def failure(self, error: Any) -> BaseException:
-        return translate(error, self._consumers)
+    def failure(self, error: Any, meter: IteratorMetrics) -> BaseException:
+        return translate(error, self._consumers, meter.use)
 
 
 class _Watcher(_ErrorTranslator):
@@ -170,6 +171,8 @@ _STAGE = re.compile(
 )
 _UNLISTED_WORKER = re.compile(r"Worker (\S+) is not in the workers list")
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
+#: TensorFlow names files also if elements are divided. Its number does not include all of them.
+_TOO_FEW_SHARES = re.compile(r"only has \d+ file.*?required (\d+) shards")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 #: Files that do not belong to the user, on this host or a worker's. These are frozen modules, the
@@ -201,15 +204,6 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         "dispatcher:0",
         "start a new loop, which reads a complete epoch",
     ),
-    (  # TensorFlow names files also if the results are divided.
-        re.compile(r"only has (\d+) file.*?required (\d+) shards"),
-        errors.DataError,
-        "the dataset has too few files or elements ({1}): this mode needs at least one for each of "
-        "the {2} data workers",
-        None,
-        "use fewer data workers, or read a dataset this small without a service. For few files, "
-        'use processing_mode="dynamic"',
-    ),
     (
         # Two iterators that begin together replace the files of each other.
         re.compile(
@@ -235,8 +229,15 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
 )
 
 
-def translate(error: Any, consumers: Consumers) -> BaseException:
-    """Return the TfdError for TensorFlow's `error`.
+#: The next step if a dataset has fewer files or elements than data workers.
+FEWER_WORKERS = (
+    "use fewer data workers, or read a dataset this small without a service. For few files, "
+    'use processing_mode="dynamic"'
+)
+
+
+def translate(error: Any, consumers: Consumers, use: Delivery | None = None) -> BaseException:
+    """Return the TfdError for TensorFlow's `error`. `use` is how a service is read, if known.
 
     The result is also an instance of the class of `error`, so that code that catches TensorFlow's
     errors still works. A message with an error code of tfd (``[TFD302] ...``) becomes the error of
@@ -263,6 +264,14 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         what = f"{where} does not have a Python function of the pipeline ({text})"
         fix = "create the dataset again, and call cluster.distribute(), which sends its functions"
         return _combined(errors.NotSerializable, error, what, task, fix)
+    if undivided := _TOO_FEW_SHARES.search(message):
+        workers = int(undivided[1])
+        count = use.too_few(workers) if use is not None else ""
+        what = (
+            f"the dataset has too few files or elements{f' ({count})' if count else ''}: this mode "
+            f"needs at least one for each of the {workers} data workers"
+        )
+        return _combined(errors.DataError, error, what, None, FEWER_WORKERS)
     for pattern, kind, problem, concerned, fix in _KNOWN:
         if found := pattern.search(message):
             what = problem.format(found[0], *found.groups())

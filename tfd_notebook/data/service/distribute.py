@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from tfd_notebook._compat.tf_data import autograph, graph
-from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
+from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, shares_of, splits_of
 from tfd_notebook.data.bottleneck.usage import Delivery, ServiceReadOptions
 from tfd_notebook.data.consume.observe import check_dataset, plain, watch
 from tfd_notebook.data.service import captured_state, elements, validation
@@ -232,6 +232,7 @@ def _distributor(
             reading.consumer,
             one_worker=refused is not None,
             cached=validation.keeps_workers(pipeline.semantics, reading.mode, semantics),
+            shares=shares_of(dataset, reading.mode),
         )
         read._tfd_service = ServiceReadOptions(
             delivery,
@@ -323,6 +324,7 @@ def register(
         check=semantics,
         captured=captured,
         alone=known.alone,
+        shares={mode: shares_of(dataset, mode) for mode in STATIC},
     )
     return registered_id
 
@@ -412,6 +414,7 @@ def from_dataset_id(
             consumer=reading.consumer,
             one_worker=refused is not None,
             cached=cached,
+            shares=known.shares.get(reading.mode),
         ),
         joined=lambda: before.joined,
         captured=known.captured,

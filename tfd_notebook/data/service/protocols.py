@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfd_notebook._compat.tf_data.pipeline_model import Buffer, Splits
+from tfd_notebook._compat.tf_data.pipeline_model import Buffer, Shares, Splits
 from tfd_notebook.data.bottleneck.usage import DataWorkers
 from tfd_notebook.data.service.semantics import Semantics
 from tfd_notebook.model.limit import Limit
@@ -43,6 +43,8 @@ class Registered:
         Variables and tables that it uses, as they were registered.
     alone : tuple of (weakref.ref of tf.data.Dataset, Change)
         The datasets that read it, and refuse a second data worker.
+    shares : mapping of str to Shares or None
+        The units that each static mode of sharding divides. Empty if unknown.
     """
 
     cardinality: int
@@ -53,6 +55,7 @@ class Registered:
     check: str = "checked"
     captured: tuple[CapturedState, ...] = ()
     alone: tuple[tuple[weakref.ref[Any], Change], ...] = ()
+    shares: Mapping[str, Shares | None] = field(default_factory=dict)
 
     def alone_with(self, read: Any, refused: Change | None) -> tuple[Any, ...]:
         """Return `alone` without the datasets that have ended, and with `read` if it belongs."""

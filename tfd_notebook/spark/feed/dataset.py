@@ -112,7 +112,7 @@ class Readers:
     def ended(self) -> None:
         """Ignore the end of an iterator."""
 
-    def failure(self, error: Any) -> Any:
+    def failure(self, error: Any, meter: IteratorMetrics) -> Any:
         """Return the error unchanged."""
         return error
 
