@@ -369,7 +369,8 @@ class ClusterDataService:
             ``elements_per_s``, its expected range ``low`` to ``high``, and the bottleneck
             ``because``. New workers on this host share its processors. Waiting Python code is
             not modeled. If the source has fewer splits than workers, a line below the rows
-            reports it.
+            reports it. ``because`` is ``"failure"`` if the mode needs a file or element for each
+            data worker, and there are fewer.
 
         Raises
         ------
@@ -419,8 +420,9 @@ class ClusterDataService:
             cores=processors() if self.service_on_this_host else None,
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
             useful=delivery.can_use if delivery is not None else lambda count: count,
+            fails=delivery.failure if delivery is not None else lambda count: False,
         )
-        limited = any(row.because == "splits" for row in forecasts)
+        limited = any(row.because in ("splits", "failure") for row in forecasts)
         return forecasts, few_splits(delivery) if delivery is not None and limited else ""
 
     # Requirements

@@ -16,6 +16,9 @@ from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.cluster.watchdog import Watchdog
+from tfd_notebook.data.bottleneck.advice import dataset_variable
+from tfd_notebook.data.bottleneck.usage import use_in
+from tfd_notebook.data.consume.observe import FEWER_WORKERS
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.launchers import base
 from tfd_notebook.model.events import ExpiryChanged, StateChanged
@@ -220,6 +223,17 @@ class Lifecycle:
                 self._training.scale(counts)
             finally:
                 self._servers.store_description()
+            if Role.DATA_WORKER in counts:
+                self._warn_of_few_files(counts[Role.DATA_WORKER])
+
+    def _warn_of_few_files(self, count: int) -> None:
+        """Publish a notice for each dataset whose next epoch fails with `count` data workers."""
+        for known in tuple(self._data_service.registered.values()):
+            read = None if known.read is None else known.read()
+            use = None if read is None else use_in(read)
+            if use is not None and (failure := use.delivery.failure(count)):
+                name = dataset_variable(read, "a distributed dataset")
+                self._monitor.notice("warning", f"{name}: {failure}", fix=FEWER_WORKERS)
 
     def _check_reads(self, count: int) -> None:
         """Raise StateError for a dataset that `count` data workers would join wrongly, or lose."""

@@ -14,7 +14,7 @@ from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_o
 from tfd_notebook.data.bottleneck import advice, classification
 from tfd_notebook.data.bottleneck.usage import ServiceReadOptions
 from tfd_notebook.data.consume.memory_datasets import check_transfer
-from tfd_notebook.data.consume.observe import check_dataset
+from tfd_notebook.data.consume.observe import FEWER_WORKERS, check_dataset
 from tfd_notebook.data.service import captured_state, graph_inspection, validation
 from tfd_notebook.data.service.changes import steps
 from tfd_notebook.data.service.division import keeping
@@ -47,6 +47,12 @@ IN_MEMORY = kind(
     "error",
     "data in the memory of another process",
     "elements can only be passed in memory within one process. A reader in another process waits",
+)
+TOO_FEW = kind(
+    "TFD820",
+    "error",
+    "fewer files or elements than data workers",
+    "the mode gives each data worker a fixed share, and an empty share fails the epoch",
 )
 SINGLE = kind(
     "TFD821",
@@ -234,6 +240,16 @@ def in_memory(inspected: InspectedDataset) -> Iterator[Finding]:
         check_transfer(inspected.dataset)
     except NoWorkers as error:
         yield IN_MEMORY.finding(error.what, str(error.fix))
+
+
+@check("dataset")
+def too_few(inspected: InspectedDataset) -> Iterator[Finding]:
+    """Detect a mode that needs a file or element for each data worker."""
+    cluster, use = inspected.cluster, inspected.use
+    if cluster is None or use is None:
+        return
+    if failure := use.delivery.failure(len(cluster.data_workers())):
+        yield TOO_FEW.finding(failure, FEWER_WORKERS)
 
 
 @check("dataset")

@@ -46,12 +46,15 @@ SINGLE = "call batch() before the consumer, which now takes single elements"
 _CONVERT = "turn the elements into tensors"
 
 
+_MORE_FILES = "write the data to several files, at least one per data worker"
 #: Advice to give a source more splits, by the kind of its stage.
 _MORE_SPLITS = {
     "Generator": "create several generators from tf.data.Dataset.range(n), with "
     "interleave(lambda i: from_generator(..., args=(i,))), or do less in the generator",
-    **dict.fromkeys(READERS, "write the data to several files, at least one per data worker"),
+    **dict.fromkeys(READERS, _MORE_FILES),
 }
+#: For a mode that divides elements, of which there are fewer than data workers.
+_LESS_DIVIDED = 'use distribute("dynamic")'
 _BY_DATA = (
     'use distribute("dynamic"). More data workers cannot help: with "data", each of them computes '
     "all elements"
@@ -148,6 +151,11 @@ def few_splits(delivery: Delivery) -> str:
     if delivery.one_worker:
         return _ONE_WORKER
     splits = delivery.shared
+    if delivery.mode == "DATA":
+        return _BY_DATA
+    if delivery.shares is not None:
+        failure = delivery.failure(min(delivery.shares.counts) + 1)
+        return f"{_MORE_FILES if delivery.shares.unit == 'file' else _LESS_DIVIDED}; {failure}"
     if splits is None:
         return _BY_DATA
     count = "one split" if splits.count == 1 else f"{splits.count} splits"

@@ -26,9 +26,10 @@ class Forecast:
     elements_per_s : float
     low, high : float
         Bounds of the estimate.
-    because : {"workers", "splits", "processors", "consumer", "pipeline"}
+    because : {"workers", "splits", "processors", "consumer", "pipeline", "failure"}
         The bottleneck: the workers' own speed, the number of the source's splits, or the cores of
         this host. It can also be the consumer, or the stages between it and the workers.
+        ``"failure"`` if an epoch fails with this number.
     """
 
     data_workers: int
@@ -49,6 +50,7 @@ def forecast(
     cores: int | None,
     behind: bool = False,
     useful: Callable[[int], int] = lambda count: count,
+    fails: Callable[[int], object] = lambda count: False,
 ) -> list[Forecast]:
     """Return an estimate for each of `counts`.
 
@@ -72,6 +74,8 @@ def forecast(
         Whether the current bottleneck is after the workers. Default false.
     useful : callable
         Returns how many of a number of workers can work at the same time. Default: all.
+    fails : callable
+        Returns a true value if an epoch fails with a number of workers. Default: never.
     """
     rate = statistics.fmean(rates)
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
@@ -82,6 +86,9 @@ def forecast(
     present = useful(workers)
     busy = min(1.0, max(worker_cpu / present, _LEAST_BUSY)) if held_up else 1.0
     for count in counts:
+        if fails(count):
+            forecasts.append(Forecast(count, 0.0, 0.0, 0.0, "failure"))
+            continue
         bottleneck = "workers" if useful(count) == count else "splits"
         limits = {bottleneck: rate * useful(count) / (present * busy)}
         if cores is not None and used > 0:

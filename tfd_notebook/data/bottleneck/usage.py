@@ -163,6 +163,14 @@ class Delivery:
             return f"{least} in one of its sources"
         return f"{plural(sum(shares.counts), shares.unit)}, of which one source has {least}"
 
+    def failure(self, workers: int) -> str:
+        """Return why an epoch of this number of data workers fails, as a clause; otherwise ""."""
+        count = self.too_few(workers)
+        return count and (
+            f"with {workers} data workers an epoch fails, because the dataset has {count}, and "
+            f'mode "{self.mode.lower()}" needs at least one for each data worker'
+        )
+
     @property
     def shared(self) -> Splits | None:
         """The splits that data workers share. None if each reads all, or if unknown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook import errors
 
 pytestmark = pytest.mark.integration
@@ -127,3 +129,51 @@ def test_enough_or_no_files_can_be_divided(
     dataset = create(files)
     read = dataset.apply(cluster.distribute(mode, semantics="tensorflow"))
     assert len(list(read)) == len(list(dataset))
+
+
+@pytest.mark.parametrize(("name", "mode"), [("records", "file"), ("batches", "data")])
+def test_doctor_finds_too_few(cluster: tfd.Cluster, files: Files, name: str, mode: str) -> None:
+    create, _, count = TOO_FEW[name]
+    read = create(files).apply(cluster.distribute(mode, semantics="tensorflow"))
+    (finding,) = (each for each in tfd.doctor(read) if each.code == "TFD820")
+    assert finding.severity == "error"
+    assert finding.what.startswith("with 3 data workers an epoch fails")
+    assert f'the dataset has {count}, and mode "{mode}" needs' in finding.what
+    with pytest.raises(errors.DataError):
+        list(read)
+    assert "TFD820" in tfd.doctor(read).codes
+    enough = create(files).apply(cluster.distribute("dynamic", semantics="tensorflow"))
+    assert "TFD820" not in tfd.doctor(enough).codes
+
+
+def test_forecast_and_scale_name_the_failure(files: Files) -> None:
+    """With two files and two data workers, one more data worker fails the next epoch."""
+    failure = 'with 3 data workers an epoch fails, because the dataset has 2 files, and mode "file"'
+
+    def slow(record: Any) -> Any:
+        time.sleep(0.02)
+        return record
+
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="two") as cluster:
+        dataset = records(files[:2]).repeat(1_000)
+        dataset = dataset.map(lambda x: tf.numpy_function(slow, [x], tf.string))
+        train = dataset.apply(cluster.distribute("file"))
+        with cluster.stream(train, name="train").start() as stream:
+            until(lambda: stream.elements > 0)
+            table = cluster.what_if(3)
+            until(lambda: stream.limit.kind == "workers")
+            assert failure in stream.limit.advice
+        now, more = table.records()
+        assert (now["data_workers"], now["because"]) == (2, "workers")
+        assert (more["data_workers"], more["because"], more["elements_per_s"]) == (3, "failure", 0)
+        assert failure in " ".join(str(table).split())
+        assert failure in tfd.explain(train, seconds=3).advice
+
+        cluster.scale(data_workers=2)
+        assert failure not in str(cluster.snapshot().notices)
+        cluster.scale(data_workers=3)
+        (notice,) = (each for each in cluster.snapshot().notices if failure in each.what)
+        assert notice.severity == "warning"
+        assert "fewer data workers" in notice.fix
+        with pytest.raises(errors.DataError, match=r"too few files or elements \(2 files\)"):
+            next(iter(train))
