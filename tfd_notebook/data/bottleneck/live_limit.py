@@ -42,6 +42,11 @@ _MAX_GAP_SECONDS = 3.0
 #: Seconds without an element after which the figures cover only the time since the latest one. At
 #: least twice the usual time between two elements.
 _STALL_SECONDS = 2.0
+#: The same while the consumer waits for an element. At least three times the usual time.
+_WAIT_SECONDS = 1.0
+#: Number of recent times between elements, of which the second longest one counts as usual. One
+#: stall alone does not.
+_INTERVALS = 10
 #: Cores that a data worker uses when it is always busy.
 _BUSY_CORES = 0.85
 _PROBE = 0.002
@@ -100,8 +105,9 @@ class LiveLimit:
         self._costs: Any = None
         self._began = self._sampled = time.perf_counter()
         self._base = self._latest = MetricTotals()
-        #: Time of the latest element, and seconds between it and the one before.
-        self._moved, self._usual = self._began, 0.0
+        #: Time of the latest element, and the latest times between elements.
+        self._moved = self._began
+        self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._cpu: list[float] = []
         self._locked: list[float] = []
 
@@ -122,6 +128,7 @@ class LiveLimit:
         sampler: ProcessSampler,
         workers: Sequence[WorkerUtilization],
         reads: bool,
+        waiting: float,
     ) -> None:
         """Record a sample of the consumer, and update `limit`.
 
@@ -135,6 +142,8 @@ class LiveLimit:
             The data workers of its cluster.
         reads : bool
             Whether the elements are used. Otherwise the consumer only measures the pipeline.
+        waiting : float
+            Seconds for which it has waited for the next element. 0 if it does not wait.
         """
         now = time.perf_counter()
         if iterator is None or iterator.opened is None:
@@ -152,7 +161,8 @@ class LiveLimit:
                 use = use_in(iterator.dataset)
                 self._delivery = None if use is None else use.delivery
                 self.limit = NOTHING
-                self._costs, self._moved, self._usual = Costs(self._last), now, 0.0
+                self._costs, self._moved = Costs(self._last), now
+                self._intervals.clear()
                 self._latest = reading
                 self._restart(now, reading)
             else:
@@ -160,18 +170,23 @@ class LiveLimit:
         model = model_of(iterator.opened)
         if model is not None:
             self._costs.add(model, now - self._sampled)
-        self._sampled = now
-        if reading.elements > self._latest.elements:
-            self._usual, self._moved, self._latest = now - self._moved, now, reading
-        elif self._base.elements < reading.elements and now - self._moved >= max(
-            _STALL_SECONDS, 2 * self._usual
-        ):
+        added = reading.elements - self._latest.elements
+        usual = self._usual_interval
+        quiet = max(_STALL_SECONDS, 2 * usual)
+        stalled = bool(self._intervals) and waiting >= max(_WAIT_SECONDS, 3 * usual)
+        if added > 0:
+            # After a sample without elements, they have arrived together.
+            interval = now - self._moved
+            self._intervals.append(interval / added if self._moved == self._sampled else interval)
+            self._moved, self._latest, stalled = now, reading, False
+        elif self._base.elements < reading.elements and (stalled or now - self._moved >= quiet):
             self._restart(self._moved, self._latest)
+        self._sampled = now
         self._cpu.append(sampler.cpu)
         self._locked.append(sampler.locked)
         seconds = now - self._began
-        quiet = min(_WINDOW, max(_STALL_SECONDS, 2 * self._usual))
-        if seconds < (1.0 if reading.elements > self._base.elements else quiet):
+        least = 1.0 if reading.elements > self._base.elements else min(_WINDOW, quiet)
+        if seconds < least and not stalled:
             return
         self.limit = self._judge(reading, seconds, workers, reads, sampler.machine)
         if seconds >= _WINDOW:
@@ -181,6 +196,10 @@ class LiveLimit:
                 costs.add(model, 0.0)
             self._costs = costs
             self._restart(now, reading)
+
+    @property
+    def _usual_interval(self) -> float:
+        return sorted(self._intervals)[-2:][0] if self._intervals else 0.0
 
     def _restart(self, now: float, reading: MetricTotals) -> None:
         self._began, self._base = now, reading

@@ -277,7 +277,11 @@ class Consumers:
             seconds = (consumer.ended or time.perf_counter()) - consumer.series.start
             if process is not None and state == "running" and not consumer.live.disabled:
                 iterator = consumer.meter.iterator() if consumer.meter is not None else None
-                consumer.live.update(iterator, totals, process, self._workers(), consumer.used)
+                since = consumer.waiting_since()
+                waiting = 0.0 if since is None else time.perf_counter() - since
+                consumer.live.update(
+                    iterator, totals, process, self._workers(), consumer.used, waiting
+                )
             elif state == "paused":
                 consumer.live.limit = NOTHING
             with self._lock:

@@ -34,7 +34,8 @@ class Run:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.now, self.elements, self.waited = 100.0, 0, 0.0
-        self.batch_seconds = 0.0
+        self.batch_seconds = self.waiting = 0.0
+        self.waits = True
         clock = SimpleNamespace(perf_counter=lambda: self.now, time=time.time)
         monkeypatch.setattr(live_limit, "time", clock)
         monkeypatch.setattr(live_limit, "model_of", lambda resource: self.model)
@@ -57,11 +58,12 @@ class Run:
         ]
         for rate in rates:
             self.now += 1.0
+            self.waiting = 0.01 if rate else self.waiting + self.waits
             self.elements += rate
             self.waited += 0.95
             self.batch_seconds += 0.25
             totals = MetricTotals(self.elements, 8 * self.elements, self.waited)
-            self.live.update(self.iterator, totals, self.sampler, workers, True)
+            self.live.update(self.iterator, totals, self.sampler, workers, True, self.waiting)
         return self.live.limit
 
 
@@ -80,6 +82,40 @@ class TestAdviceOfNow:
         limit = run.read(*[0] * 5)  # the last window began with elements
         assert (limit.kind, limit.advice, limit.figures["elements_per_s"]) == ("workers", "", 0)
         assert run.read(100, 100).advice == SCALE
+
+    @pytest.mark.parametrize("seconds", [7, 9, 11])  # at the start, middle and end of a window
+    def test_advice_ends_in_the_second_in_which_the_workers_block(
+        self, run: Run, seconds: int
+    ) -> None:
+        assert run.read(*[100] * seconds).advice == SCALE
+        for _ in range(8):
+            limit = run.read(0)
+            assert (limit.kind, limit.advice) == ("workers", "")
+            assert limit.figures["elements_per_s"] == 0
+        assert run.read(100, 100).advice == SCALE
+
+    def test_a_stall_does_not_hide_the_next_one(self, run: Run) -> None:
+        run.read(*[100] * 7, *[0] * 30, *[100] * 3)
+        assert run.read(0).advice == ""
+
+    @pytest.mark.parametrize(
+        "rates",
+        [
+            [0, 1],  # an element every 2 s
+            [1, 0, 1],  # one every 1.5 s
+            [0, 0, 0, 1],
+            [0, 0, 50],  # a prefetched burst
+            [100, 100, 100, 0, 0],  # a pause for each file
+        ],
+    )
+    def test_advice_for_regular_waits_stays(self, run: Run, rates: list[int]) -> None:
+        run.read(*rates * 5)
+        assert {run.read(rate).advice for rate in rates * 5} == {SCALE}
+
+    def test_consumer_that_does_not_wait_has_no_stall(self, run: Run) -> None:
+        run.read(*[100] * 7)
+        run.waits = False  # its step takes longer
+        assert run.read(0).advice == SCALE
 
     def test_missing_consumer_is_named_before_the_first_element(
         self, monkeypatch: pytest.MonkeyPatch
