@@ -120,6 +120,10 @@ class TestContract:
         with pytest.raises(UsageError, match="this Coordinator cannot be sent"):
             pickle.dumps(coordinator)
         assert cluster.coordinator(coordinator.strategy) is coordinator
+        assert {coordinator: 1}[coordinator] == 1
+        assert coordinator == copy.copy(coordinator) != cluster
+        assert repr(coordinator).startswith("<Coordinator on: 2 workers, <")
+        assert copy.deepcopy([coordinator.values])[0] is coordinator.values
 
     def test_a_copy_is_the_remote_value(self, cluster: tfd.Cluster) -> None:
         """Another object would never get the result of the closure."""

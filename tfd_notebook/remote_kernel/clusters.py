@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from tfd_notebook import views
@@ -113,6 +114,10 @@ class RemoteCluster(PerformedCommands, Handle):
                 f"cluster {self.name!r} at {self._kernel.label} has no coordinator",
                 fix='create it with kernel.run("coordinator = cluster.coordinator()")',
             )
+        return self._coordinator
+
+    @cached_property
+    def _coordinator(self) -> RemoteCoordinator:
         return RemoteCoordinator(self)
 
     def current_coordinator(self) -> RemoteCoordinator:
@@ -239,3 +244,7 @@ class RemoteCoordinator(Handle):
     def control(self) -> Iterator[None]:
         """No-op: an open bus client already counts as an attached controller."""
         yield
+
+    def __repr__(self) -> str:
+        place = f"cluster {self._cluster.name!r} at {self._cluster._kernel.label}"
+        return f"<RemoteCoordinator of {place}: {self.values!r}>"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.errors import FeedTimeout
+from tests._waiting import until
+from tfd_notebook.errors import FeedTimeout, UsageError
+from tfd_notebook.spark import TFCluster
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +63,27 @@ def test_rows_reach_a_consumer_through_data_workers(sc: Any, cluster: Any) -> No
         rows_read = reader.result(LONG)
     assert sorted(rows_read[:, 0].tolist()) == sorted([float(n) for n in range(5000)] * 2)
     np.testing.assert_array_equal(rows_read[:, 1], 2 * rows_read[:, 0])
+
+
+def test_copies_of_a_feed_and_a_cluster_are_the_same_object(sc: Any, clusters: list[Any]) -> None:
+    def wait(args: Any, ctx: Any) -> None:
+        threading.Event().wait()
+
+    clusters.append(TFCluster.run(sc, wait, None, 1, 0))
+    assert repr(clusters[0]).endswith(", 1 node>")
+    with tfd.spark.ServiceFeed(sc, 64, tf.TensorSpec([2], tf.float32)) as feed:
+        for each in (clusters[0], feed):
+            assert copy.copy(each) is copy.deepcopy({"each": each})["each"] is each
+            assert {each: 1}[each] == 1
+            assert each != clusters
+            assert "secret" not in repr(each).lower()
+            with pytest.raises(UsageError, match=f"this {type(each).__name__} cannot be sent"):
+                pickle.dumps(each)
+            with pytest.raises(UsageError, match=f"this {type(each).__name__} cannot be sent"):
+                cloudpickle.dumps(lambda each=each: each)
+    unused = weakref.ref(feed)
+    del feed, each
+    until(lambda: gc.collect() >= 0 and unused() is None)
 
 
 def test_a_dataframe_is_fed_to_a_local_cluster(

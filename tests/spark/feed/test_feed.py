@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import itertools
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -46,9 +48,15 @@ def test_copies_of_a_feed_and_its_node_are_the_same_object(tmp_path: Path) -> No
     with Inbox(tmp_path, _feeding.SECRET) as inbox:
         ctx = TFNodeContext(mgr=inbox)
         for each in (inbox, ctx, ctx.get_data_feed()):
-            assert copy.deepcopy({"ctx": each})["ctx"] is each
+            assert copy.copy(each) is copy.deepcopy({"ctx": each})["ctx"] is each
+            assert {each: 1}[each] == 1
+            assert _feeding.SECRET.hex() not in repr(each)
+            assert repr(_feeding.SECRET)[2:-1] not in repr(each)
             with pytest.raises(UsageError, match=f"this {type(each).__name__} cannot be sent"):
                 pickle.dumps(each)
+        feed = weakref.ref(ctx.get_data_feed())
+        gc.collect()
+        assert feed() is None
 
 
 def test_empty_partitions_and_an_empty_feed(tmp_path: Path) -> None:

@@ -21,12 +21,16 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._jupyter_kernel import Kernel, jupyter_server
 from tfd_notebook import launchers, resolvers, views
 from tfd_notebook.coordinator.training_loop import Progress
+from tfd_notebook.coordinator.values import Values
 from tfd_notebook.data.service.saving import SaveProgress, Saving
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import Fake
 from tfd_notebook.launchers.fake import FakeTaskHost
+from tfd_notebook.launchers.jupyter import JupyterHost, JupyterServer
+from tfd_notebook.model.closure_store import Store
 from tfd_notebook.model.diagnostics import Finding
 from tfd_notebook.model.events import GpusMeasured, Notice
 from tfd_notebook.model.handle import Handle
@@ -118,6 +122,18 @@ def of_cluster(read: Callable[[tfd.Cluster], Any]) -> Callable[[], Any]:
     return create
 
 
+def of_kernel(read: Callable[[tfd.RemoteKernel], Any]) -> Callable[[], Any]:
+    """Return a function that connects to a kernel with a cluster, and returns something of it."""
+
+    def create() -> Any:
+        remote = Kernel()
+        remote.clusters["demo"] = {"coordinator": {}}
+        with jupyter_server(remote) as url, tfd.RemoteKernel(url, token=SECRET) as kernel:
+            return read(kernel)
+
+    return create
+
+
 def with_history(resolution: tfd.Resolution) -> views.Table:
     resolution.close()
     return resolution.history()
@@ -185,23 +201,38 @@ HANDLES: dict[str, Callable[[], Any]] = {
     "Cluster.save": of_cluster(lambda cluster: Saving(cluster._data_service, "directory")),
     "Cluster.stream": of_cluster(lambda cluster: cluster.stream(tf.data.Dataset.range(3))),
     "Cluster.tasks": of_cluster(lambda cluster: cluster.tasks[0]),
+    "DataWorker": lambda: tfd.DataWorker(
+        tf.data.experimental.service.WorkerConfig("localhost:1"), start=False
+    ),
     "Dispatcher": a_server,
+    "RemoteCluster": of_kernel(lambda kernel: kernel.clusters["demo"]),
+    "RemoteCoordinator": of_kernel(lambda kernel: kernel.clusters["demo"].coordinator),
+    "RemoteHost": lambda: JupyterHost(JupyterServer("https://host/", SECRET, None), "python3"),
+    "RemoteKernel": of_kernel(lambda kernel: kernel),
     "Resolution": lambda: tfd.resolve({"worker": ["localhost:1"]}),
     "SocketChannel": lambda: launchers.SocketChannel(socket.socket()),
+    "Values": lambda: Values(Store(), lambda: False),
     "TaskHost": lambda: FakeTaskHost(ClusterConfig("name"), print, {}),
     "Work": lambda: tfd.Work(print, "checkpoints", [tf.Variable([1.0, 2.0])]),
 }
 
 
 def test_each_documented_class_is_tested() -> None:
-    """A new public class is a handle, or its copies are tested here. `tests/spark` has its own."""
-    returned = {type(create()) for create in (*VALUES.values(), *RESOLVERS.values())}
-    known = {*returned, Progress, launchers.Channel}
+    """An object of each public class is tested here, or of a subclass of an abstract one.
+
+    `tests/spark` and `tests/coordinator` have their own.
+    """
+    tested = {Progress, launchers.Channel, tfd.Coordinator}
+    for create in (VALUES | RESOLVERS | HANDLES).values():
+        created = create()
+        tested.add(type(created))
+        close(created)
     unknown = []
     for name in re.findall(r"autoclass:: tfd_notebook\.(?!spark\.)([\w.]+)", API.read_text()):
         module, _, attribute = f"tfd_notebook.{name}".rpartition(".")
         kind = getattr(importlib.import_module(module), attribute)
-        if not issubclass(kind, Handle) and kind not in known:
+        names = {kind, *kind.__subclasses__()} if inspect.isabstract(kind) else {kind}
+        if not names & tested:
             unknown.append(name)
     assert unknown == []
 
@@ -216,8 +247,10 @@ def test_each_public_class_is_documented(module: Any) -> None:
 
 def close(handle: Any) -> None:
     """End the thread or socket of an object that does not end with its cluster."""
-    if isinstance(handle, (launchers.SocketChannel, tfd.Dispatcher, tfd.Resolution)):
-        handle.stop() if isinstance(handle, tfd.Dispatcher) else handle.close()
+    if isinstance(handle, (launchers.SocketChannel, tfd.Resolution)):
+        handle.close()
+    elif isinstance(handle, (tfd.Dispatcher, tfd.DataWorker)):
+        handle.stop()
 
 
 def copies(value: Any) -> Iterator[Any]:
@@ -360,6 +393,18 @@ def test_a_repr_counts_in_singular_and_plural(count: str) -> None:
         stream = cluster.stream(tf.data.Dataset.range(int(count[0])), name="train")
         assert stream.start().wait(timeout=60)
         assert repr(stream) == f"<Stream train finished, {count}>"
+
+
+def test_a_part_of_a_remote_kernel_is_equal_to_the_same_part() -> None:
+    kernel = of_kernel(lambda kernel: kernel)()
+    cluster = kernel.clusters["demo"]
+    assert cluster == kernel.clusters["demo"]
+    assert cluster.coordinator == cluster.coordinator
+    assert len({cluster.coordinator, cluster.coordinator}) == 1
+    place = f"cluster 'demo' at {kernel.label}"
+    assert (
+        repr(cluster.coordinator) == f"<RemoteCoordinator of {place}: {cluster.coordinator.values}>"
+    )
 
 
 def test_a_cluster_is_shown_while_it_starts() -> None:
