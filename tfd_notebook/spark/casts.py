@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 _PYTHON = (bool, int, float, complex)
+#: Order of the kinds of types: each can hold numbers of those before.
+_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 #: Whole numbers up to this one are exact in float32.
 _EXACT_IN_FLOAT32 = 1 << 24
 
@@ -81,6 +84,33 @@ def numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
         return None
     same = all(a == b or a != a for a, b in zip(flat, wide.tolist(), strict=True))
     return wide.reshape(values.shape) if same else None
+
+
+def common(dtypes: Sequence[Any], columns: Sequence[np.ndarray[Any, Any]]) -> np.dtype[Any] | None:
+    """Return a type that holds the values of several arrays, or None.
+
+    Integers become the floating-point type of other arrays if it holds them.
+
+    Parameters
+    ----------
+    dtypes : sequence of numpy.dtype
+        Own type of each array. It is narrower than the array for floats that may be rounded.
+    columns : sequence of numpy.ndarray
+    """
+    own = list(map(np.dtype, dtypes))
+    if any(dtype.kind not in _RANKS for dtype in own):
+        return None
+    rank = max(_RANKS[dtype.kind] for dtype in own)
+    highest = {dtype for dtype in own if _RANKS[dtype.kind] == rank}
+    candidates = sorted(highest, key=lambda dtype: (-dtype.itemsize, dtype.kind))
+    for candidate in (*candidates, np.result_type(*own)):
+        if all(
+            (dtype.kind not in "fc" or np.can_cast(dtype, candidate, "safe"))
+            and cast(values, candidate, fractions_only=True)[1] is None
+            for dtype, values in zip(own, columns, strict=True)
+        ):
+            return candidate
+    return None
 
 
 def _cast_each(

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tests.spark._feeding import SECRET, fed_inbox
-from tfd_notebook.errors import UsageError
+from tfd_notebook.errors import NodeFailed, UsageError
+from tfd_notebook.spark.feed.chunks import pack
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.feed.sender import InboxAddress, infer_partition
+from tfd_notebook.spark.feed.sender import InboxAddress, feed_chunks, infer_chunks, infer_partition
 
 Row = pytest.importorskip("pyspark.sql.types").Row
+pa = pytest.importorskip("pyarrow")
+feed_batches = pytest.importorskip("tfd_notebook.spark.feed.arrow").feed_batches
 pytestmark = pytest.mark.integration
 
 
@@ -326,9 +330,138 @@ CHANGED: dict[str, tuple[list[Any], list[Any], str]] = {
 def test_a_value_that_the_type_of_the_first_rows_cannot_hold(tmp_path: Path, kind: str) -> None:
     first, later, message = CHANGED[kind]
     with fed_inbox(tmp_path, first, later) as inbox:
-        dataset = DataFeed(inbox).as_dataset(2)
+        dataset = DataFeed(inbox).as_dataset(len(first))
         with pytest.raises(tf.errors.OpError, match=re.escape(message)):
             list(dataset)
+
+
+#: Chunks of a first batch, and the types that hold all of its rows.
+WIDENED: dict[str, tuple[list[list[Any]], Any]] = {
+    "fraction": ([[1, 2, 3], [2.5, 3.5, 4.25]], "float32"),
+    "whole float": ([[1, 2], [3.0]], "float32"),
+    "truth": ([[True], [2]], "int64"),
+    "whole number": ([[0.5], [1.0, 16777217.0]], "float64"),
+    "int": ([[0.5], [16777217]], "float64"),
+    "large float": ([[0.5], [1e300]], "float64"),
+    "complex": ([[1], [0.5], [2j]], "complex128"),
+    "large int": ([[np.int8(1)], [np.int8(2), np.int64(300)]], "int64"),
+    "negative": ([[np.uint64(1)], [-1]], "int64"),
+    "small ints": ([[np.uint8(200)], [np.int8(-1)]], "int16"),
+    "precision": ([[np.float32(1)], [np.float64(0.1)]], "float64"),
+    "column": ([[{"x": 1, "y": 1}], [{"y": 0.5, "x": 2}]], {"x": "int64", "y": "float32"}),
+    "Row": ([[Row(x=1, y=1)], [Row(x=1, y=0.5)]], {"x": "int64", "y": "float32"}),
+    "nested": ([[(1, (2, 3.5))], [(1, (0.5, 2.0))]], ("int64", ("float32", "float32"))),
+    "list": ([[[1, 2]], [[3.5, 4.5]]], "float32"),
+    "part of a list": ([[[1, 2]], [[3, 4], [5, 6.5]]], ("int64", "float32")),
+    "array": ([[np.zeros((2, 2), "i4")], [np.eye(2) / 2]], "float64"),
+    "several chunks": ([[1], [2], [3], [4], [5], [6], [7], [8], [9], [0.5]], "float32"),
+}
+
+
+@pytest.mark.parametrize("kind", WIDENED)
+def test_the_inferred_type_holds_all_rows_of_the_first_batch(tmp_path: Path, kind: str) -> None:
+    chunks, types = WIDENED[kind]
+    rows = list(itertools.chain.from_iterable(chunks))
+    with fed_inbox(tmp_path, *chunks) as inbox:
+        dataset = DataFeed(inbox).as_dataset(len(rows))
+        (batch,) = dataset.as_numpy_iterator()
+    assert tf.nest.map_structure(lambda spec: spec.dtype.name, dataset.element_spec) == types
+    for number, row in enumerate(rows):
+        values = row.asDict() if isinstance(row, Row) else row
+        if isinstance(types, dict):
+            assert {name: part[number] for name, part in batch.items()} == values
+        elif isinstance(types, tuple):
+            arrived = [part[number] for part in tf.nest.flatten(batch)]
+            assert arrived == tf.nest.flatten(values)
+        else:
+            np.testing.assert_array_equal(batch[number], values)
+
+
+@pytest.mark.parametrize("chunks", [[[(1, 2)], [(0.5, 3)]], [[Row(b=2, a=1)], [Row(a=0.5, b=3)]]])
+def test_the_type_of_a_tensor_holds_the_first_batch(tmp_path: Path, chunks: list[Any]) -> None:
+    with fed_inbox(tmp_path, *chunks) as inbox:
+        (batch,) = DataFeed(inbox, input_mapping=MAPPING).as_dataset(2).as_numpy_iterator()
+    assert {name: (part.dtype.name, part.tolist()) for name, part in batch.items()} == {
+        "x": ("float32", [1.0, 0.5]),
+        "y": ("int64", [2, 3]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([[1], [2**70]], f"row 1: {2**70} (int) does not fit int64"),
+        ([[1], [2, None]], "row 2: None (NoneType) does not fit int64"),
+        ([[0.5], [2**53 + 1]], f"row 1: {2**53 + 1} (int64) does not fit float32"),
+        ([["a"], ["b", 1]], "row 2: 1 (int) does not fit string"),
+        ([[{"x": 1}], [{"x": 1, "y": 2}]], "the rows from 1 are dicts of x, y"),
+        ([[{"x": np.ones(2)}], [{"x": np.ones(3)}]], "the rows from 1, column x, have the shape"),
+    ],
+)
+def test_a_value_of_the_first_batch_that_no_type_can_hold(
+    tmp_path: Path, chunks: list[Any], message: str
+) -> None:
+    with fed_inbox(tmp_path, *chunks) as inbox:
+        dataset = DataFeed(inbox).as_dataset(9)
+        with pytest.raises(tf.errors.OpError, match=re.escape(message)):
+            list(dataset)
+
+
+@pytest.mark.parametrize("kind", ["rdd", "frame"])
+def test_a_slow_source_is_awaited_up_to_the_first_batch(tmp_path: Path, kind: str) -> None:
+    """Each row is a chunk, and there are more chunks than a task may have in flight."""
+    created = threading.Event()
+
+    def rows() -> Iterator[Any]:
+        for number in range(20):
+            yield [number] if number < 19 else [0.5]
+        assert created.wait(60)
+        yield [0.25]
+
+    with Inbox(tmp_path, SECRET) as inbox:
+        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+
+        def feed() -> None:
+            if kind == "rdd":
+                feed_chunks(map(pack, rows()), address, "input", 60.0)
+            else:
+                batches = (pa.record_batch([pa.array(row, pa.float64())], ["x"]) for row in rows())
+                feed_batches(batches, address)
+            inbox.end_of_feed()
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        data_feed = DataFeed(inbox)
+        dataset = data_feed.as_dataset(20)
+        created.set()
+        assert data_feed.rows_read == 0
+        batches = list(dataset.as_numpy_iterator())
+        thread.join(60)
+    batches = [batch["x"] if kind == "frame" else batch for batch in batches]
+    assert [batch.tolist() for batch in batches] == [[*range(19), 0.5], [0.25]]
+    assert {batch.dtype.name for batch in batches} == {"float32" if kind == "rdd" else "float64"}
+
+
+def test_collected_rows_are_read_by_other_methods(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [1], [2.5], [3], [4]) as inbox:
+        feed = DataFeed(inbox)
+        feed.as_dataset(3)
+        assert feed.next_batch(2) == [1, 2.5]
+        assert [batch.tolist() for batch in feed.as_dataset(9).as_numpy_iterator()] == [[3, 4]]
+        assert feed.should_stop()
+    with fed_inbox(tmp_path, [1], [2], range(10_000_000)) as inbox:
+        feed = DataFeed(inbox)
+        feed.as_dataset(3)
+        feed.terminate()
+        assert feed.next_batch(2) == []
+
+
+def test_next_numpy_keeps_the_types_of_each_batch(tmp_path: Path) -> None:
+    with fed_inbox(tmp_path, [1, 2, 3], [2.5, 3.5, 4.25]) as inbox:
+        feed = DataFeed(inbox)
+        first, second = feed.next_numpy(4), feed.next_numpy(4)
+    assert list(map(repr, first.tolist())) == ["1", "2", "3", "2.5"]
+    assert (second.dtype, second.tolist()) == (np.float64, [3.5, 4.25])
 
 
 NUMBERS = st.one_of(
@@ -466,6 +599,32 @@ def test_terminate_stops_a_dataset(tmp_path: Path) -> None:
                 feed.terminate()
                 break
         assert feed.should_stop()
+
+
+def test_the_end_of_a_partition_ends_the_first_batch(tmp_path: Path) -> None:
+    with Inbox(tmp_path, SECRET) as inbox:
+        address = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        results: list[Any] = []
+
+        def infer() -> None:
+            chunks = iter([pack([1, 2]), pack([0.5])])
+            for chunk in infer_chunks(chunks, address, "input", 60.0):
+                results.extend(chunk.rows(0, chunk.count))
+            with pytest.raises(NodeFailed):
+                list(infer_partition([1e300], address))
+
+        thread = threading.Thread(target=infer)
+        thread.start()
+        feed = DataFeed(inbox, train_mode=False)
+        batches = iter(feed.as_dataset(9))
+        feed.batch_results(next(batches).numpy())
+        with pytest.raises(
+            tf.errors.OpError, match=r"row 3: 1e\+300 \(float64\) does not fit float32"
+        ):
+            next(batches)
+        inbox.fail({"what": "the dataset failed"})
+        thread.join(60)
+    assert results == [1, 2, 0.5]
 
 
 def test_results_for_batches_of_a_dataset(tmp_path: Path) -> None:

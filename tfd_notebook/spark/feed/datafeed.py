@@ -86,6 +86,10 @@ class DataFeed(Handle):
         self._source: Source | None = None
         self._chunk: Chunk | None = None
         self._position = 0
+        #: Whether the task may already send another chunk instead of this one.
+        self._is_acknowledged = False
+        #: Items received before the function reads them, of which the task was notified.
+        self._ahead: deque[tuple[Source, Chunk | None] | None] = deque()
         #: Number of rows that were read.
         self.rows_read = 0
         #: Sources of consumed rows without results and the number of these rows, in their order.
@@ -189,9 +193,10 @@ class DataFeed(Handle):
             Number of rows in a batch.
         output_signature : nested structure of tf.TypeSpec, optional
             Signature of *one row*, as for `tf.data.Dataset.from_generator`. Numbers are cast to its
-            types. Default: inferred from the first rows, which the call waits for. Python's floats
-            then become float32, its ints int64. Floats become float64 if float32 would change a
-            number of 2**24 or more. Ints and floats at the same position become floats.
+            types. Default: inferred from the rows of the first batch, which the call waits for.
+            Python's floats then become float32, its ints int64. Floats become float64 if float32
+            would change a number of 2**24 or more. Ints and floats at the same position become
+            floats.
         drop_remainder : bool
             Whether to drop a smaller last batch. Default False.
 
@@ -240,16 +245,40 @@ class DataFeed(Handle):
         """
         return together(self, strategy, batch_size, output_signature)
 
-    def first_chunk(self) -> Chunk | None:
-        """Wait for rows; return the chunk with the next row, or None at the end."""
-        while self._chunk is None and not self.done_feeding:
-            self._receive()
-        return self._chunk
-
     def rows_left(self) -> int:
         """Wait for rows; return the number of rows left in their chunk, 0 at the end."""
-        chunk = self.first_chunk()
-        return 0 if chunk is None else chunk.count - self._position
+        while self._chunk is None and not self.done_feeding:
+            self._receive()
+        return 0 if self._chunk is None else self._chunk.count - self._position
+
+    def collect(self, count: int) -> list[tuple[Chunk, int]]:
+        """Wait for the next `count` rows, or the end of the batch, without reading them.
+
+        Returns
+        -------
+        list of (Chunk, int)
+            The chunks of these rows, and the position of the first unread row in each.
+        """
+        rows, at = self.rows_left(), 0
+        if self._chunk is None:
+            return []
+        chunks = [(self._chunk, self._position)]
+        while rows < count:
+            if at == len(self._ahead):
+                # The task sends no more than its window without an acknowledgment.
+                self._acknowledge()
+                item = self._next_item()
+                self._ahead.append(item)
+                if item is not None and item[1] is not None:
+                    self.mgr.acknowledge(item[0])
+            item = self._ahead[at]
+            at += 1
+            if item is None or (item[1] is None and not self.train_mode):
+                break
+            if item[1] is not None:
+                chunks.append((item[1], 0))
+                rows += item[1].count
+        return chunks
 
     def parts(self, count: int, wait: float | None = None) -> Iterator[tuple[int, Any]]:
         """Yield the next `count` rows as arrays, one per chunk, with the number of the first row.
@@ -395,6 +424,7 @@ class DataFeed(Handle):
     def terminate(self) -> None:
         """Stop the feed: drop waiting rows, and stop tasks that feed now or later."""
         self.mgr.terminate()
+        self._ahead.clear()
         self._finish_chunk()
         self.done_feeding = True
 
@@ -403,7 +433,7 @@ class DataFeed(Handle):
         spanned = 0
         while spanned < count and not self.done_feeding:
             if self._chunk is None:
-                if wait is not None and not self.mgr.wait_for_chunk(self.qname_in, wait):
+                if wait is not None and not self._wait_for_item(wait):
                     return
                 if not spanned:
                     self._check_results()
@@ -436,7 +466,7 @@ class DataFeed(Handle):
         lacking = sum(
             rows for source, rows in unanswered if source.ended and not source.disconnected
         )
-        if waiting is None or not lacking or self.mgr.wait_for_chunk(self.qname_in, 0.0):
+        if waiting is None or not lacking or self._wait_for_item(0.0):
             return
         if self._answering is None:
             threads = threading.enumerate()
@@ -454,11 +484,8 @@ class DataFeed(Handle):
 
     def _receive(self) -> bool:
         """Wait for the next chunk; return True if the end of a partition arrived instead."""
-        while self.readers is not None and not self.mgr.wait_for_chunk(
-            self.qname_in, _CHECK_SECONDS
-        ):
-            self._check_results(self.readers)
-        item = self.mgr.next_chunk(self.qname_in)
+        self._is_acknowledged = bool(self._ahead)
+        item = self._ahead.popleft() if self._ahead else self._next_item()
         self._position = 0
         if item is None:
             self.done_feeding = True
@@ -467,9 +494,25 @@ class DataFeed(Handle):
         self._source.ended = self._chunk is None
         return self._source.ended
 
-    def _finish_chunk(self) -> None:
-        if self._chunk is not None and self._source is not None:
+    def _wait_for_item(self, timeout: float) -> bool:
+        """Return True if `_receive` has an item, now or within `timeout` seconds."""
+        return bool(self._ahead) or self.mgr.wait_for_chunk(self.qname_in, timeout)
+
+    def _next_item(self) -> tuple[Source, Chunk | None] | None:
+        while self.readers is not None and not self.mgr.wait_for_chunk(
+            self.qname_in, _CHECK_SECONDS
+        ):
+            self._check_results(self.readers)
+        return self.mgr.next_chunk(self.qname_in)
+
+    def _acknowledge(self) -> None:
+        if self._source is not None and not self._is_acknowledged:
+            self._is_acknowledged = True
             self.mgr.acknowledge(self._source)
+
+    def _finish_chunk(self) -> None:
+        if self._chunk is not None:
+            self._acknowledge()
         self._chunk = None
 
 

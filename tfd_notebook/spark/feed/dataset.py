@@ -5,6 +5,7 @@ A Python step per row or per batch would dominate the total time.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +14,7 @@ import numpy as np
 
 from tfd_notebook.data.consume.observe import load_compat
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.casts import cast, numbers
+from tfd_notebook.spark.casts import cast, common, numbers
 
 if TYPE_CHECKING:
     from tfd_notebook._compat.tf_data.meter import IteratorMetrics
@@ -47,6 +48,10 @@ class _Rows:
     inferred: bool
     orders: dict[Path, tuple[str, ...]]
 
+    def place(self, path: Path) -> str:
+        """Return the rows and a column of them as the first words of an error."""
+        return f"the rows from {self.first}" + (f", column {_text(path)}," if path else "")
+
     def error(self, row: int, path: Path, value: Any, kind: str, spec: Any) -> UsageError:
         """Return the error for a value that the signature cannot hold."""
         place = f"row {self.first + row}" + (f", column {_text(path)}" if path else "")
@@ -64,15 +69,7 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
 
     inferred = output_signature is None
     if inferred:
-        chunk = feed.first_chunk()
-        if chunk is None:
-            raise UsageError(
-                "no row arrived: the element type of the dataset is unknown",
-                task=feed.mgr.node,
-                fix="pass output_signature= to as_dataset()",
-            )
-        own = signature(chunk.column.layout, chunk.arrays(0, chunk.count))
-        output_signature = feed.named(own, feed.rows_read)
+        output_signature = _inferred(feed, batch_size)
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
     )
@@ -95,6 +92,63 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
         return dataset
     feed.readers = Readers()
     return compat.WatchedDataset(dataset, feed.readers)
+
+
+def _inferred(feed: DataFeed, batch_size: int) -> Any:
+    """Wait for the first batch, and return a signature that holds its rows."""
+    signatures: list[Any] = []
+    columns: list[Any] = []
+    first = feed.rows_read
+    for chunk, start in feed.collect(batch_size):
+        arrays = chunk.arrays(start, chunk.count)
+        # The error of a later chunk, which names the row, is raised when its rows are read.
+        with contextlib.suppress(*[UsageError] if signatures else []):
+            own = feed.named(signature(chunk.column.layout, arrays), first)
+            columns.append(feed.named(arrays, first))
+            signatures.append(own)
+        first += chunk.count - start
+    if not signatures:
+        raise UsageError(
+            "no row arrived: the element type of the dataset is unknown",
+            task=feed.mgr.node,
+            fix="pass output_signature= to as_dataset()",
+        )
+    return _widened(signatures, columns)
+
+
+def _widened(signatures: list[Any], columns: list[Any]) -> Any:
+    """Return the first signature, with types that hold the values of all columns if any do."""
+    first = signatures[0]
+    if isinstance(first, dict):
+        if any(not isinstance(own, dict) or set(own) != set(first) for own in signatures):
+            return first
+        return {
+            name: _widened([own[name] for own in signatures], [part[name] for part in columns])
+            for name in first
+        }
+    if any(isinstance(own, (tuple, dict)) for own in signatures):
+        parts = list(map(_parts, signatures, columns))
+        sizes = {len(own) for own, _ in parts}
+        if len(sizes) > 1 or 0 in sizes:
+            return first
+        return tuple(
+            _widened([own[at] for own, _ in parts], [part[at] for _, part in parts])
+            for at in range(*sizes)
+        )
+    if len(set(signatures)) == 1 or len({tuple(own.shape) for own in signatures}) > 1:
+        return first
+    dtype = common([own.dtype.as_numpy_dtype for own in signatures], columns)
+    return first if dtype is None else type(first)(first.shape, dtype)
+
+
+def _parts(own: Any, column: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the signatures and arrays of the parts of a column, none if they have no order."""
+    if isinstance(own, tuple):
+        return own, column
+    if isinstance(own, dict) or not own.shape.rank:
+        return (), ()
+    part = type(own)(own.shape[1:], own.dtype)
+    return [part] * own.shape[0], [column[:, at] for at in range(own.shape[0])]
 
 
 class Readers:
@@ -234,9 +288,8 @@ def fit(arrays: Any, signature: Any, rows: _Rows, path: Path = ()) -> Any:
         part = type(signature)(signature.shape[1:], signature.dtype)
         fitted = [fit(a, part, rows, (*path, n)) for n, a in enumerate(arrays)]
         return np.stack(fitted, axis=1)
-    place = f"the rows from {rows.first}" + (f", column {_text(path)}," if path else "")
     raise UsageError(
-        f"{place} are {_describe(arrays)}, but the signature is {signature}",
+        f"{rows.place(path)} are {_describe(arrays)}, but the signature is {signature}",
         task=rows.node,
         fix="pass the output_signature of one row to as_dataset()",
     )
@@ -249,7 +302,7 @@ def _text(path: Path) -> str:
 def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: Path) -> Any:
     if not spec.shape.is_compatible_with(array.shape[1:]):
         raise UsageError(
-            f"the rows have shape {array.shape[1:]}, but the signature is {spec}",
+            f"{rows.place(path)} have the shape {array.shape[1:]}, but the signature is {spec}",
             task=rows.node,
             fix=_FIX,
         )
