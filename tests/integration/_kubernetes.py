@@ -171,8 +171,11 @@ class Kubernetes:
             self._events.clear()
             self._news.notify_all()
 
-    def fail(self, *faults: int | str) -> None:
-        """Set the faults of the next requests: an HTTP status, ``"half"`` or ``"silence"``."""
+    def fail(self, *faults: int | str | Json) -> None:
+        """Set the faults of the next requests.
+
+        A fault is an HTTP status, ``"half"``, ``"silence"`` or the body of a reply.
+        """
         self._faults.extend(faults)
 
     def kubeconfig(self, token: str = "token", namespace: str = "mine") -> Path:
@@ -355,6 +358,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             answer = kubernetes.answer(parts.path, query, self.token)
+            if isinstance(fault, dict):
+                self.reply(200, fault)
+                return
         except Refusal as refusal:
             self.reply(refusal.code, refusal.body)
             return

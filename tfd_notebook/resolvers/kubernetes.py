@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import itertools
 import math
 import re
@@ -20,7 +21,7 @@ from tfd_notebook.errors import (
 )
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net import kubernetes_config, limited_http, optional_packages
+from tfd_notebook.net import kubernetes_config, limited_http, optional_packages, validation
 from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import (
@@ -43,6 +44,7 @@ _INDEX_LABELS = (
     "apps.kubernetes.io/pod-index",
     "training.kubeflow.org/replica-index",
 )
+_port = validation.integer(1, 65535)
 _RENEW = "renew the credentials of the kubeconfig or service account; see kubectl auth whoami"
 _ALLOW = "grant this account a Role in this namespace that allows list and watch of pods"
 
@@ -163,15 +165,16 @@ class KubernetesResolver(Resolver):
         )
 
     def _address_of(self, pod: Any) -> str:
-        return str(Endpoint(pod.status.pod_ip, self._port_of(pod)))
+        address = validation.ip_address(pod.status.pod_ip, "address")
+        return str(Endpoint(address, self._port_of(pod)))
 
     def _port_of(self, pod: Any) -> int:
         if isinstance(self._port, int):
             return self._port
-        for container in pod.spec.containers:
+        for container in pod.spec.containers if pod.spec else ():
             for port in container.ports or ():
                 if port.name == self._port:
-                    return int(port.container_port)
+                    return int(_port(port.container_port, "port"))
         raise Malformed(
             f"{self.place}: the pod {pod.metadata.name} has no port named {self._port!r}",
             fix="name the port in the pod's containers, or use its number",
@@ -213,14 +216,7 @@ class KubernetesResolver(Resolver):
                 raise NoAnswer(
                     f"{place} does not answer: {error}", fix="see kubectl cluster-info"
                 ) from error
-            except (
-                InvalidMessage,
-                ValueError,
-                TypeError,
-                AttributeError,
-                LookupError,
-                RecursionError,
-            ) as error:
+            except InvalidMessage as error:
                 raise Malformed(
                     f"{place} answers what the client cannot read: {error!s:.300}",
                     fix="see kubectl get pods: something between may change or cut answers",
@@ -243,15 +239,27 @@ def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[A
         try:
             for number in itertools.count(1):
                 if number > MAX_PAGES:
-                    raise ValueError(f"a list of more than {MAX_PAGES} pages")
-                page = api.list_namespaced_pod(namespace, **options, **_options(_continue=token))
-                pods += page.items
+                    raise InvalidMessage(f"a list of more than {MAX_PAGES} pages")
+                page = kubernetes_watch.read_list(
+                    api.list_namespaced_pod,
+                    namespace=namespace,
+                    **options,
+                    **_options(_continue=token),
+                )
+                pods += map(_checked, page.items)
                 if not (token := page.metadata._continue):
                     return pods
         except ApiException as error:
             if error.status != 410 or not remaining:
                 raise
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _checked(pod: Any) -> Any:
+    """Return a pod that has the parts which are read. The client checks their types only."""
+    if pod.metadata is None or not pod.metadata.name or pod.status is None:
+        raise InvalidMessage("a pod has no name or no status")
+    return pod
 
 
 def _options(**options: Any) -> dict[str, Any]:
@@ -305,5 +313,6 @@ def _owner(pod: Any) -> tuple[str, ...]:
     return tuple(owner.uid for owner in pod.metadata.owner_references or ())
 
 
-def _created(pod: Any) -> Any:
-    return pod.metadata.creation_timestamp.timestamp() if pod.metadata.creation_timestamp else 0
+def _created(pod: Any) -> datetime.datetime:
+    created = pod.metadata.creation_timestamp  # always in UTC
+    return created.replace(tzinfo=None) if created else datetime.datetime.min

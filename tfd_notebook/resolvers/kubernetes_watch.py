@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfd_notebook.errors import InvalidMessage
+
 #: Seconds after which a watch without events is renewed: the connection may be lost.
 _WATCH_SECONDS = 30
 #: Seconds between two attempts while the watch fails.
@@ -16,6 +18,31 @@ _PAUSE_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
 #: HTTP status: the resource version has expired.
 _HTTP_GONE = 410
+
+
+#: Errors of the client when it reads an invalid reply.
+_INVALID = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
+
+def read_list(list_function: Callable[..., Any], **options: Any) -> Any:
+    """Return a list of the API, which has metadata and items.
+
+    Raises
+    ------
+    InvalidMessage
+        The reply has another form.
+    """
+    from urllib3.exceptions import HTTPError
+
+    try:
+        answer = list_function(**options)
+    except HTTPError:  # some are also a ValueError
+        raise
+    except _INVALID as error:
+        raise InvalidMessage(f"{error!r:.300}") from error
+    if answer is None or answer.metadata is None or answer.items is None:
+        raise InvalidMessage("a list has no metadata or no items")
+    return answer
 
 
 class _Watcher:
@@ -58,7 +85,7 @@ class _Watcher:
             self._thread.join(0.1)
 
     def _current_version(self) -> str:
-        answer = self._list(**self._options, limit=1, _request_timeout=_JOIN_SECONDS)
+        answer = read_list(self._list, **self._options, limit=1, _request_timeout=_JOIN_SECONDS)
         return str(answer.metadata.resource_version)
 
     def _run(self) -> None:

@@ -213,6 +213,17 @@ class TestNumbers:
         assert len(addresses(given)) == 2
 
 
+def ready_pod(ip: str = "10.0.0.1", ports: Any = (), metadata: Any = None) -> dict[str, Any]:
+    return {
+        "metadata": metadata or {"name": "w"},
+        "spec": {"containers": [{"name": "a", "ports": list(ports)}]},
+        "status": {
+            **{"phase": "Running", "podIP": ip},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
 class TestBadAnswers:
     def refused(self, kind: type[errors.TfdError], message: str, **options: Any) -> str:
         with pytest.raises(kind, match=message) as caught:
@@ -260,6 +271,39 @@ class TestBadAnswers:
         cluster.fail("half")
         self.refused(errors.Malformed, "answers what the client cannot read")
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {},
+            {"metadata": None, "items": []},
+            {"metadata": {}, "items": None},
+            {"metadata": {}, "items": 7},
+            {"metadata": {}, "items": [7]},
+            {"metadata": {"continue": 7}, "items": []},
+            {"metadata": {}, "items": [{"metadata": None, "status": {}}]},
+            {"metadata": {}, "items": [{"metadata": {}, "status": {}}]},
+            {"metadata": {}, "items": [{"metadata": {"name": "w"}, "status": None}]},
+            {"metadata": {}, "items": [ready_pod(metadata={"name": "w", "labels": {"a": None}})]},
+            {"metadata": {}, "items": [ready_pod(ip="nowhere")]},
+            {"metadata": {}, "items": [ready_pod(ports=[{"name": "tf", "containerPort": 70000}])]},
+        ],
+    )
+    def test_answers_of_another_form_are_refused(
+        self, cluster: Kubernetes, answer: dict[str, Any]
+    ) -> None:
+        cluster.fail(answer)
+        self.refused(errors.Malformed, "answers what the client cannot read", port="tf")
+
+    def test_another_form_of_an_answer_ends_a_watch(self, cluster: Kubernetes) -> None:
+        cluster.fail({"metadata": None, "items": []})
+        with pytest.raises(errors.Malformed, match="answers what the client cannot read"):
+            next(KubernetesResolver(WORKERS).watch(0.1))
+
+    def test_fault_of_a_program_is_not_an_invalid_answer(self, cluster: Kubernetes) -> None:
+        other = kubernetes.client.BatchV1Api(core(cluster).api_client)
+        with pytest.raises(AttributeError, match="list_namespaced_pod"):
+            KubernetesResolver(WORKERS, client=other).cluster_spec()
 
     def test_missing_answer_is_an_error(
         self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch
