@@ -7,6 +7,13 @@ types.
 
 All other values are pickled: text, lists of several lengths, values of several types, other
 classes. Large buffers in them, such as arrays of several shapes, are not copied into the pickle.
+The encoders cannot be replaced by pickles with separate buffers, which TensorFlow cannot read:
+
+- `_number` and `_array` make the contiguous arrays. A pickle has an object for each row.
+- `_bytes` keeps large bytes out of the pickle. Pickle has separate buffers for arrays only, and
+  would copy each blob before it is sent.
+- `_sequence`, `_dict` and `_row` split rows into columns, so that their numbers become such arrays.
+
 Pickles are only read from channels whose peer has authenticated as part of the same cluster. Spark
 has also unpickled the same rows before.
 """
@@ -141,6 +148,7 @@ def _array(values: Sequence[Any], out: list[Fragments]) -> Layout | None:
 
 
 def _special(kind: type) -> Callable[[Sequence[Any], list[Fragments]], Layout | None] | None:
+    """Return the encoder of a type that is not in `_ENCODERS`, which has no import of pyspark."""
     if issubclass(kind, np.generic):
         return _array
     types = sys.modules.get("pyspark.sql.types")
