@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,12 @@ from tfd_notebook.errors import DataChanged, UnknownName
 
 #: Values of the argument ``semantics``.
 SEMANTICS = ("checked", "same", "tensorflow")
+#: The end of amounts that grow with the number of data workers.
+JOINING = ", and more if data workers join later"
+#: The start of a step that several operations can share.
+_AFTER = " after distribute"
+#: Largest number of changes, and of words, in a summary.
+_CHANGES, _WORDS = 3, 90
 
 
 @dataclass(frozen=True)
@@ -50,13 +57,14 @@ def check_semantics(semantics: Any) -> str:
 
 
 def refuse(changes: list[Change], mode: str, keeping: str = "") -> None:
-    """Raise DataChanged for the first change that is refused. `keeping` is as in `steps`."""
-    for change in changes:
-        if change.refused:
-            raise DataChanged(
-                f'{change} (mode "{mode.lower()}")',
-                fix=f'{steps([change], keeping)}. semantics="tensorflow" turns this check off',
-            )
+    """Raise DataChanged if the first change is refused. `keeping` is as in `steps`."""
+    if changes and changes[0].refused:
+        # The doctor examines a dataset that no service reads as for this mode.
+        what, fix = summary(changes, keeping, listed=mode == "DYNAMIC")
+        raise DataChanged(
+            f'{what} (mode "{mode.lower()}")',
+            fix=f'{fix}. semantics="tensorflow" turns this check off',
+        )
 
 
 def reported(changes: list[Change]) -> list[Change]:
@@ -64,8 +72,46 @@ def reported(changes: list[Change]) -> list[Change]:
     return [change for change in changes if change.kind != "grouping"]
 
 
+def summary(changes: list[Change], keeping: str = "", listed: bool = True) -> tuple[str, str]:
+    """Return the first changes with the number of the others, and the next steps.
+
+    `keeping` is as in `steps`. If `listed` is true, ``tfd.doctor(dataset)`` lists the others.
+    """
+    for count in range(min(len(changes), _CHANGES), 0, -1):
+        others = len(changes) - count
+        what, fix = _described(changes[:count]), steps(changes[:count], keeping)
+        if others:
+            what += f". {others} other change{'s are' if others > 1 else ' is'} not named here"
+            fix += ". tfd.doctor(dataset) lists all changes" if listed else ""
+        if len(f"{what} {fix}".split()) <= _WORDS:
+            break
+    return what, fix
+
+
+def _described(changes: list[Change]) -> str:
+    texts = [str(change) for change in changes]
+    growing = any(text.endswith(JOINING) for text in texts)
+    return ". ".join(text.removesuffix(JOINING) for text in texts) + JOINING * growing
+
+
 def steps(changes: list[Change], keeping: str = "") -> str:
     """Return the next steps, first the arguments of `distribute` that keep the elements, if any."""
-    first, *others = dict.fromkeys(change.fix for change in changes)
+    first, *others = _joined(dict.fromkeys(change.fix for change in changes))
     first = f"use {keeping}. Otherwise {first}" if keeping else first
     return ". ".join([first, *(fix[0].upper() + fix[1:] for fix in others)])
+
+
+def _joined(fixes: Iterable[str]) -> list[str]:
+    """Return the steps, with one step for all operations to call in the same place."""
+    places: dict[str, list[str]] = {}
+    for fix in fixes:
+        call, after, place = fix.partition(_AFTER)
+        is_call = call.startswith("call ") and call.endswith("()") and " " not in call[5:]
+        names = places.setdefault(after + place if is_call else fix, [])
+        names += [call.removeprefix("call ")] if is_call else []
+    return [
+        f"call {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}{place}"
+        if names
+        else place
+        for place, names in places.items()
+    ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, user_name
-from tfd_notebook.data.service.changes import Change
+from tfd_notebook.data.service.changes import JOINING, Change
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
@@ -466,7 +466,7 @@ class Semantics:
                 "each data worker counts from the start, so what depends on the number may differ"
             )
             what += f", and a number may occur {times}"
-            yield change("counting", what, f"number the elements {_ANY}")
+            yield change("counting", what, f"call enumerate() {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node) or node.name in self._graph.only_numbers:
                 return
@@ -687,7 +687,7 @@ class Semantics:
 
 def _joining(mode: str) -> str:
     """Return a clause about data workers that join later, or an empty text."""
-    return ", and more if data workers join later" if mode == "DYNAMIC" else ""
+    return JOINING if mode == "DYNAMIC" else ""
 
 
 def _times(mode: str, workers: int) -> str:

@@ -17,7 +17,7 @@ from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.consume.observe import plain
 from tfd_notebook.data.service import graph_inspection, py_functions
 from tfd_notebook.data.service.captured_state import RENEW, CapturedState, changed
-from tfd_notebook.data.service.changes import Change, refuse, reported, steps
+from tfd_notebook.data.service.changes import Change, refuse, reported, summary
 from tfd_notebook.data.service.division import keeping
 from tfd_notebook.data.service.options import STATIC, ReadOptions
 from tfd_notebook.data.service.protocols import DataServiceProtocol
@@ -129,10 +129,8 @@ def check_changes(
         return
     other = keeping(pipeline, new, mode, in_process, dataset, workers)
     refuse(new, mode, other)
-    warn(
-        "an epoch through the service may differ from one without it. "
-        f"{'. '.join(map(str, new))}. Next: {steps(new, other)}",
-    )
+    what, fix = summary(new, other)
+    warn(f"an epoch through the service may differ from one without it. {what}. Next: {fix}")
 
 
 def external_dataset(cluster: DataServiceProtocol, dataset_id: str) -> Semantics | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pathlib
 import pickle
@@ -1379,10 +1380,54 @@ def test_next_steps_are_one_paragraph_with_each_step_once() -> None:
     found = reports.reported(changes(dataset, "DYNAMIC"))
     assert {each.kind for each in found} == {"counting"}  # not the short batches
     text = reports.steps(found, 'semantics="same"')
-    assert text.startswith('use semantics="same". Otherwise call take() after distribute')
-    assert text.count("take() after distribute") == 1
-    assert ". Call skip() after distribute" in text
+    assert text.startswith(
+        'use semantics="same". Otherwise call take() and skip() after distribute'
+    )
+    assert text.count("after distribute") == text.count("separate data for validation") == 1
     assert "\n" not in text
+
+
+def test_summary_names_three_operations_and_counts_the_others() -> None:
+    assert tfd.Cluster  # from its first use, lines are recorded
+    dataset = numbers().take(9).skip(1).shard(2, 0).enumerate().take(8).skip(2).shard(3, 0).skip(3)
+    found = changes(dataset, "DYNAMIC", workers=3)
+    text, fix = reports.summary(found)
+    assert text.startswith("take(9) (")
+    assert "takes 9, so 27 may arrive" in text
+    assert text.count("each data worker") == 3
+    others = f"{len(found) - 3} other changes are not named here"
+    assert text.endswith(f"and more if data workers join later. {others}")
+    assert text.count("if data workers join later") == 1
+    steps = (
+        "call take(), skip() and shard() after distribute, where elements arrive in any order. It "
+    )
+    assert fix.startswith(steps)
+    assert fix.endswith(". tfd.doctor(dataset) lists all changes")
+    assert fix.count("It cannot separate data for validation") == 1
+    assert reports.summary(found[:1])[1] == found[0].fix  # one change has no list
+
+
+def test_summary_of_any_ten_changes_has_at_most_110_words() -> None:
+    keeping = 'semantics="same" or processing_mode="data"'
+    found = {
+        change.what: change
+        for create, *_ in CHANGED.values()
+        for mode in MODES
+        for change in changes(create(), mode, workers=3)
+    }
+    each = list(found.values())
+    assert len(each) > 30
+    for number in range(len(each)):
+        ten = [
+            dataclasses.replace(change, operation=f"{i}_{change.operation} (In[{i}], line {i})")
+            for i, change in enumerate((each[number:] + each)[:10])
+        ]
+        text, fix = reports.summary(ten, keeping)
+        warning = (
+            f"an epoch through the service may differ from one without it. {text}. Next: {fix}"
+        )
+        assert len(warning.split()) <= 110, warning
+        assert text.startswith("0_")
 
 
 def test_operations_are_named_by_the_methods_that_users_call() -> None:
@@ -1440,6 +1485,25 @@ def test_refusal_names_mode_and_step() -> None:
     with pytest.raises(errors.DataChanged, match=r'zip\(.*\(mode "dynamic"\)') as caught:
         reports.refuse(changes(D.zip((numbers(), numbers())), "DYNAMIC"), "DYNAMIC")
     assert 'semantics="tensorflow"' in str(caught.value.fix)
+
+
+def test_refusal_names_the_refused_operation_first_and_few_others() -> None:
+    assert tfd.Cluster  # from its first use, lines are recorded
+    dataset = D.zip((numbers(), numbers())).take(8).skip(1).take(7).skip(2).shard(2, 0).batch(2)
+    refused = reports.reported(changes(dataset, "DYNAMIC"))
+    with pytest.raises(errors.DataChanged, match=r"^\S* ?zip\(") as caught:
+        reports.refuse(refused, "DYNAMIC", 'semantics="same"')
+    text = str(caught.value)
+    assert "takes 8, so 16 may arrive" in text
+    assert f"{len(refused) - 2} other changes" in text
+    assert text.count("It cannot separate data for validation") == 1
+    assert "tfd.doctor(dataset) lists all changes" in text
+    assert len(text.split()) <= 110
+    refused = changes(drawn(numbers().shuffle(3)).filter(above).shuffle(3), "DATA")
+    more = [*refused, *refused]
+    with pytest.raises(errors.DataChanged) as caught:
+        reports.refuse(more, "DATA")
+    assert "doctor" not in str(caught.value)  # which examines the mode "dynamic"
 
 
 @pytest.mark.parametrize(
