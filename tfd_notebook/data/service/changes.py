@@ -115,3 +115,21 @@ def _joined(fixes: Iterable[str]) -> list[str]:
         else place
         for place, names in places.items()
     ]
+
+
+def joining(mode: str) -> str:
+    """Return a clause about data workers that join later, or an empty text."""
+    return JOINING if mode == "DYNAMIC" else ""
+
+
+def times(mode: str, workers: int) -> str:
+    """Return how often each data worker delivers an element that it does not share."""
+    return f"up to {workers} times{joining(mode)}"
+
+
+def lost(mode: str, workers: int) -> str:
+    """Return the amount if each data worker selects its share from another order."""
+    return (
+        f"so up to {1 - 1 / workers:.0%} of the elements are missing, and others occur "
+        f"{times(mode, workers)}"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, user_name
-from tfd_notebook.data.service.changes import JOINING, Change
+from tfd_notebook.data.service.changes import Change, joining, lost, times
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
@@ -40,6 +40,7 @@ _COUNTED = {
     "AssertCardinality": "each data worker has fewer elements, so reading fails",
     "": "each data worker counts its own elements, so up to all elements may be others",
 }
+_REFILLED = "so up to all elements differ in each epoch"
 #: Next steps for operations that select by position or number, and for a random order.
 _ANY = (
     "after distribute, where elements arrive in any order. It cannot separate data for validation"
@@ -153,7 +154,7 @@ class Semantics:
                         "counting",
                         operation.name,
                         "because of it, TensorFlow divides the results, after it has divided the "
-                        "files, so elements are missing",
+                        f"files, {lost(mode, workers)}",
                         "distribute the datasets that are not files separately",
                         refused=True,
                     )
@@ -351,7 +352,8 @@ class Semantics:
             yield change(
                 "cached",
                 "each data worker repeats the elements that it has cached, so those of one that "
-                "leaves or restarts do not arrive again, and one that joins later has none",
+                "leaves or restarts, up to all of them, do not arrive again, and one that joins "
+                "later has none",
                 "call repeat(), or cache() and repeat(), after distribute",
             )
         yield from self._written(node, flow, change, by_source, by_result or mode == "OFF")
@@ -359,13 +361,13 @@ class Semantics:
         if kind == "Cache" and not path and any(each.random or each.reselected for each in before):
             yield change(
                 "random",
-                "each epoch fills it again, with other random numbers",
+                f"each epoch fills it again, with other random numbers, {_REFILLED}",
                 "call cache() after distribute",
             )
         elif kind == "Cache" and not path and any(each.stateful for each in before):
             yield change(
                 "captured",
-                "each epoch fills it again, with the state that Python functions then have",
+                f"each epoch fills it again, with the state of Python functions, {_REFILLED}",
                 "call cache() after distribute",
             )
         if mode == "HINT" and kind in ("Concatenate", "DirectedInterleave"):
@@ -374,7 +376,7 @@ class Semantics:
                 yield change(
                     "counting",
                     "elements of its datasets without shard(SHARD_HINT, SHARD_HINT) occur "
-                    f"{_times(mode, workers)}",
+                    f"{times(mode, workers)}",
                     f"call shard(SHARD_HINT, SHARD_HINT) after {user_name(kind)}()",
                 )
         if path:
@@ -384,7 +386,7 @@ class Semantics:
             if kind == "Cache" and by_source:
                 what += (
                     ". Later, it delivers the whole file instead of its share, so elements may be "
-                    f"missing, or occur {_times(mode, workers)}"
+                    f"missing, or occur {times(mode, workers)}"
                 )
             yield change("external", what, "write after distribute, where one process does it")
 
@@ -402,7 +404,7 @@ class Semantics:
             else:
                 continue
             if write.kind == "Save":
-                what += ", so elements may be missing when it is read"
+                what += ", so up to all elements may be missing when it is read"
             else:
                 what += ", and fails while another one writes there"
             if by_source and not own and write.elements_of:
@@ -438,7 +440,7 @@ class Semantics:
     ) -> Iterator[Change]:
         """Yield the changes if each data worker gets a share of the sources."""
         after = f"call {user_name(kind)}() after distribute"
-        joining, times = _joining(mode), _times(mode, workers)
+        later, often = joining(mode), times(mode, workers)
         endless = any(each.endless for each in before)
         if effect == "pairing" and not self._graph.joins_one(node):
             if kind == "DirectedInterleave" and self._graph.selects_at_random(node):
@@ -465,7 +467,7 @@ class Semantics:
             what = (
                 "each data worker counts from the start, so what depends on the number may differ"
             )
-            what += f", and a number may occur {times}"
+            what += f", and a number may occur {often}"
             yield change("counting", what, f"call enumerate() {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node) or node.name in self._graph.only_numbers:
@@ -476,8 +478,8 @@ class Semantics:
                 count=count,
                 total=workers * (count or 0),
                 others=workers - 1,
-                times=times,
-                joining=joining,
+                times=often,
+                joining=later,
             )
             kept = any(each.kept_order for each in before)
             yield change("counting", what, _SEED if kept else f"call {user_name(kind)}() {_ANY}")
@@ -501,7 +503,7 @@ class Semantics:
             yield change(
                 "counting",
                 "each data worker makes windows of its elements, so their number may differ"
-                f"{self._windows(node, workers)}{joining}",
+                f"{self._windows(node, workers)}{later}",
                 after,
             )
         elif kind == "GroupByWindow" and facts.condenses:
@@ -520,13 +522,13 @@ class Semantics:
             if facts.drops if keys else self._graph.drops_last(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "
-                    f"most a batch for {keys}each data worker{joining}"
+                    f"most a batch for {keys}each data worker{later}"
                 )
                 yield change("counting", what, after)
             else:
                 what = (
                     "each data worker groups its own elements, so the last group of "
-                    f"{keys}each data worker may be short{joining}"
+                    f"{keys}each data worker may be short{later}"
                 )
                 yield change("grouping", what, after)
 
@@ -540,8 +542,8 @@ class Semantics:
 
     def _joined(self, batch: Any, change: Callable[..., Change]) -> Change:
         """Return the change of batches whose rows an operation joins."""
-        joining = self._graph.joined_batches[batch.name]
-        if OPERATIONS[node_kind(joining)] == "grouping" and joining is not batch:
+        joiner = self._graph.joined_batches[batch.name]
+        if OPERATIONS[node_kind(joiner)] == "grouping" and joiner is not batch:
             return change(
                 "neighbors",
                 "each data worker makes batches of its elements, so up to all examples of a later "
@@ -549,7 +551,7 @@ class Semantics:
                 "use one batch() and tf.reshape if they need not be neighbors, or make the "
                 "examples in the function of flat_map()",
             )
-        function = "its function" if joining is batch else self._name(joining)
+        function = "its function" if joiner is batch else self._name(joiner)
         return change(
             "neighbors",
             f"each data worker makes batches of its elements, and {function} can join elements of "
@@ -570,10 +572,7 @@ class Semantics:
         workers: int,
     ) -> Iterator[Change]:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
-        loses = (
-            f"so up to {1 - 1 / workers:.0%} of the elements are missing, and others occur "
-            f"{_times(mode, workers)}"
-        )
+        loses = lost(mode, workers)
         if ordering or facts.shuffles:
             yield change(
                 "order",
@@ -683,12 +682,3 @@ class Semantics:
         if self._graph.is_enumeration(node) and len(self._graph.before(node)) == 2:
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"
-
-
-def _joining(mode: str) -> str:
-    """Return a clause about data workers that join later, or an empty text."""
-    return JOINING if mode == "DYNAMIC" else ""
-
-
-def _times(mode: str, workers: int) -> str:
-    return f"up to {workers} times{_joining(mode)}"

@@ -922,8 +922,8 @@ def test_dataset_that_a_function_saves_can_be_incomplete(tmp_path: pathlib.Path)
 
     (change,) = changes(numbers().map(save), "DATA")
     assert change.what == (
-        f"each data worker writes to {tmp_path} in its function, so elements may be missing when "
-        "it is read"
+        f"each data worker writes to {tmp_path} in its function, so up to all elements may be "
+        "missing when it is read"
     )
 
 
@@ -1211,6 +1211,42 @@ def test_change_has_an_amount(create: Callable[[], Any], amount: str) -> None:
     joining = ", and more if data workers join later"
     assert change.what.removesuffix(joining) == fixed.what
     assert change.what.endswith(joining) != ("up to all" in amount)
+
+
+@pytest.mark.parametrize(
+    ("create", "mode", "amount"),
+    [
+        (lambda: records_and_numbers(), "FILE_OR_DATA", "so up to 67% of the elements are missing"),
+        (lambda: numbers().map(save_all), "DYNAMIC", "up to all elements may be missing"),
+        (lambda: numbers().cache().repeat(), "DYNAMIC", "up to all of them, do not arrive again"),
+        (lambda: drawn().cache(), "OFF", "so up to all elements differ in each epoch"),
+        (lambda: python_state().cache(), "OFF", "so up to all elements differ in each epoch"),
+    ],
+)
+def test_change_of_files_and_caches_has_an_amount(
+    create: Callable[[], Any], mode: str, amount: str
+) -> None:
+    assert any(amount in change.what for change in changes(create(), mode, workers=3))
+
+
+def records_and_numbers() -> Any:
+    lengths = tf.data.TextLineDataset(["a", "b"]).map(tf.strings.length)
+    return lengths.concatenate(D.range(3).map(as_int32))
+
+
+def as_int32(x: Any) -> Any:
+    return tf.cast(x, tf.int32)
+
+
+def save_all(x: Any) -> Any:
+    D.range(x).save("somewhere")
+    return x
+
+
+def python_state() -> Any:
+    return numbers().map(
+        lambda x: tf.numpy_function(lambda v: v + GENERATOR.integers(3), [x], tf.int64)
+    )
 
 
 def test_numbers_are_reported_once(tmp_path: Any) -> None:
