@@ -353,15 +353,13 @@ def changed(inspected: InspectedDataset) -> Iterator[Finding]:
     shared = delivery is not None and (delivery.job_name is not None or delivery.consumer)
     dataset = None if shared else inspected.origin
     for change in semantics.changes(mode, workers, in_process):
-        if change.kind == "grouping" and inspected.use is None:
-            continue  # Most datasets have a batch, and may never use a service.
         kind = WRONG if change.refused else CHANGED
         names = ""
         if change.kind == "captured" and inspected.use is not None:
             names = captured_state.names_in(inspected.use.captured, change.operation)
         other = keeping(semantics, [change], mode, in_process, dataset, workers)
         finding = kind.finding(f'with "{mode.lower()}", {change}{names}', steps([change], other))
-        # distribute warns of no short batches.
+        # distribute prints a line about incomplete batches, and warns of none.
         mild = not change.refused and (inspected.use is None or change.kind == "grouping")
         yield replace(finding, severity="info") if mild else finding
 

@@ -417,12 +417,15 @@ def print_delivery(
     """Print, once for each cluster and mode, how the data workers share the data.
 
     The note contains how often an epoch has every element only if `pipeline` keeps its elements.
+    It is printed again for the first pipeline that has incomplete batches.
     """
     printed = _printed_modes.setdefault(cluster, set())
-    if mode in printed:
-        return
-    printed.add(mode)
     count = require_workers(cluster)
+    batches = "" if pipeline is None else _incomplete(pipeline, mode, count)
+    noted = f"{mode} batches" if batches else mode
+    if noted in printed:
+        return
+    printed.update((mode, noted))
     hinted = pipeline is None or pipeline.has_hint
     whole = mode == "OFF" or (mode == "HINT" and not hinted)
     keeps = pipeline is not None and pipeline.keeps_elements("OFF" if whole else mode)
@@ -446,7 +449,20 @@ def print_delivery(
         text = "each data worker reads a fixed share"
         if keeps:
             text += ", so an epoch contains every element once"
-    print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}.')
+    print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}{batches}.')
+
+
+def _incomplete(pipeline: Semantics, mode: str, workers: int) -> str:
+    """Return a sentence about batches that more data workers end, or an empty text."""
+    changes = [each for each in pipeline.changes(mode, workers) if each.kind == "grouping"]
+    if workers < 2 or not changes:
+        return ""
+    by_key = any("each key" in each.what for each in changes)
+    text = f"so up to {workers * len(changes)} more are incomplete"
+    if any(op.startswith(("Repeat", "ShuffleAndRepeat")) for op in pipeline.ops):
+        text += " in each repetition"
+    text += " for each key" if by_key else ""
+    return f". Each data worker makes its own {'groups' if by_key else 'batches'}, {text}"
 
 
 def translated(call: Callable[[], Any]) -> Any:

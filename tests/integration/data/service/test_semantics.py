@@ -79,6 +79,21 @@ def test_other_changes_are_one_warning(cluster: tfd.Cluster) -> None:
     assert 3 <= len(list(read)) <= 6
 
 
+def test_warning_of_ten_changes_names_three_and_where_the_others_are(cluster: tfd.Cluster) -> None:
+    dataset = D.range(50)
+    for number in range(5):
+        dataset = dataset.take(40 - number).skip(number + 1)
+    with pytest.warns(UserWarning, match="may differ") as caught:
+        dataset.apply(cluster.distribute("dynamic"))
+    text = str(caught[0].message)
+    assert len(text.split()) <= 110
+    assert text.count("each data worker") == 3
+    assert "7 other changes" in text
+    assert text.count("It cannot separate data for validation") == 1
+    assert "tfd.doctor(dataset) lists all changes" in text
+    assert [each.code for each in tfd.doctor(dataset)] == ["TFD828"] * 10
+
+
 def shuffled_elements() -> Iterator[int]:
     order = list(range(40))
     random.shuffle(order)
@@ -443,7 +458,8 @@ def test_invalid_value_is_refused_at_once(cluster: tfd.Cluster) -> None:
 def test_doctor_reports_the_changes(cluster: tfd.Cluster) -> None:
     assert "TFD827" in codes(PAIRS)
     assert severities(D.range(6)) == set()
-    assert severities(D.range(6).batch(2)) == set()
+    assert severities(D.range(6).batch(2)) == {("TFD828", "info")}
+    assert severities(D.range(6).flat_map(lambda x: D.range(x).batch(2))) == set()
     assert severities(D.range(6).take(4)) == {("TFD828", "info")}
     assert severities(PAIRS.take(4)) == {("TFD827", "error"), ("TFD828", "info")}
     (finding,) = tfd.doctor(D.range(6).take(4))
@@ -629,6 +645,33 @@ def test_note_counts_elements_only_if_each_data_worker_delivers_the_same(noted: 
     assert 'mode "dynamic" to divide the sources' in random_part
     assert "element" not in random_part
     assert "element" not in noted(D.range(6).filter(lambda x: tf.random.uniform(()) > 0.5))
+
+
+def test_note_names_the_batches_that_are_incomplete(
+    noted: Note, lines: tf.data.Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = D.range(100).batch(32)
+    clause = "Each data worker makes its own batches, so up to 2 more are incomplete."
+    assert clause in noted(batches, "dynamic")
+    assert "incomplete in each repetition." in noted(batches.repeat(2), "dynamic")
+    keys = batches.unbatch().group_by_window(lambda x: x % 2, lambda _, group: group.batch(3), 3)
+    assert "own groups, so up to 4 more are incomplete for each key." in noted(keys, "dynamic")
+    for dataset, mode, workers in (
+        (batches, "off", 2),
+        (batches, "data", 2),
+        (batches, "dynamic", 1),
+        (D.range(100).batch(32, drop_remainder=True).take(-1), "off", 2),
+        (D.range(9).flat_map(lambda x: D.range(x).batch(2)), "dynamic", 2),
+    ):
+        assert "incomplete" not in noted(dataset, mode, workers)
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="files") as cluster:
+        lines.apply(cluster.distribute("file"))
+        assert "incomplete" not in capsys.readouterr().err
+        read = lines.batch(3).apply(cluster.distribute("file"))
+        assert clause in capsys.readouterr().err
+        assert sorted(len(batch) for batch in read) == [1, 1, 3, 3]
+        lines.batch(2).apply(cluster.distribute("file"))
+        assert "incomplete" not in capsys.readouterr().err  # once
 
 
 def test_note_about_a_missing_hint_is_that_of_whole_datasets(noted: Note) -> None:
