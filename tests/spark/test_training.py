@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,61 @@ def test_uneven_partitions_do_not_block_mirrored_workers(
     assert first["steps"] == second["steps"] > 100
     assert first["local_rows"] + second["local_rows"] == 1003
     assert first["local_rows"] != second["local_rows"]
+
+
+@pytest.mark.parametrize("kind", ["rdd", "frame"])
+def test_a_value_that_does_not_fit_is_named_by_together(
+    spark: Any, sc: Any, clusters: list[Any], kind: str
+) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        signature: Any = tf.TensorSpec([], tf.int64)
+        if args == "frame":
+            signature = {"x": signature}
+        feed = ctx.get_data_feed()
+        for _ in feed.together(strategy, 8, signature):
+            pass
+
+    cluster = TFCluster.run(sc, function, kind, 1, 0, input_mode=InputMode.SPARK)
+    clusters.append(cluster)
+    rows = sc.parallelize([1.0, 2.0, 3.0, 2.5], 1)
+    fed = rows if kind == "rdd" else spark.createDataFrame(rows.map(lambda x: (x,)), "x double")
+    place = "row 3" if kind == "rdd" else "row 3, column x"
+    message = re.escape(f"{place}: 2.5 (float64) does not fit int64, the type in output_signature")
+    with pytest.raises(errors.NodeFailed, match=message):
+        cluster.train(fed, 1)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_value_of_a_fed_frame_that_does_not_fit_is_named(
+    spark: Any, sc: Any, clusters: list[Any], explicit: bool
+) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import tensorflow as tf
+
+        signature = {"n": tf.TensorSpec([], tf.int8)} if args else None
+        for _ in ctx.get_data_feed().as_dataset(2, signature):
+            pass
+
+    cluster = TFCluster.run(sc, function, explicit, 1, 0, input_mode=InputMode.SPARK)
+    clusters.append(cluster)
+    rows = [(1,), (2,), (3,), (300 if explicit else None,)]
+    frame = spark.createDataFrame(rows, "n long").coalesce(1)
+    message = (
+        "row 3, column n: 300 (int64) does not fit int8, the type in output_signature"
+        if explicit
+        else "row 3, column n: None (NoneType) does not fit int64, the type of the first rows"
+    )
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    previous = spark.conf.get(setting)
+    spark.conf.set(setting, "2")  # rows of a chunk
+    try:
+        with pytest.raises(errors.NodeFailed, match=re.escape(message)):
+            cluster.train(frame, 1)
+    finally:
+        spark.conf.set(setting, previous)
 
 
 @pytest.mark.parametrize("on_driver", [False, True])
