@@ -90,8 +90,10 @@ def summary(changes: list[Change], keeping: str = "", listed: bool = True) -> tu
 
 def _described(changes: list[Change]) -> str:
     texts = [str(change) for change in changes]
-    growing = any(text.endswith(JOINING) for text in texts)
-    return ". ".join(text.removesuffix(JOINING) for text in texts) + JOINING * growing
+    growing = [number for number, text in enumerate(texts) if text.endswith(JOINING)]
+    for number in growing[:-1]:  # the last one has the clause for all of them
+        texts[number] = texts[number].removesuffix(JOINING)
+    return ". ".join(texts)
 
 
 def steps(changes: list[Change], keeping: str = "") -> str:

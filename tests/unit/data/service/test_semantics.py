@@ -1434,6 +1434,8 @@ def test_summary_names_three_operations_and_counts_the_others() -> None:
     others = f"{len(found) - 3} other changes are not named here"
     assert text.endswith(f"and more if data workers join later. {others}")
     assert text.count("if data workers join later") == 1
+    text, _ = reports.summary(changes(numbers().take(9).shuffle(3, seed=1), "DYNAMIC"))
+    assert "18 may arrive, and more if data workers join later. shuffle" in text
     steps = (
         "call take(), skip() and shard() after distribute, where elements arrive in any order. It "
     )
@@ -1448,8 +1450,9 @@ def test_summary_of_any_ten_changes_has_at_most_110_words() -> None:
     found = {
         change.what: change
         for create, *_ in CHANGED.values()
+        for pipeline in [graph_inspection.examine(create()).semantics]
         for mode in MODES
-        for change in changes(create(), mode, workers=3)
+        for change in pipeline.changes(mode, 3)
     }
     each = list(found.values())
     assert len(each) > 30
