@@ -8,6 +8,9 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+#: The op that creates a dataset from a graph.
+_FROM_GRAPH = "DatasetFromGraph"
+
 
 def serialized(dataset: Any) -> bytes:
     """Return the ``GraphDef`` of a ``tf.data.Dataset``. Empty if it is larger than 2 GB."""
@@ -44,7 +47,7 @@ def definitions_in(function: Any) -> Iterator[Any]:
                 yield _definition_of(outer)
     constants = {node.name: node.attr["value"] for node in definition.node if node.op == "Const"}
     for node in definition.node:
-        if node.op == "DatasetFromGraph":
+        if node.op == _FROM_GRAPH:
             name = node.input[0].partition(":")[0]
             held = constants[name].tensor.string_val if name in constants else ()
             # Otherwise an operation of the function makes it, from nodes that were yielded.
@@ -62,6 +65,105 @@ def _definition_of(variant: Any) -> Any:
             input_dataset=variant, external_state_policy=policy.value
         ).numpy()
     return tf.compat.v1.GraphDef.FromString(text)
+
+
+def expanded(definition: Any) -> Any:
+    """Return a ``GraphDef`` with the operations of the graphs that it has as constants.
+
+    TensorFlow expands ``DatasetFromGraph`` when it serializes a dataset, but not in functions.
+    A graph that is not a constant is left as it is.
+    """
+    bodies = _bodies(definition)
+    if not any(node.op == _FROM_GRAPH for nodes in bodies.values() for node in nodes):
+        return definition
+    texts = _texts(definition, bodies)
+    copied = type(definition)()
+    copied.CopyFrom(definition)
+    found = [
+        _expand(node, nodes, texts[name].get(_source(node.input[0])), copied.library)
+        for name, nodes in _bodies(copied).items()
+        for node in list(nodes)
+        if node.op == _FROM_GRAPH and node.input
+    ]
+    return expanded(copied) if any(found) else definition
+
+
+def _bodies(definition: Any) -> dict[str, Any]:
+    """Return the nodes of a graph, with an empty name, and those of its functions by name."""
+    return {
+        "": definition.node,
+        **{each.signature.name: each.node_def for each in definition.library.function},
+    }
+
+
+def _source(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _texts(definition: Any, bodies: dict[str, Any]) -> dict[str, dict[str, bytes | None]]:
+    """Return the constant strings of each body by their names, None for those that differ."""
+    arguments = {
+        each.signature.name: [argument.name for argument in each.signature.input_arg]
+        for each in definition.library.function
+    }
+    texts: dict[str, dict[str, bytes | None]] = {name: {} for name in bodies}
+    todo = list(bodies)
+    while todo:
+        name = todo.pop()
+        for node in bodies[name]:
+            if node.op == "Const" and len(strings := node.attr["value"].tensor.string_val) == 1:
+                texts[name][node.name] = strings[0]
+        for node in bodies[name]:
+            called = {attr.func.name for attr in node.attr.values() if attr.func.name}
+            if len(called) != 1 or not called <= arguments.keys():
+                continue
+            (function,) = called
+            inputs = list(data_inputs(node))
+            if "Dataset" in node.op:
+                inputs = inputs[captured_inputs(node)]
+            passed = arguments[function][len(arguments[function]) - len(inputs) :]
+            known, own = texts[function], texts[name]
+            for argument, source in zip(passed, map(_source, inputs), strict=False):
+                if source not in own:
+                    continue
+                text = own[source] if known.get(argument, own[source]) == own[source] else None
+                if argument not in known or known[argument] != text:
+                    known[argument] = text
+                    todo.append(function)
+    return texts
+
+
+def _expand(node: Any, nodes: Any, text: bytes | None, library: Any) -> bool:
+    """Replace a node by the operations of its graph. Return False if that is not possible."""
+    import tensorflow as tf
+
+    if not text:
+        return False
+    inner = tf.compat.v1.GraphDef.FromString(text)
+    known = {each.signature.name: each for each in library.function}
+    added = [each for each in inner.library.function if each.signature.name not in known]
+    others = [each for each in inner.library.function if each.signature.name in known]
+    results = [each for each in inner.node if each.op == "_Retval"]
+    if len(results) != 1 or any(known[each.signature.name] != each for each in others):
+        return False
+    for each in inner.node:
+        if each is not results[0]:
+            copied = nodes.add()
+            copied.CopyFrom(each)
+            copied.name = f"{node.name}/{each.name}"
+            del copied.input[:]
+            copied.input.extend(_inside(source, node.name) for source in each.input)
+    library.function.extend(added)
+    node.op = "Identity"
+    del node.input[:]
+    node.input.append(_inside(results[0].input[0], node.name))
+    return True
+
+
+def _inside(source: str, name: str) -> str:
+    """Return an input with the prefix `name`. It can be a control input, such as ``"^a"``."""
+    control = "^" if source.startswith("^") else ""
+    return f"{control}{name}/{source.removeprefix('^')}"
 
 
 class ServiceRead(NamedTuple):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
-from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
+from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs, expanded
 from tfd_notebook._compat.tf_data.pipeline_model import inputs_first
 from tfd_notebook.data.service.batch_rows import BatchRows
-from tfd_notebook.data.service.function_facts import READERS, Functions, Write, order_of
+from tfd_notebook.data.service.function_facts import READERS, Functions, Write, order_of, seeds_of
 from tfd_notebook.data.service.operations import (
     COUNTER,
     EXPANDING,
@@ -50,9 +50,11 @@ _DIVIDED_BY_FILE = (
 )
 _NOT_BY_FILE = (
     "DirectedInterleave",
+    "GlobalShuffle",
     "GroupByReducer",
     "GroupByWindow",
     "IgnoreErrors",
+    "IndexFlatMap",
     "Random",
     "Range",
     "Scan",
@@ -61,6 +63,7 @@ _NOT_BY_FILE = (
     "Tensor",
     "TensorSlice",
     "Unique",
+    "WeightedFlatMap",
 )
 _NO_END = (1 << 62) - 1
 #: Bytes of a constant above which it is data. The analysis reads scalars only.
@@ -85,7 +88,7 @@ class DatasetGraph:
     """
 
     def __init__(self, definition: Any, deterministic: bool = True) -> None:
-        small = _without_data(definition)
+        small = _without_data(expanded(definition))
         self.nodes = {node.name: node for node in small.node}
         self.functions = Functions(small.library.function)
         self.rows = BatchRows(self.functions)
@@ -238,7 +241,7 @@ class DatasetGraph:
 
     def is_seeded(self, node: Any) -> bool:
         """Return True if a shuffle has a seed."""
-        return any(self.constant(node, index) not in (0, None) for index in (2, 3))
+        return any(self.constant(node, index) not in (0, None) for index in seeds_of(node))
 
     def is_seeded_source(self, node: Any) -> bool:
         """Return True if a random source has a seed."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tfd_notebook._compat.tf_data.graph import data_inputs
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 from tfd_notebook._compat.tf_data.py_functions import OPS
-from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
+from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, is_examined, node_kind
 from tfd_notebook.data.service.python_state import State, copied_state, names_random
 
 #: Ops that call a function with their inputs, and return its results.
@@ -207,10 +207,11 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         derives=node.op.startswith("StatelessRandom"),
         generates=node.op.startswith(_GENERATING) and node.op != "StatefulPartitionedCall",
         assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
-        shuffles=effect == "ordering" and all(_value(each, constants) == 0 for each in inputs[2:4]),
+        shuffles=effect == "ordering"
+        and all(_value(inputs[number], constants) == 0 for number in seeds_of(node)),
         gets=node.op == "GetElementAtIndex",
         states=copied_state(token) if token else (),
-        unknown=(node.op,) if is_dataset(node) and kind not in OPERATIONS else (),
+        unknown=(node.op,) if is_dataset(node) and not is_examined(node) else (),
         names=bool(token) and names_random(token),
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
         condenses=node.op == "ReduceDataset"
@@ -231,6 +232,11 @@ def _is_plain(op: str) -> bool:
         or "Dataset" in op
         or kind_of(op) in OPERATIONS
     )
+
+
+def seeds_of(shuffle: Any) -> tuple[int, int]:
+    """Return the numbers of the inputs of a shuffle that are its seeds."""
+    return (1, 2) if node_kind(shuffle) == "GlobalShuffle" else (2, 3)
 
 
 def order_of(node: Any) -> bytes:

@@ -33,7 +33,12 @@ _ONE_TO_ONE = frozenset(
 )
 
 # Each process creates its own handles of these.
-_OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
+_OWN_RESOURCES = (
+    "CacheDataset",
+    "GlobalShuffleDataset",
+    "ShuffleAndRepeatDataset",
+    "ShuffleDataset",
+)
 _RESOURCES = {
     "IteratorResource": "an iterator",
     "LookupInterface": "a lookup table that can change",
@@ -110,13 +115,14 @@ def examine(dataset: Any) -> Pipeline:
     """
     import tensorflow as tf
 
-    graph_def = definition_of(dataset)
+    sent = definition_of(dataset)
+    graph_def = graph.expanded(sent)
     semantics = Semantics(
         graph_def, stages_of(dataset, keep=False), dataset.options().deterministic is not False
     )
     ops = semantics.ops
     return Pipeline(
-        size=graph_def.ByteSize(),
+        size=sent.ByteSize(),
         tokens=tuple(find_functions(graph_def)),
         resources=tuple(_resources(graph_def, tf)),
         reads_service=reads_service(graph_def),

@@ -8,10 +8,12 @@ from typing import Any
 from tfd_notebook._compat.tf_data.pipeline_model import kind_of
 
 _SOUND = "sound"
+#: The effect of a graph that is not a constant. `expanded` replaces the others.
+_UNREAD = "unread"
 #: The effect of the endless source of ``enumerate``.
 COUNTER = "counter"
 #: How each dataset operation depends on the elements before it, by its kind (`kind_of`).
-#: Operations that are not listed are reported as not examined.
+#: Operations that are not listed are reported as not examined, and those of `_UNREAD`.
 OPERATIONS: Mapping[str, str] = {
     kind: effect
     for effect, kinds in {
@@ -25,22 +27,24 @@ OPERATIONS: Mapping[str, str] = {
         "Prefetch Concatenate Repeat Options Model Optimize Finalize Rewrite IgnoreErrors "
         "MaxIntraOpParallelism PrivateThreadPool ThreadPool BytesProducedStats LatencyStats "
         "SetStatsAggregator AssertNext AssertPrev NonSerializable Sleep ChooseFastest "
-        "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant",
+        "ChooseFastestBranch FilterByLastComponent WrapDatasetVariant UnwrapDatasetVariant "
+        "IndexFlatMap",
         "grouping": "Batch PaddedBatch MapAndBatch DenseToSparseBatch GroupByWindow Rebatch",
         # Each group is for elements that follow each other.
         "neighbors": "Window SlidingWindow",
-        # One result for all elements of a key.
-        "reducing": "GroupByReducer",
-        "counting": "Take Skip TakeWhile Scan Shard Unique AssertCardinality",
+        # TensorFlow cannot divide the sources before it.
+        "reducing": "GroupByReducer WeightedFlatMap",
+        "counting": "Take Skip TakeWhile Scan Shard AutoShard Unique AssertCardinality",
         "pairing": "Zip DirectedInterleave",
-        "ordering": "Shuffle ShuffleAndRepeat",
+        "ordering": "Shuffle ShuffleAndRepeat GlobalShuffle",
         "random": "Random Sampling",
         "external": "Cache Snapshot Save",
+        _UNREAD: "DatasetFromGraph",
     }.items()
     for kind in kinds.split()
 }
 #: Operations that give several elements for one.
-EXPANDING = ("FlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
+EXPANDING = ("FlatMap", "IndexFlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
 #: Operations for which TensorFlow computes an element from its number. It can also do so for a
 #: map, but its memory errors then end the process (2.21).
 NUMBERED = (
@@ -80,3 +84,8 @@ def node_kind(node: Any) -> str:
 def is_dataset(node: Any) -> bool:
     """Return True if a node's output is a dataset."""
     return "Dataset" in node.op and not node.op.startswith(_NO_DATASETS)
+
+
+def is_examined(node: Any) -> bool:
+    """Return True if the effect of a dataset's node is known."""
+    return OPERATIONS.get(node_kind(node), _UNREAD) != _UNREAD

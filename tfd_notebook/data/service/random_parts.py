@@ -127,6 +127,8 @@ class RandomParts:
         noisy: bool = False,
     ) -> Parts:
         """Return the degrees of the results of a function of a dataset's node."""
+        if node_kind(node) == "IndexFlatMap":
+            attribute = "map_func"
         name = node.attr[attribute].func.name
         facts = self._functions.facts_of(node)
         # Parallel calls take the numbers of one sequence in any order.

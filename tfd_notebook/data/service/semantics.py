@@ -17,7 +17,13 @@ from tfd_notebook.data.service.changes import Change, joining, lost, times
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
-from tfd_notebook.data.service.operations import EXPANDING, NUMBERED, OPERATIONS, node_kind
+from tfd_notebook.data.service.operations import (
+    EXPANDING,
+    NUMBERED,
+    OPERATIONS,
+    is_examined,
+    node_kind,
+)
 from tfd_notebook.data.service.python_state import COUNTER, counters, renewal
 from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, RandomParts
 
@@ -40,6 +46,8 @@ _COUNTED = {
     "AssertCardinality": "each data worker has fewer elements, so reading fails",
     "": "each data worker counts its own elements, so up to all elements may be others",
 }
+#: TensorFlow's AutoShardPolicy.DATA.
+_BY_DATA = 2
 _REFILLED = "so up to all elements differ in each epoch"
 #: Next steps for operations that select by position or number, and for a random order.
 _ANY = (
@@ -321,7 +329,7 @@ class Semantics:
         if mode == "FILE" and node.name in self._graph.before_files:
             by_source, by_result = False, True
             ordering = False  # TensorFlow moves a shuffle after the division of the files
-        unknown = [*facts.unknown, *(() if effect else (node.op,))]
+        unknown = [*facts.unknown, *(() if is_examined(node) else (node.op,))]
         if not self._is_examined(node, facts):
             unknown.append("a dataset that the function uses")
         if unknown:
@@ -472,6 +480,8 @@ class Semantics:
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node) or node.name in self._graph.only_numbers:
                 return
+            if kind == "AutoShard" and node.attr["auto_shard_policy"].i == _BY_DATA:
+                kind = "Shard"
             count = self._graph.constant(node, 1) if kind in ("Take", "Skip") else 0
             text = _COUNTED.get("" if count is None else kind, _COUNTED[""])
             what = text.format(
@@ -487,7 +497,13 @@ class Semantics:
             yield change(
                 "counting",
                 "TensorFlow cannot divide the sources before it, so reading fails",
-                after,
+                "join the datasets with concatenate()" if kind == "WeightedFlatMap" else after,
+            )
+        elif kind == "GlobalShuffle":
+            yield change(
+                "counting",
+                f"each data worker delivers all elements, so each of them occurs {often}",
+                "use shuffle()",
             )
         elif effect == "neighbors" and not all(each.shuffled for each in before):
             if self._graph.constant(node, 1) == self._graph.constant(node, 2) == 1:
@@ -578,8 +594,8 @@ class Semantics:
                 "order",
                 f"the order differs on each data worker, {loses}",
                 f"call {user_name(kind)}() after distribute"
-                if facts.shuffles or reshuffles(node)
-                else "call shuffle() with a seed",
+                if facts.shuffles or (reshuffles(node) and kind != "GlobalShuffle")
+                else f"call {user_name(kind)}() with a seed",
                 refused=True,
             )
         elif self._graph.is_unordered(node):
