@@ -1327,7 +1327,12 @@ def current_operations() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("operations", [current_operations])
+def oldest_operations() -> set[str]:
+    """Return the same names of TensorFlow 2.15.0, from ``TF_GetAllOpList`` of its library."""
+    return set(pathlib.Path(__file__).with_name("dataset_ops_2_15.txt").read_text().split())
+
+
+@pytest.mark.parametrize("operations", [current_operations, oldest_operations])
 def test_each_operation_of_tensorflow_is_in_the_table(operations: Callable[[], set[str]]) -> None:
     known = set(map(kind_of, operations()))
     assert len(known) > 60
@@ -1335,7 +1340,7 @@ def test_each_operation_of_tensorflow_is_in_the_table(operations: Callable[[], s
 
 
 def test_table_has_no_operation_that_tensorflow_lacks() -> None:
-    known = set(map(kind_of, current_operations()))
+    known = set(map(kind_of, current_operations() | oldest_operations()))
     # `Parallel` and versions are a part of the name of some operations only.
     assert set(semantics.OPERATIONS) - known <= {"Interleave", "Batch"}
 
