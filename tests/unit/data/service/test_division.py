@@ -366,9 +366,9 @@ def test_mode_that_delivers_everything_several_times_is_refused() -> None:
 
 
 def test_operation_that_is_not_covered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfd_notebook.data.service import semantics
+    from tfd_notebook.data.service import operations
 
-    known = {kind: effect for kind, effect in semantics.OPERATIONS.items() if kind != "Filter"}
-    monkeypatch.setattr(semantics, "OPERATIONS", known)
+    known = {kind: effect for kind, effect in operations.OPERATIONS.items() if kind != "Filter"}
+    monkeypatch.setattr(operations, "OPERATIONS", known)
     with pytest.raises(errors.DataChanged, match="FilterDataset is not covered"):
         divide(filtered(), "DYNAMIC", False)
