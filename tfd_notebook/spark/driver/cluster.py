@@ -214,7 +214,7 @@ class SparkClusterBase(Handle):
             nodes=tuple(sorted(rows, key=lambda row: order[row.node])),
             reason=phases.reason,
             error=str(self.error) if self.error is not None else "",
-            tensorboard=next((node.board for node in self.nodes if node.board), ""),
+            tensorboard=next((n.board for n in self.nodes if n.board and self._has_board), ""),
         )
         return Snapshot(
             self._version,

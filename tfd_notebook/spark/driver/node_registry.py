@@ -79,7 +79,10 @@ class Node:
     def update_state(self, status: Mapping[str, Any]) -> None:
         """Apply the state that its supervisor reports."""
         self.path, self.open_to = status["path"], status["open_to"]
-        self.board, self.board_error = status["board"], status["board_error"]
+        # Its host is that of the node, and not stated.
+        host, port = self.address.rpartition(":")[0], status["board"].rpartition(":")[2]
+        self.board = f"http://{host}:{port}" if host and port else ""
+        self.board_error = status["board_error"]
         self.board_pid = status["board_pid"]
         self.error = status["error"]
         if status["numbers"]:

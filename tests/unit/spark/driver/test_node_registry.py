@@ -242,6 +242,19 @@ def test_reservation_is_stored(driver: Driver) -> None:
     until(lambda: driver.changes == ["reserved", "reserved_again"])
 
 
+def test_node_states_only_the_port_of_its_tensorboard(driver: Driver) -> None:
+    with driver.connect() as channel:
+        channel.send(update(board="http://203.0.113.9:80"))
+        until(lambda: driver.node.state == "running")
+        assert driver.node.board == ""  # it has not reserved an address
+    with driver.connect() as channel:
+        channel.send(RESERVED)
+        assert channel.receive(60)[0] == {"addresses": {"0": "10.0.0.5:4000"}}
+    with driver.connect() as channel:
+        channel.send(update(1, board="http://203.0.113.9:80"))
+        until(lambda: driver.node.board == "http://10.0.0.5:80")
+
+
 def test_tasks_get_the_addresses_after_the_last_reservation() -> None:
     driver = Driver(nodes=2)
     try:
