@@ -125,7 +125,7 @@ _TOKENS = (
     r"hv[sbr]\.[\w-]{20,}",
     r"nvapi-[\w-]{20,}",
     # JSON Web Tokens, and identifiers of AWS access keys.
-    r"eyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*",
+    r"eyj[a-z0-9_-]{8,999}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*",
     r"(?:AKIA|ASIA)[A-Z0-9]{16}\b",
 )
 # Keys are first, because other patterns remove their first lines.

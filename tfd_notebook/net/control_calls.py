@@ -47,7 +47,8 @@ def processes() -> tuple[int, ...]:
             with unix_socket.connect(path, _CONNECT_SECONDS):
                 pids.append(pid)
         except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # for example, it is a directory
+                path.unlink(missing_ok=True)
         except OSError:
             # The process is busy or hung, but exists.
             pids.append(pid)

@@ -128,7 +128,9 @@ def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
 def is_locked(directory: Path) -> bool | None:
     """Return True if the agent of a directory runs; None if the file system has no locks."""
     try:
-        with (directory / _LOCK_FILE).open("rb") as lock:
+        # Without a wait for the other end of a pipe.
+        descriptor = os.open(directory / _LOCK_FILE, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as lock:
             # A shared lock, so that two concurrent checks do not mistake each other for the agent.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -447,7 +447,7 @@ def test_ordinary_text_is_kept(text: str) -> None:
 
 
 # A pattern that reads a text again for each part of it takes many minutes, which ends the test.
-@pytest.mark.parametrize("text", ["-", "--a-", "abc\n", ":/a:x", "token=", "cookie: ", "env={'a"])
+@pytest.mark.parametrize("text", ["-", "--a-", "abc\n", ":/a:x", "token=", "cookie: ", "-eyj"])
 def test_long_text_is_read_once(text: str) -> None:
     text *= 500_000 // len(text)
     assert len(redaction.Redactor({}).text(text)) <= 2 * len(text)

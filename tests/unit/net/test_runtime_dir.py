@@ -253,6 +253,8 @@ def test_agent_directory_is_created_locked(directory: Path) -> None:
     assert [entry.name for entry in directory.iterdir()] == [path.name]
     (path / "agent.lock").unlink()
     assert runtime_dir.is_locked(path) is None
+    os.mkfifo(path / "agent.lock")
+    assert runtime_dir.is_locked(path) is False  # and no wait for the other end of the pipe
 
 
 @pytest.mark.slow
@@ -367,7 +369,9 @@ def test_other_files_do_not_prevent_a_sweep(directory: Path) -> None:
     own = runtime_dir.own_file(os.getpid(), "sock").name.split(".")[1]
     for name in (f"a.b.{own}.sock", f"1.2.{own}.sock", f".{own}.sock", "detached-.json", "agent-"):
         (directory / name).touch()
+    runtime_dir.own_file(os.getpid(), "sock").mkdir()
     assert list(runtime_dir.orphaned_files()) == []
+    assert control_calls.processes() in ((), (os.getpid(),))
 
 
 @pytest.mark.slow

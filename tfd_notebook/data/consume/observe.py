@@ -163,7 +163,7 @@ class _Watcher(_ErrorTranslator):
         self._consumers.measure(self._consumer)
 
 
-_MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)
+_MARKER = re.compile(r"\[(TFD\d{3})\](.*?)(?=\[Op:|\[\[|\Z)", re.S)
 _WORKER = re.compile(r"Failed to get element from worker (\S+?):? ")
 _STAGE = re.compile(
     r"Error in user-defined function passed to (\w+?)(?:Dataset)?(?:V\d)?:\d+ transformation "
@@ -250,7 +250,9 @@ def translate(error: Any, consumers: Consumers, use: Delivery | None = None) -> 
     task = consumers.task_of(worker[1]) if worker else None
     marked = _MARKER.search(message)
     if marked and marked[1] in errors.BY_CODE:
-        return _combined(errors.BY_CODE[marked[1]], error, marked[2], task, marked[3])
+        what, _, fix = marked[2].partition("\nNext: ")
+        fix = fix.partition("\n")[0].strip()
+        return _combined(errors.BY_CODE[marked[1]], error, what.strip(), task, fix or None)
     where = "this process"
     if worker:
         where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"

@@ -17,10 +17,11 @@ class LineBuffer:
         Raises
         ------
         InvalidMessage
-            The incomplete line is longer than a message may be.
+            A line is longer than a message may be.
         """
         *lines, last = data.split(b"\n")
         if lines:
+            validation.check_size(len(self._rest) + len(lines[0]))
             lines[0] = bytes(self._rest) + lines[0]
             self._rest.clear()
         self._rest += last  # in place: small messages cost no more than a large one

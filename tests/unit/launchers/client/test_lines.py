@@ -23,4 +23,6 @@ def test_line_without_an_end_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     buffer = LineBuffer()
     assert buffer.feed(b"12345678\n1234567890") == [b"12345678\n"]
     with pytest.raises(validation.InvalidMessage):
+        buffer.feed(b"1\n")
+    with pytest.raises(validation.InvalidMessage):
         buffer.feed(b"1")
