@@ -109,6 +109,15 @@ def test_argument_is_quoted_without_its_tokens(use: Any, argument: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "env", [{"A": ["SECRET"]}, ["A=SECRET"], {"A=SECRET": "x"}, {1: "SECRET"}, "A=SECRET"]
+)
+def test_invalid_env_is_not_quoted(env: Any) -> None:
+    with pytest.raises(errors.UsageError, match="env") as caught:
+        tfd.Cluster(env=env)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "clean"),
     [
         (

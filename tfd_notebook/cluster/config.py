@@ -67,7 +67,7 @@ class ClusterOptions:
         launcher = base.launcher(self.launcher)
         env, preload = self.env or {}, self.preload
         if not isinstance(env, Mapping):
-            raise errors.UsageError(f"invalid env {env!r}: expected a mapping of names to strings")
+            raise errors.UsageError("invalid env: expected a mapping of names to strings")
         if not isinstance(preload, Iterable):
             raise errors.UsageError(
                 f"invalid preload {preload!r}: expected names of modules or libraries"

@@ -350,7 +350,8 @@ class ClusterConfig:
                 ) from None
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
-                raise UsageError(f"invalid env entry {key!r}={value!r}: expected two strings")
+                name = str(key).partition("=")[0]  # the value may be a secret
+                raise UsageError(f"invalid entry {name!r} in env: expected a name and a string")
 
     def tasks(self) -> Iterator[tuple[Role, int]]:
         """Return the role and the index of each task."""

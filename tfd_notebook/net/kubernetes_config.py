@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import AccessDenied
+from tfd_notebook.net import validation
 
 
 def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
@@ -37,10 +38,12 @@ def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
     try:
         if inside:
             kubernetes.config.load_incluster_config(client_configuration=configuration)
+            _check_tokens(configuration)
             return configuration, _own_namespace(kubernetes)
         # The client reads the variable only once, at import.
         path = kubeconfig or os.environ.get("KUBECONFIG")
         kubernetes.config.load_kube_config(path, context, client_configuration=configuration)
+        _check_tokens(configuration)
         contexts, active = kubernetes.config.list_kube_config_contexts(path)
     except Exception as error:  # of many libraries: YAML, base64, certificates, files
         where = "the service account" if inside else kubeconfig or "the kubeconfig"
@@ -51,6 +54,12 @@ def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
     if context:
         active = next(item for item in contexts if item["name"] == context)
     return configuration, active["context"].get("namespace") or "default"
+
+
+def _check_tokens(configuration: Any) -> None:
+    """Remove line breaks around tokens; an error of the client would quote them."""
+    for name, token in configuration.api_key.items():
+        configuration.api_key[name] = validation.header_value(token, "token")
 
 
 def in_pod(kubeconfig: str | None, context: str | None) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields
 from enum import Enum
 from typing import Any, TypeVar
 
-from tfd_notebook.errors import CONTROL, InvalidMessage
+from tfd_notebook.errors import CONTROL, InvalidMessage, UsageError
 from tfd_notebook.model.spec import CLUSTER_NAME, MAX_TASKS_PER_ROLE, Role
 
 #: Takes a value and its path; returns the value to use, or raises InvalidMessage.
@@ -395,6 +395,20 @@ def _tuple_of(inner: Check, size: int | None, value: Any, path: str) -> tuple[An
     if size is not None and len(items) != size:
         raise invalid(path, value, f"a list of {size}")
     return items
+
+
+def header_value(value: str, name: str) -> str:
+    """Return a secret for an HTTP header, without the spaces and line breaks around it.
+
+    Raises
+    ------
+    UsageError
+        A header cannot have it. The error does not quote it.
+    """
+    value = value.strip()
+    if not (value.isascii() and value.isprintable()):
+        raise UsageError(f"invalid {name}: it has characters that an HTTP header cannot have")
+    return value
 
 
 def check_size(size: int) -> None:

@@ -82,7 +82,9 @@ class JupyterServer:
         self.ca = None if ca is None else os.path.abspath(os.path.expanduser(ca))
         if self.ca is not None and not os.path.isfile(self.ca):
             raise UsageError(f"invalid ca {ca!r}: file not found")
-        self.token = (in_url or os.environ.get(TOKEN, "")) if token is None else token
+        self.token = validation.header_value(
+            (in_url or os.environ.get(TOKEN, "")) if token is None else token, "token"
+        )
 
     @property
     def is_open(self) -> bool:

@@ -63,6 +63,15 @@ def test_invalid_address_is_refused(url: object) -> None:
         split(url)  # type: ignore[arg-type]
 
 
+def test_token_that_a_header_cannot_have_is_not_quoted() -> None:
+    server = JupyterServer("https://one:8888", "SECRET\n")
+    assert server.headers == {"Authorization": "token SECRET"}
+    for token in ("SEC\nRET", "SECRET\x00", "SECRET\u00e9"):
+        with pytest.raises(errors.UsageError, match="invalid token") as caught:
+            JupyterServer("https://one:8888", token)
+        assert "SEC" not in str(caught.value)
+
+
 # Servers that attack
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import kubernetes
+import pytest
 import tornado.httpserver
 import tornado.netutil
 import tornado.web
 import tornado.websocket
 
+from tfd_notebook import errors
 from tfd_notebook.launchers.client.kubernetes_api import ExecConnection
+from tfd_notebook.net import kubernetes_config
 
 LARGE, SMALL = b"x" * 10_000_000, b"y"
 
@@ -58,3 +63,22 @@ def test_large_message_to_a_process_is_not_interrupted() -> None:
             serving.result(60)
             loop.close()
     assert received in (LARGE + SMALL, SMALL + LARGE)
+
+
+def test_token_of_a_kubeconfig_is_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+
+    def write(token: str) -> None:
+        cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        user = {"name": "u", "user": {"token": token}}
+        lists = {"clusters": [cluster], "contexts": [context], "users": [user]}
+        file.write_text(json.dumps({"current-context": "c", "kind": "Config", **lists}))
+
+    write("SECRET\n")
+    configuration, _ = kubernetes_config.configure(str(file), None)
+    assert [*configuration.api_key.values()] == ["Bearer SECRET"]
+    write("SEC\nRET")
+    with pytest.raises(errors.AccessDenied, match="invalid token") as caught:
+        kubernetes_config.configure(str(file), None)
+    assert "SEC" not in str(caught.value)
