@@ -157,6 +157,10 @@ def receive_rank_result(value: Any) -> None:
     assert repr(plain_values.unpack(reply["result"]))
 
 
+STATUS = {
+    **{"state": "running", "reason": "", "ended": False, "numbers": {"rows": 3}, "path": "/a"},
+    **{"board": "http://h:1", "board_error": "", "board_pid": 7, "open_to": "h", "error": ""},
+}
 SPARK = (
     {
         **{"type": "reserved", "node": 0, "address": "h:1", "executor": "1", "host": "h"},
@@ -165,8 +169,11 @@ SPARK = (
     {"type": "start_failed", "node": 0, "error": ERROR},
     {"type": "feed_failed", "stage": 1, "error": ERROR},
     {"type": "register_worker", "host": "h", "pid": 7, "path": "/a"},
+    {"type": "update", "node": 0, "pid": 7, "seq": 1, "log": "a", "status": STATUS},
+    {"type": "feed_repeated", "partition": 1, "attempt": 0},
+    {"type": "list_workers", "host": "h"},
 )
-KINDS = ("reserved", "start_failed", "feed_failed", "register_worker")
+KINDS = tuple(str(message["type"]) for message in SPARK)
 
 
 @contextlib.contextmanager
