@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import io
 import itertools
 import operator
 import re
@@ -94,7 +95,7 @@ def copied_state(token: str) -> tuple[State, ...]:
     found: dict[State, None] = {}
     for path, value in reachable(token, _DEPTH, leaves):
         kind = next((kind for kind, types in classes.items() if isinstance(value, types)), None)
-        if kind is not None:
+        if kind is not None and not _is_output(value):
             found[State(f"{path} ({type(value).__name__})", kind)] = None
         elif inspect.isfunction(value) and is_users(value):
             is_called = path in ("", "__call__")  # other methods of a class may not be
@@ -108,6 +109,11 @@ def copied_state(token: str) -> tuple[State, ...]:
     if others:
         named.append(State(f"{len(others)} other objects", others[0].kind))
     return tuple(named)
+
+
+def _is_output(value: Any) -> bool:
+    """Return True for a file that is only written, such as that of a logger."""
+    return isinstance(value, io.IOBase) and not value.closed and not value.readable()
 
 
 def names_random(token: str) -> bool:

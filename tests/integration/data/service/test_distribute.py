@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -735,7 +736,7 @@ class TestFunctions:
         self, outside: Cluster, inside: Cluster
     ) -> None:
         stack = contextlib.ExitStack()
-        stack.push(sys.stdout)
+        stack.push(threading.Lock())
 
         def bad(x: Any) -> Any:
             return x if stack is not None else -x

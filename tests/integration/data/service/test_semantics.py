@@ -547,10 +547,14 @@ def files(directory: Path, count: int) -> tf.data.Dataset:
 @pytest.mark.parametrize(
     ("mode", "create", "text"),
     [
-        ("data", lambda _: D.range(1), r"few files or elements \(1\).*the 2 data workers"),
+        ("data", lambda _: D.range(1), r"few files or elements \(1 element\).*the 2 data workers"),
         ("file", lambda _: D.range(6), "reads files.*Range"),
-        ("file", lambda path: files(path, 1), r"few files .*\(1\).*the 2 data workers"),
-        ("file_or_data", lambda path: files(path, 1), r"few files .*\(1\).*the 2 data workers"),
+        ("file", lambda path: files(path, 1), r"few files .*\(1 file\).*2 data workers"),
+        (
+            "file_or_data",
+            lambda path: files(path, 1),
+            r"few files .*\(1 file\).*2 data workers",
+        ),
     ],
     ids=["element", "no file", "file", "file or data"],
 )

@@ -8,6 +8,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -348,3 +349,14 @@ def test_layers_of_keras_in_a_map_are_examined() -> None:
     adapted = keras.layers.StringLookup()
     adapted.adapt(words.batch(3))
     assert kinds(words.map(adapted)) == set()
+
+
+def test_file_that_is_only_written_has_no_state(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, (tmp_path / "log").open() as read:
+
+        def write(x: Any) -> Any:
+            log.write("called")
+            return x
+
+        assert found(write) == ()
+        assert found(lambda x: x + len(next(read))) == ("read (TextIOWrapper)",)
