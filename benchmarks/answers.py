@@ -8,13 +8,12 @@ the first notice, finding of the doctor, warning or advice that names the cause.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import psutil
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._stopping import stopping
 
 #: Seconds that an answer may take, and after which the benchmark fails.
 TARGET, LIMIT = 5.0, 60.0
@@ -135,27 +135,6 @@ def stopped(cluster: tfd.Cluster, streams: list[tfd.Stream]) -> float:
         stream.wait(elements=100, timeout=LIMIT)
     with stopping(process(cluster, "data_worker:1")):
         return until(lambda: streams[0].limit.stage == "data_worker:1")
-
-
-@contextlib.contextmanager
-def stopping(hindered: psutil.Process) -> Iterator[None]:
-    """Stop a process in 0.45 s of every 0.5 s."""
-    over = threading.Event()
-
-    def hinder() -> None:
-        while not over.is_set():
-            hindered.suspend()
-            over.wait(0.45)
-            hindered.resume()
-            over.wait(0.05)
-
-    thread = threading.Thread(target=hinder)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 FAULTS = (function, consumer, dispatcher, variable, worker_of_rounds, worker)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -306,37 +307,37 @@ def hold(path: str) -> Any:
     return holding
 
 
-def test_check_does_not_wait_for_busy_executors(
-    spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    busy = tmp_path_factory.mktemp("busy")
+@contextlib.contextmanager
+def busy_executors(sc: Any, busy: Path) -> Iterator[None]:
+    """Keep both executors busy."""
     job = threading.Thread(
         target=lambda: sc.parallelize(range(2), 2).mapPartitions(hold(str(busy))).collect()
     )
     job.start()
     try:
         until(lambda: len(list(busy.iterdir())) == 2, 60.0)
-        (finding,) = tfd.spark.check(spark, timeout=1.0)
-        assert finding.code == "TFD880"
-        assert "within 1 s" in finding.what
+        yield
     finally:
         for file in busy.iterdir():
             file.unlink()
         busy.rmdir()
         job.join(60.0)
+
+
+def test_check_does_not_wait_for_busy_executors(
+    spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with busy_executors(sc, tmp_path_factory.mktemp("busy")):
+        (finding,) = tfd.spark.check(spark, timeout=1.0)
+        assert finding.code == "TFD880"
+        assert "within 1 s" in finding.what
     assert list(tfd.spark.check(spark)) == []
 
 
 def test_port_of_a_check_reads_nothing_and_is_closed_afterwards(
     spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    busy = tmp_path_factory.mktemp("busy")
-    job = threading.Thread(
-        target=lambda: sc.parallelize(range(2), 2).mapPartitions(hold(str(busy))).collect()
-    )
-    job.start()
-    try:
-        until(lambda: len(list(busy.iterdir())) == 2, 60.0)
+    with busy_executors(sc, tmp_path_factory.mktemp("busy")):
         before = ports_of_this_process()
         future = tfd.spark.check(spark, wait=False)  # it waits for the busy executors
         ((address, port),) = until(lambda: ports_of_this_process() - before)
@@ -346,11 +347,6 @@ def test_port_of_a_check_reads_nothing_and_is_closed_afterwards(
                 client.sendall(b"GET / HTTP/1.1\r\n\r\n")
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
-    finally:
-        for file in busy.iterdir():
-            file.unlink()
-        busy.rmdir()
-        job.join(60.0)
     assert list(future.result(60)) == []
     assert ports_of_this_process() == before
 

@@ -182,9 +182,9 @@ def machine_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_files_of_an_earlier_boot_are_removed_after_the_host_got_another_name(
-    rename: Callable[[], None], machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def earlier(machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Return a socket and the directory of an agent, of an earlier boot of this host."""
     boot_id = tmp_path / "boot-id"
     monkeypatch.setattr(runtime_dir, "BOOT_ID", boot_id)
     boot_id.write_text("the first")
@@ -193,27 +193,23 @@ def test_files_of_an_earlier_boot_are_removed_after_the_host_got_another_name(
     agent, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
     boot_id.write_text("the second")
+    return socket_path, agent
+
+
+def test_files_of_an_earlier_boot_are_removed_after_the_host_got_another_name(
+    rename: Callable[[], None], earlier: tuple[Path, Path]
+) -> None:
     rename()
-    assert {left.what for left in sweep()} == {str(socket_path), str(agent)}
-    assert not socket_path.exists()
-    assert not agent.exists()
+    assert {left.what for left in sweep()} == set(map(str, earlier))
+    assert not any(path.exists() for path in earlier)
 
 
 def test_files_of_an_earlier_boot_of_another_machine_are_kept(
-    machine_id: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine_id: Path, earlier: tuple[Path, Path]
 ) -> None:
-    boot_id = tmp_path / "boot-id"
-    monkeypatch.setattr(runtime_dir, "BOOT_ID", boot_id)
-    boot_id.write_text("the first")
-    socket_path = runtime_dir.own_file(os.getpid(), "sock")
-    socket_path.touch()
-    agent, lock = runtime_dir.new_agent_dir("0123456789ab")
-    lock.close()
-    boot_id.write_text("the second")
     machine_id.write_text("f" * 32)
     assert sweep() == ()
-    assert socket_path.exists()
-    assert agent.exists()
+    assert all(path.exists() for path in earlier)
 
 
 def test_process_of_a_host_without_a_boot_id_runs_after_the_host_got_another_name(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._stopping import stopping
 from tests._waiting import until
 from tfd_notebook._compat.tf_data.pipeline_model import stages_of
 from tfd_notebook.data.bottleneck.usage import processors
@@ -74,26 +74,11 @@ class Clock:
     monotonic = perf_counter
 
 
-@contextlib.contextmanager
-def stopping(cluster: tfd.Cluster, task: str) -> Iterator[None]:
-    """Stop the process of a task in 0.45 s of every 0.5 s."""
-    process = psutil.Process(cluster.snapshot().task(task).pid)  # type: ignore[union-attr]
-    over = threading.Event()
-
-    def hinder() -> None:
-        while not over.is_set():
-            process.suspend()
-            over.wait(0.45)
-            process.resume()
-            over.wait(0.05)
-
-    thread = threading.Thread(target=hinder)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def process(cluster: tfd.Cluster, task: str) -> psutil.Process:
+    """Return the process of a task."""
+    row = cluster.snapshot().task(task)
+    assert row is not None
+    return psutil.Process(row.pid)
 
 
 def slow_workers(cluster: tfd.Cluster) -> list[str]:
@@ -320,12 +305,12 @@ class TestExplain:
     def test_stopped_data_worker_is_reported(self) -> None:
         with tfd.Cluster(data_workers=1, name="silent") as silent:
             read = Range(9).apply(silent.distribute("dynamic"))
-            process = psutil.Process(silent.snapshot().task("data_worker:0").pid)  # type: ignore[union-attr]
-            process.suspend()
+            suspended = process(silent, "data_worker:0")
+            suspended.suspend()
             try:
                 limit = tfd.explain(read, seconds=1)
             finally:
-                process.resume()
+                suspended.resume()
         assert limit.kind == "workers"
         assert "No element has arrived" in repr(limit)
 
@@ -593,7 +578,7 @@ class TestThroughACluster:
                 for index in range(2)
             ]
             streams[0].wait(elements=1, timeout=60)
-            with stopping(cluster, "data_worker:1"):
+            with stopping(process(cluster, "data_worker:1")):
                 until(lambda: streams[0].limit.stage == "data_worker:1")
                 assert "replace data_worker:1" in streams[0].limit.advice
                 until(lambda: slow_workers(cluster) == ["data_worker:1"])
@@ -608,7 +593,7 @@ class TestThroughACluster:
         with tfd.Cluster(data_workers=3, name="halts") as cluster:
             waiting = Range(ENDLESS).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
             read = waiting.batch(8).apply(cluster.distribute("off"))
-            with stopping(cluster, "data_worker:1"):
+            with stopping(process(cluster, "data_worker:1")):
                 limit = tfd.explain(read, seconds=5)
                 assert (limit.kind, limit.stage) == ("workers", "data_worker:1"), limit
                 assert "scale(" not in limit.advice
