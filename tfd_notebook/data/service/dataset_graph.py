@@ -270,6 +270,10 @@ class DatasetGraph:
         kind = node_kind(node)
         return kind == "ShuffleAndRepeat" or (kind == "Repeat" and self.constant(node, 1) != 1)
 
+    def reads_again(self, node: Any) -> bool:
+        """Return True if an operation can read its sources several times."""
+        return self.repeats(node) and all(node_kind(each) != "Cache" for each in self.before(node))
+
     def partitions(self, window: Any) -> bool:
         """Return True if each element is in one window."""
         size, shift, stride = (self.constant(window, index) for index in (1, 2, 3))

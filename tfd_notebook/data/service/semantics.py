@@ -239,7 +239,7 @@ class Semantics:
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single" and not self._graph.is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
-        if self._graph.repeats(node):
+        if self._graph.reads_again(node):
             divided = True
         if kind in ("Concatenate", "Zip", "DirectedInterleave"):
             divided = True

@@ -855,6 +855,15 @@ def test_cache_without_repeat_has_no_finding() -> None:
         assert changes(create(), "DYNAMIC") == []
 
 
+def test_data_worker_repeats_the_single_source_that_it_has_cached() -> None:
+    def found(dataset: Any) -> set[str]:
+        return kinds(dataset.repeat(2).batch(2, drop_remainder=True), "DYNAMIC")
+
+    assert found(generated()) == {"counting"}
+    assert found(generated().cache()) == {"cached"}
+    assert found(numbers().cache()) == {"cached", "counting"}
+
+
 def test_file_of_a_cache_replaces_the_share_of_a_data_worker() -> None:
     pipeline = graph_inspection.examine(numbers().cache("somewhere")).semantics
     for mode in ("DYNAMIC", "FILE"):
