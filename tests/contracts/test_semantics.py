@@ -14,7 +14,7 @@ import os
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,7 @@ BY_VALUE = {
     "group",
 }
 REORDERING = {"shuffle", "inner_shuffle", "sample", "unordered"}
-GROUPING = {"batch", "padded_batch", "window", "overlap", "group"}
+GROUPING = {"batch", "padded_batch", "ragged_batch", "window", "overlap", "group"}
 #: The methods of steps and sources with other names. All pipelines have a ``map``.
 METHODS = {
     "noisy_filter": {"filter"},
@@ -98,20 +98,27 @@ METHODS = {
     "list_files": {"list_files", "flat_map", "FixedLengthRecordDataset"},
 }
 #: Operations that keep the sum of all elements, if they drop none.
-SUMMING = {"batch", "padded_batch", "group", "prefetch", "shuffle", "cache"}
+SUMMING = {"batch", "padded_batch", "ragged_batch", "group", "prefetch", "shuffle", "cache"}
 FALSE = "false finding"
 
 D = tf.data.Dataset
 Step = tuple[Any, ...]
+#: The values of an element or a batch, and the numbers that were drawn for them.
+Element = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A source of integers, the operations on it, and how the last one draws numbers."""
+    """A source of integers, the operations on it, how numbers are drawn, and the batches."""
 
     source: Step
     steps: tuple[Step, ...]
     draw: str
+    batches: tuple[Step, ...] = ()
+
+    @property
+    def operations(self) -> tuple[Step, ...]:
+        return self.steps + self.batches
 
 
 def sources() -> st.SearchStrategy[Step]:
@@ -188,6 +195,11 @@ PIPELINES = st.builds(
             "counter",
         ]
     ),
+    st.one_of(
+        st.just(()),
+        st.tuples(st.tuples(st.just("batch"), st.integers(1, 4), st.booleans())),
+        st.tuples(st.tuples(st.sampled_from(["padded_batch", "ragged_batch"]), st.integers(1, 4))),
+    ),
 )
 #: The place of ``shard(SHARD_HINT, SHARD_HINT)`` among the steps. None without it.
 HINTS = st.one_of(st.none(), st.integers(0, 5))
@@ -219,7 +231,10 @@ class Build:
         # The thread that tunes an iterator may sleep for a minute before the iterator ends.
         options = tf.data.Options()
         options.autotune.enabled = False
-        return dataset.map(_draw(pipeline.draw)).with_options(options)
+        dataset = dataset.map(_draw(pipeline.draw)).with_options(options)
+        for name, *arguments in pipeline.batches:
+            dataset = getattr(dataset, name)(*arguments)
+        return dataset
 
     def _source(self, kind: str, size: int = 0, seed: int | None = None) -> Any:
         dataset = self._ordered(kind, size, seed)
@@ -388,7 +403,7 @@ def _draw(kind: str) -> Callable[[Any], Any]:
     counter = itertools.count()
 
     def draw(x: Any) -> Any:
-        limit = tf.int64.max
+        x, limit = tf.ensure_shape(x, ()), tf.int64.max
         if noise is not None:
             return x, tf.bitcast(noise(tf.zeros([2]), training=True), tf.int64)
         if kind == "numpy":
@@ -522,7 +537,7 @@ def _is_repeatable(pipeline: Pipeline, dataset: Any) -> bool:
     The product does not count other sums of the same rows as other elements.
     """
     in_order = _is_ordered(pipeline)
-    for name, *_ in pipeline.steps:
+    for name, *_ in pipeline.operations:
         if name in GROUPING and not in_order:
             return False
         in_order = in_order and name not in REORDERING
@@ -531,7 +546,7 @@ def _is_repeatable(pipeline: Pipeline, dataset: Any) -> bool:
 
 def _sums(pipeline: Pipeline) -> bool:
     """Return True if other groups of the same elements have the same sum."""
-    names = [name for name, *_ in pipeline.steps]
+    names = [name for name, *_ in pipeline.operations]
     first = min(names.index(name) for name in GROUPING if name in names)
     return SUMMING.issuperset(names[first:])
 
@@ -548,13 +563,18 @@ def _is_ordered(pipeline: Pipeline) -> bool:
 
 def _methods_of(pipeline: Pipeline) -> set[str]:
     """Return the methods that a pipeline calls."""
-    names = [name for name, *_ in (*pipeline.steps, *_sources_of(pipeline))]
+    names = [name for name, *_ in (*pipeline.operations, *_sources_of(pipeline))]
     return set().union({"map"}, *(METHODS.get(name, {name}) for name in names))
 
 
 def _method(change: Any) -> str:
     """Return the method that a finding names, such as the last one of ``shuffle() of range()``."""
     return str(re.findall(r"(\w+)\(", change.operation.partition(" (")[0])[-1])
+
+
+def _drops(pipeline: Pipeline) -> bool:
+    """Return True if a last batch that is not full is dropped."""
+    return any(arguments[1:] == [True] for _, *arguments in pipeline.batches)
 
 
 def _has(pipeline: Pipeline, *names: str) -> bool:
@@ -574,7 +594,8 @@ class Observation:
     kinds : set of str
         The kinds of the findings.
     epochs : list of (list, list)
-        The elements without a service, and those through it.
+        The elements without a service, and those through it. An element has its values and the
+        numbers that were drawn for them.
     same : list of bool
         For each epoch, whether they are equal.
     repeatable : bool
@@ -592,7 +613,7 @@ class Observation:
 
     @property
     def drawn(self) -> list[int]:
-        return [number for _, through in self.epochs for _, number in through]
+        return [number for _, through in self.epochs for number in _drawn(through)]
 
     def without_difference(self, pipeline: Pipeline) -> Iterator[str]:
         """Yield the kinds of findings that name another difference than those of the epochs."""
@@ -644,9 +665,8 @@ def observe(
         except tf.errors.OpError as error:
             seen.error = error
             break
-        expected = Counter({x: times * n for x, n in Counter(x for x, _ in alone).items()})
         seen.epochs.append((alone, through))
-        seen.same.append(Counter(x for x, _ in through) == expected)
+        seen.same.append(Counter(x for x, _ in through) == _repeated((x for x, _ in alone), times))
         build.change_state()
     return seen
 
@@ -671,8 +691,8 @@ def compare(
         grouped = seen.kinds & CHANGING == {"grouping"} and _sums(pipeline)
         grouped = grouped and _semantics(Build(directory)(pipeline)).keeps_elements("OFF")
         if grouped and not (number and seen.later):
-            alone, through = (sum(x for x, _ in each) for each in seen.epochs[number])
-            assert through == _times(pipeline, mode, cluster) * alone, f"{seen}"
+            total, received = (sum(_values(each)) for each in seen.epochs[number])
+            assert received == _times(pipeline, mode, cluster) * total, f"{seen}"
     drawn = seen.drawn
     cached = _has(pipeline, "cache", "cache_file", "repeat", "endless")
     once = cached or len(set(drawn)) == len(drawn)
@@ -680,13 +700,12 @@ def compare(
         assert once
     elif pipeline.draw in REPEATING and "random" not in seen.kinds:
         assert pipeline.draw == "seeded"
-        alone, through = map(Counter, seen.epochs[0])
-        assert alone == through or not sure
+        assert not sure or Counter(seen.epochs[0][0]) == Counter(seen.epochs[0][1])
     elif pipeline.draw in COUNTED:
         assert _in_process(cluster) or "python" in seen.kinds
         assert not _in_process(cluster) or _times(pipeline, mode, cluster) > 1 or once
     elif pipeline.draw == "stateless" and sure:
-        assert dict(seen.epochs[0][0]) == dict(seen.epochs[0][1])
+        assert {*seen.epochs[0][0]} == {*seen.epochs[0][1]}
     result = "same" if all(seen.same) else "different"
     if not seen.kinds:
         return [result]
@@ -698,7 +717,7 @@ def compare(
         places = itertools.cycle([cluster, *(each for each in clusters if _workers(each) > 1)])
         for place in itertools.islice(places, TRIES):
             again = observe(directory / "large", larger, mode, place)
-            if again.epochs and len({x for x, _ in again.epochs[0][0]}) < 2:
+            if again.epochs and len({*_values(again.epochs[0][0])}) < 2:
                 return ["too few elements for a finding"]
             if kinds not in again.without_difference(larger):
                 break
@@ -742,7 +761,8 @@ def _larger(pipeline: Pipeline) -> Pipeline:
             return (name, 3, *arguments[1:])
         return tuple(source(each) if isinstance(each, tuple) else each for each in step)
 
-    return Pipeline(source(pipeline.source), tuple(map(larger, pipeline.steps)), pipeline.draw)
+    steps = tuple(map(larger, pipeline.steps))
+    return dataclasses.replace(pipeline, source=source(pipeline.source), steps=steps)
 
 
 def _failure(error: Exception, pipeline: Pipeline, kinds: set[str]) -> str:
@@ -773,9 +793,11 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
     if parts is not None and parts.local and not parts.boundary:
         times = 1  # all of it runs here
     # A pipeline that is not repeatable differs in each epoch, also without a service.
-    elements_certain = number_certain = repeatable = _is_repeatable(pipeline, dataset)
-    if repeatable and parts is not None and parts.local:
+    elements_certain = values_certain = number_certain = _is_repeatable(pipeline, dataset)
+    if elements_certain and parts is not None and parts.local:
         elements_certain, number_certain = _certain(pipeline)
+        values_certain, _ = _certain(dataclasses.replace(pipeline, batches=()))
+        values_certain = values_certain and not _drops(pipeline)
     drawn, expected_draws = [], []
     for _ in range(2):
         try:
@@ -783,12 +805,14 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
         except tf.errors.OpError as error:
             return [_failure(error, pipeline, {"external"})]
         if elements_certain:
-            expected = Counter({x: times * n for x, n in Counter(x for x, _ in alone).items()})
-            assert Counter(x for x, _ in through) == expected
+            assert Counter(x for x, _ in through) == _repeated((x for x, _ in alone), times)
+        if values_certain:
+            assert Counter(_values(through)) == _repeated(_values(alone), times)
         if number_certain:
-            assert len(through) == times * len(alone)
-        drawn += [number for _, number in through]
-        expected_draws += [number for _, number in alone]
+            sizes = (len(values) for values, _ in through)
+            assert Counter(sizes) == _repeated((len(values) for values, _ in alone), times)
+        drawn += _drawn(through)
+        expected_draws += _drawn(alone)
         build.change_state()
     repeats = _has(pipeline, "cache", "cache_file", "repeat", "endless")
     if pipeline.draw in ("unseeded", "generator", "augmentation", "numpy", "counter"):
@@ -803,7 +827,7 @@ def _certain(pipeline: Pipeline) -> tuple[bool, bool]:
     """Return whether the elements, and their number, are the same in any order of arrival."""
     elements = number = True
     order = _is_ordered(pipeline)
-    for name, *_ in pipeline.steps:
+    for name, *_ in pipeline.operations:
         number = number and not (name == "take_while" and not order)
         number = number and not (name in BY_VALUE and not elements)
         elements = elements and not (name in BY_ORDER and not order) and name not in GROUPING
@@ -811,5 +835,19 @@ def _certain(pipeline: Pipeline) -> tuple[bool, bool]:
     return elements, number
 
 
-def elements(dataset: Iterable[Any]) -> list[tuple[int, int]]:
-    return [(int(x), int(number)) for x, number in dataset]
+def elements(dataset: Iterable[Any]) -> list[Element]:
+    return [
+        (tuple(np.ravel(x).tolist()), tuple(np.ravel(number).tolist())) for x, number in dataset
+    ]
+
+
+def _values(epoch: list[Element]) -> list[int]:
+    return [x for values, _ in epoch for x in values]
+
+
+def _drawn(epoch: list[Element]) -> list[int]:
+    return [number for _, numbers in epoch for number in numbers]
+
+
+def _repeated(items: Iterable[Hashable], times: int) -> Counter[Hashable]:
+    return Counter({item: times * number for item, number in Counter(items).items()})
