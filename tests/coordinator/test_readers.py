@@ -383,7 +383,16 @@ def check(coordinator):
 
 
 first = tfd.Cluster(workers=1, ps=1, name="first")
-check(first.coordinator())
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always", RuntimeWarning)
+    coordinator = first.coordinator()
+(text,) = {str(each.message) for each in caught}
+assert "the variables of 'loaded'" in text and "in strategy.scope()" in text, text
+check(coordinator)
+with coordinator.strategy.scope():
+    again = tf.saved_model.load(sys.argv[1])
+assert coordinator.schedule(tf.function(lambda: again.read())).fetch() == 2.0
+del again
 changing.insert(tf.constant(["c"]), tf.constant([3], tf.int64))
 expected["changing"] = [2, 3, 1]
 first.stop()

@@ -52,6 +52,8 @@ def require() -> None:
 def await_readers() -> None:
     """Wait for threads that run TensorFlow operations. Call this before changing any state.
 
+    A warning names loaded SavedModels that workers cannot use after the connection.
+
     Raises
     ------
     StateError
@@ -63,6 +65,15 @@ def await_readers() -> None:
 
     with thread_parking.parked():
         tables.read(thread_parking.own_job(), lambda owner: variable_of(owner, ""))
+        loaded = tables.loaded_with_variables()
+    names = {repr(name) if (name := variable_of(each, "")) else "a SavedModel" for each in loaded}
+    if names:
+        warnings.warn(
+            f"workers cannot use the variables of {', '.join(sorted(names))}, which this process "
+            "loaded before it connected. Next: call tf.saved_model.load in strategy.scope()",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def prepare(spec: Mapping[str, Sequence[str]]) -> None:

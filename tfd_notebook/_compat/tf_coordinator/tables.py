@@ -1,4 +1,4 @@
-"""Lookup tables of this process, which a connection to a cluster deletes.
+"""Lookup tables of this process, which a connection to a cluster deletes, and loaded models.
 
 A connection replaces the devices of the process. Resources with a name, such as lookup tables, are
 lost with them. Resources of variables, iterators and generators belong to their handles and stay.
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import gen_lookup_ops
-from tensorflow.python.trackable import resource
+from tensorflow.python.trackable import autotrackable, resource
 
 from tfd_notebook.errors import StateError
 
@@ -71,6 +71,20 @@ def read(job: str, name_of: Callable[[Any], str] = lambda owner: "") -> list[_Co
         return _read_all(job, name_of)
     gc.collect()  # the object may be unreachable
     return _read_all(job, name_of)
+
+
+def loaded_with_variables() -> list[Any]:
+    """Return the objects of ``tf.saved_model.load`` whose variables workers cannot use."""
+    loaded = (
+        each
+        for each in gc.get_objects()
+        if issubclass(type(each), autotrackable.AutoTrackable) and "graph_debug_info" in vars(each)
+    )
+    return [
+        each
+        for each in loaded
+        if any(isinstance(part, tf.Variable) for part in tf.train.TrackableView(each).descendants())
+    ]
 
 
 def _read_all(job: str, name_of: Callable[[Any], str]) -> list[_Content]:
