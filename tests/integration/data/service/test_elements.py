@@ -121,6 +121,9 @@ TYPES: dict[str, Callable[[], tf.data.Dataset]] = {
     "row partition": lambda: Dataset.from_tensors(
         tf.experimental.RowPartition.from_row_lengths([1, 2])
     ),
+    "linear operator": lambda: Range(2).map(
+        lambda i: tf.linalg.LinearOperatorDiag(tf.fill([2], tf.cast(i, tf.float32)))
+    ),
     "nested": lambda: Range(2).map(lambda i: Point({"b": i, "a": (i, None)}, (i, {"c": [i, i]}))),
     "ordered dict": lambda: Range(2).map(lambda i: collections.OrderedDict(b=i, a=-i)),
 }
@@ -148,6 +151,34 @@ IN_PROCESS: dict[str, tuple[Callable[[], tf.data.Dataset], str]] = {
 NEVER: dict[str, Callable[[], tf.data.Dataset]] = {
     "attrs": lambda: Range(2).map(Attributes),
     "unregistered extension type": lambda: Range(2).map(Unregistered),
+}
+
+
+#: TensorFlow's specifications of values that belong to a process or to a strategy.
+OF_A_PROCESS = {
+    "DistributedDatasetAndIteratorSpec",
+    "DistributedDatasetSpec",
+    "DistributedDatasetsFromFunctionSpec",
+    "DistributedIteratorSpec",
+    "IteratorSpec",
+    "MultiDeviceIteratorSpec",
+    "PerReplicaSpec",
+    "PerWorkerValuesTypeSpec",
+    "PerWorkerVariableSpec",
+    "ShardedVariableSpec",
+    "VariableSpec",
+    "_DTensorIteratorSpec",
+    "_SingleWorkerDatasetIteratorSpec",
+}
+#: Those whose values are other elements: of base classes, and of tensors with other properties.
+AS_OTHERS = {
+    "AnonymousExtensionTypeSpec",
+    "BoundedTensorSpec",
+    "EagerWeakTensor.Spec",
+    "GraphWeakTensor.Spec",
+    "UserRegisteredSpec",
+    "WeakTensor.Spec",
+    "_LinearOperatorSpec",
 }
 
 
@@ -225,6 +256,25 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[tfd.Cluster]:
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_type_arrives_unchanged(cluster: tfd.Cluster, kind: str) -> None:
     check(cluster, TYPES[kind]())
+
+
+def specifications(spec: Any) -> Iterator[str]:
+    """Yield the classes of a specification and of those in it."""
+    for each in tf.nest.flatten(spec):
+        yield from (base.__qualname__ for base in type(each).__mro__)
+        if isinstance(each, tf.OptionalSpec):
+            yield from specifications(each.value_type)
+
+
+def test_each_specification_of_tensorflow_has_a_type_above() -> None:
+    creates = [*TYPES.values(), *(create for create, _ in IN_PROCESS.values()), *NEVER.values()]
+    tested = {name for create in creates for name in specifications(create().element_spec)}
+    specs: list[type] = [tf.TypeSpec]
+    for each in specs:  # grows
+        specs += each.__subclasses__()
+    names = {each.__qualname__ for each in specs if each.__module__.startswith("tensorflow.")}
+    assert names - OF_A_PROCESS - AS_OTHERS <= tested
+    assert {"RaggedTensorSpec", "OptionalSpec", "TensorArraySpec"} <= names
 
 
 def dtypes() -> Iterator[tf.DType]:
