@@ -265,9 +265,10 @@ class Lifecycle:
         if alone:
             gc.collect()  # an iterator that was deleted can refer to its dataset
         for read, change in alone:
-            if read() is not None:
+            if read() is not None:  # in no variable, because IPython keeps those of a traceback
+                name = dataset_variable(read(), "a dataset")
                 raise errors.StateError(
-                    f"scaling to {count} data workers failed: a dataset exists that was "
+                    f"scaling to {count} data workers failed: {name} exists, which was "
                     f"distributed to one data worker. {change}",
                     fix="delete the dataset, and distribute it again after scaling. With "
                     'semantics="same" or "tensorflow", it does not prevent scaling',

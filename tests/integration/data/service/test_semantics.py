@@ -233,20 +233,25 @@ def counting(pairs: Any) -> Callable[[], Any]:
     return wrong
 
 
-def refuses_two(cluster: tfd.Cluster) -> None:
+def refuses_two(cluster: tfd.Cluster, name: str = "a dataset") -> errors.StateError:
     """Check that no data worker joins, because of a dataset that exists."""
-    with pytest.raises(errors.StateError, match=r"a dataset exists.*zip\(") as caught:
+    with pytest.raises(errors.StateError, match=rf"{name} exists.*zip\(") as caught:
         cluster.scale(data_workers=2)
     assert "delete the dataset" in str(caught.value.fix)
     assert len([each for each in cluster.tasks if each.role is Role.DATA_WORKER]) == 1
+    return caught.value
 
 
-def test_no_worker_joins_while_a_dataset_exists_that_it_would_change() -> None:
+def test_no_worker_joins_while_a_dataset_exists_that_it_would_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         with pytest.warns(UserWarning, match="second data worker"):
             read = PAIRS.apply(single.distribute("dynamic"))
         wrong = counting(read)
-        refuses_two(single)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["__main__"], "train", read, raising=False)
+            error = refuses_two(single, "train")
         single.scale(data_workers=1)
         derived = read.prefetch(1)
         single.adapt(2, 2)
@@ -257,6 +262,7 @@ def test_no_worker_joins_while_a_dataset_exists_that_it_would_change() -> None:
         del read, wrong
         refuses_two(single)
         del derived
+        assert error.__traceback__ is not None  # which holds no dataset
         single.scale(data_workers=2)
 
 
