@@ -264,9 +264,9 @@ class Lifecycle:
         alone = [each for known in registered for each in known.alone if each[0]() is not None]
         if alone:
             gc.collect()  # an iterator that was deleted can refer to its dataset
-        for read, change in alone:
-            if read() is not None:  # in no variable, because IPython keeps those of a traceback
-                name = dataset_variable(read(), "a dataset")
+        for variant, change in alone:
+            if variant() is not None:  # in no variable, because IPython keeps those of a traceback
+                name = dataset_variable(variant(), "a dataset")
                 raise errors.StateError(
                     f"scaling to {count} data workers failed: {name} exists, which was "
                     f"distributed to one data worker. {change}",

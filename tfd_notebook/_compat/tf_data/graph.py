@@ -27,6 +27,13 @@ def serialized(dataset: Any) -> bytes:
     return graph
 
 
+def variant_of(value: Any) -> Any:
+    """Return the tensor of a dataset, which iterators and functions keep. Others are unchanged."""
+    import tensorflow as tf
+
+    return value._variant_tensor if isinstance(value, tf.data.Dataset) else value
+
+
 def is_traced(dataset: Any) -> bool:
     """Return True if a dataset is a part of a ``tf.function`` that is being traced."""
     return not hasattr(dataset._variant_tensor, "numpy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import can_be_batched
 from tfd_notebook._compat.tf_data.pipeline_model import READERS
 from tfd_notebook.data.bottleneck.classification import Bottleneck
@@ -68,15 +69,11 @@ def blocked(function: str) -> str:
 
 
 def dataset_variable(dataset: Any, default: str = "") -> str:
-    """Return the name of the user's variable that holds a dataset, observed or not."""
-    # Imported here because it imports TensorFlow, which some magics do not need.
-    from tfd_notebook._compat.tf_data.iterator import WatchedDataset
+    """Return the name of the user's variable that holds a dataset, observed or not.
 
-    return variable_of(
-        dataset,
-        default,
-        lambda value: value.bare if type(value) is WatchedDataset else value,
-    )
+    The tensor of the dataset is accepted, too.
+    """
+    return variable_of(dataset, default, graph.variant_of)
 
 
 def batch(origin: Any) -> str:

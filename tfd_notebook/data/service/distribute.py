@@ -252,7 +252,7 @@ def _distributor(
             buffers_of(dataset),
             pipeline.semantics,
             semantics,
-            alone=known.alone_with(read, refused),
+            alone=known.alone_with(graph.variant_of(read), refused),
         )
         return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
@@ -422,7 +422,7 @@ def from_dataset_id(
         warned=known.check != "tensorflow",
     )
     cluster.registered[plain_id] = dataclasses.replace(
-        known, read=weakref.ref(read), alone=known.alone_with(read, refused)
+        known, read=weakref.ref(read), alone=known.alone_with(graph.variant_of(read), refused)
     )
     return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 

@@ -41,8 +41,8 @@ class Registered:
         The argument ``semantics`` of `register`.
     captured : tuple of CapturedState
         Variables and tables that it uses, as they were registered.
-    alone : tuple of (weakref.ref of tf.data.Dataset, Change)
-        The datasets that read it, and refuse a second data worker.
+    alone : tuple of (weakref.ref of tf.Tensor, Change)
+        The tensors of datasets that read it, and refuse a second data worker.
     shares : mapping of str to Shares or None
         The units that each static mode of sharding divides. Empty if unknown.
     """
@@ -57,10 +57,10 @@ class Registered:
     alone: tuple[tuple[weakref.ref[Any], Change], ...] = ()
     shares: Mapping[str, Shares | None] = field(default_factory=dict)
 
-    def alone_with(self, read: Any, refused: Change | None) -> tuple[Any, ...]:
-        """Return `alone` without the datasets that have ended, and with `read` if it belongs."""
+    def alone_with(self, variant: Any, refused: Change | None) -> tuple[Any, ...]:
+        """Return `alone` without the datasets that have ended, and with `variant` if it belongs."""
         running = tuple(each for each in self.alone if each[0]() is not None)
-        return running if refused is None else (*running, (weakref.ref(read), refused))
+        return running if refused is None else (*running, (weakref.ref(variant), refused))
 
 
 @dataclass(frozen=True)

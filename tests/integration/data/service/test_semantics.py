@@ -266,6 +266,21 @@ def test_no_worker_joins_while_a_dataset_exists_that_it_would_change(
         single.scale(data_workers=2)
 
 
+def test_no_worker_joins_while_a_function_has_a_dataset_that_it_would_change() -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
+
+        @tf.function
+        def count() -> tf.Tensor:
+            pairs = PAIRS.apply(single.distribute("dynamic"))
+            return pairs.reduce(0, lambda number, _: number + 1)
+
+        with pytest.warns(UserWarning, match="second data worker"):
+            assert count() == 6
+        refuses_two(single)
+        del count
+        single.scale(data_workers=2)
+
+
 def test_no_worker_joins_while_a_registered_dataset_is_read_that_it_would_change() -> None:
     with tfd.Cluster(data_workers=1, launcher="inprocess", name="single") as single:
         dataset_id = single.register(PAIRS)
