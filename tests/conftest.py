@@ -19,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -266,9 +265,8 @@ def _position(thread: threading.Thread) -> str:
     """Return the innermost calls of a thread, which show what it waits for."""
     from tfd_notebook._compat import frames
 
-    frame = frames.current_frames().get(thread.ident or 0)
-    calls = traceback.extract_stack(frame)[-4:] if frame else []
-    return "".join(f" < {call.name}:{call.lineno}" for call in reversed(calls))
+    calls = frames.stacks().get(thread.ident or 0, [])[:4]
+    return "".join(f" < {call.f_code.co_name}:{call.f_lineno}" for call in calls)
 
 
 def _processes() -> set[psutil.Process]:

@@ -11,7 +11,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from tfd_notebook._compat.frames import current_frames
+from tfd_notebook._compat.frames import stacks
 from tfd_notebook._compat.tf_data import py_functions, source_locations
 from tfd_notebook.model.stacks import PythonFrame, PythonThread
 
@@ -70,17 +70,15 @@ def threads(pipelines_only: bool = False) -> list[PythonThread]:
         before the others.
     """
     now = time.monotonic()
-    innermost_frames = current_frames()
-    del innermost_frames[threading.get_ident()]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[PythonThread] = []
-    for ident, innermost in innermost_frames.items():
-        frames = py_functions.call_frames(innermost)
+    for ident, stack in stacks().items():
+        frames = py_functions.call_frames(stack)
         if frames:
             _mark(frames, now)
             found.append({"name": "tf.data", "pipeline": True, "frames": _call(frames, now)})
         elif not pipelines_only:
-            packed = [_packed(frame, _is_own(frame), None) for frame in _stack(innermost)]
+            packed = [_packed(frame, _is_own(frame), None) for frame in reversed(stack)]
             name = names.get(ident, "unnamed")[:_MAX_FUNCTION]
             found.append({"name": name, "pipeline": False, "frames": packed})
     found.sort(key=_urgency)
@@ -120,15 +118,6 @@ def _packed(frame: FrameType, users: bool, seconds: float | None) -> PythonFrame
         "users": users,
         "seconds": seconds,
     }
-
-
-def _stack(innermost: FrameType) -> list[FrameType]:
-    frames: list[FrameType] = []
-    frame: FrameType | None = innermost
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
 
 
 def _cut(frames: list[PythonFrame]) -> list[PythonFrame]:

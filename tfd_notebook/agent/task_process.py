@@ -205,7 +205,7 @@ def _working_share() -> float | None:
         if number:
             time.sleep(_SAMPLE_PAUSE_SECONDS)
         # Python lists a thread of TensorFlow only while it runs a Python function.
-        working_samples += len(frames.current_frames()) > 1 or _any_thread_works(own_id)
+        working_samples += bool(frames.stacks()) or _any_thread_works(own_id)
     return working_samples / _THREAD_SAMPLES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from tfd_notebook.errors import StateError
 
 
 def waits_at_a_gate(thread: threading.Thread) -> bool:
-    stack = traceback.walk_stack(frames.current_frames().get(thread.ident or 0))
-    return any(frame.f_code.co_filename == thread_parking.__file__ for frame, _ in stack)
+    stack = frames.stacks().get(thread.ident or 0, [])
+    return any(frame.f_code.co_filename == thread_parking.__file__ for frame in stack)
 
 
 def test_operation_that_has_waited_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,9 +67,10 @@ def replace_queue(cluster: Any, queue: Any) -> None:
 
 def _is_served(cluster: Any) -> bool:
     """Return True while a thread takes closures for one of the workers."""
-    for frame in frames.current_frames().values():
-        while frame is not None:
-            if frame.f_code is _serve.__code__ and frame.f_locals.get("self") in cluster.workers:
-                return True
-            frame = frame.f_back  # type: ignore[assignment]
-    return False
+    serving = (
+        frames.variable_in(frame, "self")
+        for stack in frames.stacks().values()
+        for frame in stack
+        if frame.f_code is _serve.__code__
+    )
+    return any(worker in cluster.workers for worker in serving)

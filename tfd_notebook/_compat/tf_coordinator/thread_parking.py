@@ -139,7 +139,7 @@ def _gate(original: Any) -> Any:
     def gated(*args: Any, **kwargs: Any) -> Any:
         thread = threading.get_ident()
         if thread != _owner:
-            codes = [frame.f_code for frame in _frames(sys._getframe())]
+            codes = [frame.f_code for frame in frames.callers(sys._getframe())]
             if not any(code.co_filename == _CALLBACKS for code in codes):
                 reads = any(code.co_name == _READ for code in codes)
                 is_open = _reads_open if reads else _others_open
@@ -161,20 +161,12 @@ copy_to_device = _gate(lambda tensor, device: tensor._copy_to_device(device))
 _OPERATIONS = (*_ENTRY_POINTS, "copy_to_device")
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _busy() -> dict[int, FrameType]:
-    """Return the threads that run an operation now, with their innermost frames."""
-    own = threading.get_ident()
+def _busy() -> dict[int, list[FrameType]]:
+    """Return the stacks of the threads that run an operation now."""
     busy = {}
-    for thread, top in frames.current_frames().items():
+    for thread, stack in frames.stacks().items():
         runs = waits = False
-        for frame in _frames(top):
+        for frame in stack:
             code = frame.f_code
             if code.co_filename == _CALLBACKS:
                 runs = False  # inner frames run on behalf of a pipeline
@@ -182,33 +174,31 @@ def _busy() -> dict[int, FrameType]:
                 runs = True
             # The caller of a gate has not entered the operation.
             waits = code is _GATED and thread in _waiting
-        if runs and thread != own:
-            busy[thread] = top
+        if runs:
+            busy[thread] = stack
     return busy
 
 
-def _description(threads: dict[int, FrameType]) -> str:
+def _description(threads: dict[int, list[FrameType]]) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
-    for ident, top in threads.items():
-        frames = list(_frames(top))
-        reads = any(frame.f_code.co_name == _READ for frame in frames)
-        user = [f for f in frames if not f.f_code.co_filename.startswith(_INTERNAL)]
+    for ident, stack in threads.items():
+        reads = any(frame.f_code.co_name == _READ for frame in stack)
+        user = [f for f in stack if not f.f_code.co_filename.startswith(_INTERNAL)]
         place = f" at {user[0].f_code.co_filename}:{user[0].f_lineno}" if user else ""
         activity = "reads a dataset" if reads else "runs an operation"
         parts.append(f"thread {names.get(ident, ident)!r} {activity}{place}")
     return ", ".join(sorted(parts))
 
 
-def _readers(seconds: float) -> dict[int, FrameType]:
+def _readers(seconds: float) -> dict[int, list[FrameType]]:
     """Return the threads that read an iterator now or within `seconds`."""
-    own = threading.get_ident()
     end = time.monotonic() + seconds
     while True:
         readers = {
-            thread: top
-            for thread, top in frames.current_frames().items()
-            if thread != own and any(frame.f_code.co_name == _READ for frame in _frames(top))
+            thread: stack
+            for thread, stack in frames.stacks().items()
+            if any(frame.f_code.co_name == _READ for frame in stack)
         }
         if readers or time.monotonic() >= end:
             return readers

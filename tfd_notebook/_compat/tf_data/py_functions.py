@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 from tfd_notebook._compat import import_hooks
-from tfd_notebook._compat.frames import current_frames
+from tfd_notebook._compat.frames import stacks
 from tfd_notebook.errors import NotSerializable
 
 #: Ops whose attribute ``token`` identifies a Python function.
@@ -151,23 +151,21 @@ def is_debugged(registered: Any) -> bool:
 
 def running() -> Iterator[list[types.FrameType]]:
     """Yield the frames of each registered function that runs now, outermost first."""
-    for innermost in current_frames().values():
-        if frames := call_frames(innermost):
+    for stack in stacks().values():
+        if frames := call_frames(stack):
             yield frames
 
 
-def call_frames(innermost: types.FrameType) -> list[types.FrameType]:
+def call_frames(stack: list[types.FrameType]) -> list[types.FrameType]:
     """Return the frames of the registered function that a thread runs, outermost first.
 
-    Empty if the thread runs none.
+    Empty if the thread runs none. The frames of `stack` are innermost first.
     """
     file = getattr(sys.modules.get(_MODULE), "__file__", None)
-    frames: list[types.FrameType] = []
-    frame: types.FrameType | None = innermost
-    while frame is not None and frame.f_code.co_filename != file:
-        frames.append(frame)
-        frame = frame.f_back
-    return [] if frame is None else frames[::-1]
+    for number, frame in enumerate(stack):
+        if frame.f_code.co_filename == file:
+            return stack[:number][::-1]
+    return []
 
 
 def dumps(value: Any) -> bytes:
