@@ -38,7 +38,7 @@ class Process:
     ended : asyncio.Future of int
         The status as ``os.waitpid`` returns it.
     failed : TfdError, optional
-        The reason for which the task could not be prepared.
+        The reason for which the task could not be prepared, or for which no reply is read.
     """
 
     def __init__(self, pid: int, channel: socket.socket, ended: asyncio.Future[int]) -> None:
@@ -59,15 +59,21 @@ class Process:
                 if "failed" in message:
                     self.failed = agent_protocol.unpack_error(message["failed"])
                     break
-                reply = self._replies.pop(message["reply_to"], None)
-                if reply is None or reply.done():
-                    continue
-                if message["ok"]:
-                    reply.set_result(message["value"])
-                else:
-                    reply.set_exception(agent_protocol.unpack_error(message["error"]))
+                reply = self._replies.get(message["reply_to"])
+                if reply is not None and not reply.done():
+                    if message["ok"]:
+                        reply.set_result(message["value"])
+                    else:
+                        reply.set_exception(agent_protocol.unpack_error(message["error"]))
+                self._replies.pop(message["reply_to"], None)
         except OSError:
             pass  # a reset instead of the end: the process was killed before it read a request
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            # A process that has imported the user's code is as untrusted as another host.
+            self.failed = LaunchError(
+                f"the process sent an invalid message: {type(error).__name__}: {error}",
+                fix="read its log, and start it again with cluster.restart()",
+            )
         finally:
             for reply in self._replies.values():
                 if not reply.done():

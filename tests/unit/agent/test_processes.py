@@ -36,3 +36,35 @@ def test_request_fails_if_the_process_is_killed_before_it_reads() -> None:
                 await process.close()
 
     asyncio.run(request())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 20_000 + b"\n",
+        b"not JSON\n",
+        b"[1]\n",
+        b"{}\n",
+        b'{"reply_to": 1}\n',
+        b'{"reply_to": []}\n',
+        b'{"failed": 1}\n',
+        b'"' + b"a" * 2**24 + b'"\n',
+    ],
+    ids=["deep", "text", "list", "empty", "without result", "no number", "no error", "long"],
+)
+def test_invalid_message_ends_requests(line: bytes) -> None:
+    async def request() -> None:
+        local, remote = socket.socketpair()
+        process = Process(0, local, asyncio.get_running_loop().create_future())
+        with remote:
+            reply = asyncio.ensure_future(process.request("start", timeout=20.0))
+            while not process.has_pending_requests:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(remote.sendall, line)
+            for each in (reply, process.request("start", timeout=None)):
+                with pytest.raises(errors.LaunchError, match="invalid message"):
+                    await each
+        with contextlib.suppress(OSError):
+            await process.close()
+
+    asyncio.run(request())
