@@ -161,6 +161,10 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     *_named(rf"""(?<!-)--[\w-]{{0,60}}{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
     *_named(rf"""{_PASS_OPTION}(?:\\*["'],)?\s+(?!\\*["']?--){_NO_NUMBER}"""),
     *_named(r"(?:\bsshpass\s+-p\s*|-pass(?:in|out)?\s+pass:)"),
+    *_named(rf"""\bmysql\w*\b[^\n]{{0,300}}?\s\\*["']?-p(?=\S){_NO_NUMBER}"""),
+    # A line of .netrc, and an element of XML.
+    *_named(r"\blogin\s+\S{1,200}\s+password\s+"),
+    (rf"(<[\w:.-]{{0,60}}{_NAME}(?:\s[^<>\n]{{0,300}})?>)(?!\[removed\])[^<]+", rf"\1{REMOVED}"),
     *_named(rf"""--(?:proxy-)?user(?:\\*["'],)?[\s=]+{_PAIR}"""),
     *_named(rf"""\bcurl\b[^\n]{{0,300}}?\s\\*["']?-[a-z]*u(?:\\*["'],)?\s*{_PAIR}"""),
     *_named(rf"""\bcurl\b[^\n]{{0,300}}?\s\\*["']?-(?-i:[a-z]*U)(?:\\*["'],)?\s*{_PAIR}"""),
