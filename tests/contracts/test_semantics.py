@@ -238,8 +238,8 @@ class Build:
 
     def _source(self, kind: str, size: int = 0, seed: int | None = None) -> Any:
         dataset = self._ordered(kind, size, seed)
-        # With repeated values, for unique().
-        return dataset.map(lambda x: x * 27 % 40) if self._mixes else dataset
+        # With repeated values, for unique(). A prime, because each worker may get every fourth x.
+        return dataset.map(lambda x: x * 27 % 41) if self._mixes else dataset
 
     def _ordered(self, kind: str, size: int, seed: int | None) -> Any:
         if kind == "random":
@@ -755,7 +755,7 @@ def _larger(pipeline: Pipeline) -> Pipeline:
 
     def larger(step: Step) -> Step:
         name, *arguments = step
-        if name == "take_while":  # the sources have the values 0 to 39, in another order
+        if name == "take_while":  # the sources have the values 0 to 40, in another order
             return (name, arguments[0] // 2 + 30)
         if step == ("take", 0) or step[:2] == ("group", 1):
             return (name, 3, *arguments[1:])
