@@ -17,6 +17,7 @@ from tfd_notebook.model.spec import Endpoint, TaskState
 from tfd_notebook.net import probe
 from tfd_notebook.net.host import why_unreached
 from tfd_notebook.net.probe import Probe
+from tfd_notebook.net.task_probe import status_of
 from tfd_notebook.resolvers.diagnostics import NO_ANSWER, advertised, is_loopback, shared_ports
 
 _PROBE_SECONDS = 2.0
@@ -129,15 +130,15 @@ class Service:
 
 
 def _responds(result: Probe) -> bool:
-    return result.alive and result.kind == "data_worker"
+    return status_of("data_worker", 0, result).state == "alive"
 
 
 @check("service")
 def silent(service: Service) -> Iterator[Finding]:
     """Report a dispatcher that does not respond."""
-    result = service.dispatcher
-    if not result.alive or result.kind != "dispatcher":
-        cause = f"a {result.kind} answers" if result.alive else f"{result.state}, {result.reason}"
+    status = status_of("dispatcher", 0, service.dispatcher)
+    if status.state != "alive":
+        cause = status.reason if service.dispatcher.alive else f"{status.state}, {status.reason}"
         fix = "start it, or correct its address"
         if service.own:
             fix = "see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')"
@@ -169,7 +170,7 @@ def _unanswered(address: str, result: Probe, service: Service) -> tuple[str, str
             f"wait until it is ready; cluster.logs({row.task!r}) shows what ended it",
         )
     if result.alive:
-        return f"{address}: a {result.kind} answers there", "start the workers again"
+        return f"{address}: {status_of('data_worker', 0, result).reason}", "start the workers again"
     if result.state == "refused":
         fix = "cluster.scale(data_workers=2), or start workers with its address"
         return f"{address}: {result.reason}", fix

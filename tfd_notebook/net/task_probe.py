@@ -108,9 +108,9 @@ class TaskProber:
             proxied = dict(zip(kinds, through, strict=False))
         statuses = []
         for job, index, address in places:
-            status = self._status(job, index, results[address])
+            status = status_of(job, index, results[address], self._may_be, self._own)
             if proxy:
-                via_proxy = self._status(job, index, proxied[address])
+                via_proxy = status_of(job, index, proxied[address], self._may_be, self._own)
                 status = _status_for_tensorflow(status, via_proxy, proxy)
             statuses.append(status)
         if count > _MAX_OPEN:
@@ -122,27 +122,35 @@ class TaskProber:
         self._direct.close()
         self._proxied.close()
 
-    def _status(self, job: str, index: int, result: Probe) -> TaskStatus:
-        kind = _KINDS.get(job, _SERVER)
-        name = result.task
-        identity = name or (str(result.kind) if result.alive and result.kind != "server" else "")
-        state, reason = str(result.state), result.reason
-        if result.alive and result.kind != kind:
-            state, reason = "mismatch", f"a {_label(result.kind)} answers there"
-        elif result.alive and result.kind == "server" and not self._may_be(name, job, index):
-            state, reason = "mismatch", f"{identity} answers there"
-        elif state == "refused" and (job, index) == self._own:
-            state, reason = "own", _OWN
-        return TaskStatus(
-            job,
-            index,
-            result.address,
-            state,
-            identity,
-            _accelerators(result),
-            round(result.latency_ms, 1),
-            reason,
-        )
+
+def status_of(
+    job: str,
+    index: int,
+    result: Probe,
+    may_be: MayBe = is_same_task,
+    own: tuple[str, int] | None = None,
+) -> TaskStatus:
+    """Return the state of a task by the result of a probe of its address; see `TaskProber`."""
+    kind = _KINDS.get(job, _SERVER)
+    name = result.task
+    identity = name or (str(result.kind) if result.alive and result.kind != "server" else "")
+    state, reason = str(result.state), result.reason
+    if result.alive and result.kind != kind:
+        state, reason = "mismatch", f"a {_label(result.kind)} answers there"
+    elif result.alive and result.kind == "server" and not may_be(name, job, index):
+        state, reason = "mismatch", f"{identity} answers there"
+    elif state == "refused" and (job, index) == own:
+        state, reason = "own", _OWN
+    return TaskStatus(
+        job,
+        index,
+        result.address,
+        state,
+        identity,
+        _accelerators(result),
+        round(result.latency_ms, 1),
+        reason,
+    )
 
 
 def probe_tasks(
