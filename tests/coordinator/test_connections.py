@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,15 @@ def stepping(checkpoint: tf.train.Checkpoint) -> Any:
 def ps_bytes(cluster: tfd.Cluster) -> dict[str, int]:
     row = cluster.snapshot().coordinator
     return {} if row is None else dict(row.ps_bytes)
+
+
+def test_coordinator_of_a_stopped_cluster_is_collected() -> None:
+    with tfd.Cluster(workers=1, ps=1, name="collected") as cluster:
+        coordinator = cluster.coordinator()
+        assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
+    references = [weakref.ref(each) for each in (cluster, coordinator, coordinator.strategy)]
+    del cluster, coordinator
+    until(lambda: gc.collect() >= 0 and not any(each() for each in references))
 
 
 def test_variables_are_partitioned_by_the_users_partitioner(cluster: tfd.Cluster) -> None:
