@@ -348,8 +348,8 @@ class ClusterDataService:
         for row in self._monitor.snapshot().streams:
             if row.state == "running" and row.job:
                 readers.setdefault(row.job, []).append(row.name)
-        registered = self.registered
-        splits = {key: known.splits.count for key, known in registered.items() if known.splits}
+        registered = list(self.registered.items())  # other threads add some
+        splits = {key: known.splits.count for key, known in registered if known.splits}
         return views.jobs_table(journal.read(), readers, splits)
 
     def what_if(self, *data_workers: int) -> Table:

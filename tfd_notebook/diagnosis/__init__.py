@@ -135,7 +135,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
         may_be = is_same_job if snapshot.launcher == "external" else is_same_task
         description = ClusterDescription.probe(tasks, cluster.name, may_be)
         yield from diagnostics.run_checks("tasks", description)
-    for known in data_service.of(cluster).registered.values():
+    for known in list(data_service.of(cluster).registered.values()):  # other threads add some
         if known.read is not None and (read := known.read()) is not None:
             yield from diagnostics.run_checks("dataset", inspect_dataset(read))
 

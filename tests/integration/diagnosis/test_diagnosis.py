@@ -15,6 +15,8 @@ from tests._doctor import DOCTOR, in_child
 from tests._grpc import Server, status
 from tests._waiting import until
 from tests.integration._service import Service
+from tfd_notebook.cluster import data_service
+from tfd_notebook.data.service.protocols import Registered
 from tfd_notebook.net import tf_messages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -117,6 +119,19 @@ def test_edited_modules_are_found_until_a_restart(
         assert "data_worker:0" not in message
         cluster.restart("data_worker:1")
         assert stale() == []
+
+
+def test_datasets_can_be_registered_meanwhile() -> None:
+    with tfd.Cluster(data_workers=1, launcher="inprocess") as cluster:
+        registered = data_service.of(cluster).registered
+
+        def add() -> None:
+            registered["later"] = Registered(-1, None)
+
+        read: Any = add  # called during the check, like the reference to a dataset
+        registered["first"] = Registered(-1, None, read)
+        assert codes(cluster.name) == set()
+        assert "later" in registered
 
 
 def test_removed_workers_are_not_findings() -> None:
