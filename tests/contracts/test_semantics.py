@@ -710,6 +710,8 @@ def compare(
     if not seen.kinds:
         return [result]
     for kinds in seen.without_difference(pipeline):
+        if "order" in kinds and _has(pipeline, "unordered"):
+            return ["parallel calls, which may end in order"]
         if "pairing" in kinds and pipeline.source[0] == "generator":
             # The others end before they read the other source. TensorFlow does not promise that.
             return ["one data worker gets all pairs"]
