@@ -158,7 +158,8 @@ def _distributor(
                     return apply_divided(parts)
         transfer = transfer_of(dataset)
         if graph.is_traced(dataset):
-            validation.prepare_traced(cluster, dataset, reading.mode, semantics)
+            ops = validation.prepare_traced(cluster, dataset, reading.mode, semantics)
+            dataset = graph.with_rebatch(dataset, ops)
             validation.print_delivery(cluster, reading.mode)
             with warnings.catch_warnings():
                 # TensorFlow warns about its own call, and the caller cannot change that call.
@@ -203,7 +204,8 @@ def _distributor(
         cardinality = int(dataset.cardinality())
         validation.check_infinite(reading, cardinality)
         captured = captured_state.states_of(dataset, pipeline.semantics)
-        read = through_service(dataset, transfer)
+        ops = pipeline.semantics.ops
+        read = through_service(graph.with_rebatch(dataset, ops), transfer)
         key = graph.service_id(read)
         if (
             reading.mode == "DYNAMIC"
@@ -309,7 +311,7 @@ def register(
     registered = validation.translated(
         lambda: service.register_dataset(
             cluster.service_target,
-            dataset,
+            graph.with_rebatch(dataset, prepared.semantics.ops),
             compression=transfer.compression,
             dataset_id=dataset_id,
         )

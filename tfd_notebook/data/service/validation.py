@@ -167,8 +167,12 @@ def keeps_workers(pipeline: Semantics, mode: str, semantics: str) -> bool:
     )
 
 
-def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semantics: str) -> None:
+def prepare_traced(
+    cluster: DataServiceProtocol, dataset: Any, mode: str, semantics: str
+) -> list[str]:
     """Send to the workers the functions of a dataset that a ``tf.function`` creates.
+
+    Return the ops of the dataset.
 
     TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
     the resources that it uses are not known before.
@@ -180,8 +184,10 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
         # TensorFlow cannot read options of datasets that are arguments of the function.
         warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
         deterministic = dataset.options().deterministic is not False
+    ops: list[str] = []
     for definition in definitions:
         pipeline = Semantics(definition, deterministic=deterministic)
+        ops += pipeline.ops
         check_changes(cluster, pipeline, mode, semantics)
     token_lists = map(py_functions.find_functions, definitions)
     tokens = list(dict.fromkeys(token for found_tokens in token_lists for token in found_tokens))
@@ -189,6 +195,7 @@ def prepare_traced(cluster: DataServiceProtocol, dataset: Any, mode: str, semant
         cluster.install_functions(*py_functions.pack(tokens))
     if mode in STATIC:
         cluster.enable_static_sharding()
+    return ops
 
 
 def _check_single_service(reads_service: bool) -> None:
