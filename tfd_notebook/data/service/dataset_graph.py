@@ -148,15 +148,17 @@ class DatasetGraph:
         reason for ``"DATA"`` if TensorFlow has divided files before it. Otherwise it is None.
         """
         by_file = False
-        todo = self.ordered[-1:]
+        todo = [(node, node) for node in self.ordered[-1:]]
         while todo:  # in TensorFlow's order
-            node = todo.pop()
+            node, reader = todo.pop()
             kind, before = node_kind(node), self.before(node)
             if self._reads(node):
                 by_file = True
             elif kind in _DIVIDED_BY_FILE and before:
-                todo += reversed(before)
+                todo += [(each, node) for each in reversed(before)]
             elif kind in _NOT_BY_FILE:
+                if kind == "Tensor" and self._generates(reader):
+                    node = reader  # `from_generator`
                 return "DATA", node if by_file else None
             else:
                 return "FILE_OR_DATA", None
@@ -179,6 +181,11 @@ class DatasetGraph:
         used = {each.name for node in datasets for each in map(self.input, node.input) if each}
         ends = [node for node in datasets if node.name not in used]
         return inputs_first(ends, self.before, lambda node: node.name)
+
+    def _generates(self, node: Any) -> bool:
+        """Return True if the function of an operation calls a Python generator."""
+        body = self.functions.body_of(node.attr["f"].func.name)
+        return any(node_kind(inner) == "Generator" for inner, _, _ in body)
 
     def _reads(self, node: Any) -> bool:
         """Return True if an operation reads files."""
@@ -259,10 +266,10 @@ class DatasetGraph:
         return self.constant(node, len(node.input) - 1) is True
 
     def keeps_all(self, node: Any) -> bool:
-        """Return True for ``take(-1)`` and ``skip(0)``."""
+        """Return True for ``take(-1)`` and ``skip(0)``, and for ``skip(-1)``, which keeps none."""
         kind, count = node_kind(node), self.constant(node, 1)
         return count is not None and (
-            (kind == "Take" and count < 0) or (kind == "Skip" and count == 0)
+            (kind == "Take" and count < 0) or (kind == "Skip" and count <= 0)
         )
 
     def repeats(self, node: Any) -> bool:
