@@ -43,7 +43,16 @@ FILES = 4
 #: Number of tries to find the difference that a finding names.
 TRIES = 8
 #: Kinds of changes after which an epoch may have other elements.
-CHANGING = {"pairing", "order", "counting", "neighbors", "grouping", "external", "unknown"}
+CHANGING = {
+    "pairing",
+    "order",
+    "counting",
+    "neighbors",
+    "grouping",
+    "external",
+    "undivided",
+    "unknown",
+}
 #: Kinds of changes after which an epoch may use an earlier state.
 KEEPING = {"captured", "python"}
 #: Ways to draw numbers that repeat on the data workers, or in each epoch.
@@ -77,7 +86,7 @@ BY_VALUE = {
     "group",
 }
 REORDERING = {"shuffle", "inner_shuffle", "sample", "unordered"}
-GROUPING = {"batch", "padded_batch", "ragged_batch", "window", "overlap", "group"}
+GROUPING = {"batch", "padded_batch", "ragged_batch", "rebatch", "window", "overlap", "group"}
 #: The methods of steps and sources with other names. All pipelines have a ``map``.
 METHODS = {
     "noisy_filter": {"filter"},
@@ -98,7 +107,17 @@ METHODS = {
     "list_files": {"list_files", "flat_map", "FixedLengthRecordDataset"},
 }
 #: Operations that keep the sum of all elements, if they drop none.
-SUMMING = {"batch", "padded_batch", "ragged_batch", "group", "prefetch", "shuffle", "cache"}
+SUMMING = {
+    "batch",
+    "padded_batch",
+    "ragged_batch",
+    "rebatch",
+    "unbatch",
+    "group",
+    "prefetch",
+    "shuffle",
+    "cache",
+}
 FALSE = "false finding"
 
 D = tf.data.Dataset
@@ -179,6 +198,10 @@ def steps() -> st.SearchStrategy[Step]:
     )
 
 
+def batches(name: str) -> st.SearchStrategy[Step]:
+    return st.tuples(st.just(name), st.integers(1, 4), st.booleans())
+
+
 PIPELINES = st.builds(
     Pipeline,
     sources(),
@@ -197,7 +220,9 @@ PIPELINES = st.builds(
     ),
     st.one_of(
         st.just(()),
-        st.tuples(st.tuples(st.just("batch"), st.integers(1, 4), st.booleans())),
+        st.tuples(batches("batch")),
+        st.tuples(batches("batch"), batches("rebatch")),
+        st.tuples(batches("batch"), st.just(("unbatch",))),
         st.tuples(st.tuples(st.sampled_from(["padded_batch", "ragged_batch"]), st.integers(1, 4))),
     ),
 )

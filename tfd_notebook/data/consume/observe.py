@@ -224,7 +224,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         errors.DataError,
         'mode "file" needs a source that reads files, and the pipeline reads from {1}',
         None,
-        'use processing_mode="dynamic", or "data", which divides the results',
+        'use processing_mode="data", which divides the results, or "dynamic"',
     ),
 )
 

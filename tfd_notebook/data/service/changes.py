@@ -26,7 +26,7 @@ class Change:
     ----------
     kind : str
         ``"pairing" "order" "counting" "neighbors" "grouping" "random" "captured" "python"
-        "cached" "external"`` or ``"unknown"``.
+        "cached" "external" "undivided"`` or ``"unknown"``.
     operation : str
         The operation in the user's notation, with its line if known.
     what : str

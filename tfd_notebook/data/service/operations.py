@@ -45,6 +45,16 @@ OPERATIONS: Mapping[str, str] = {
 }
 #: Operations that give several elements for one.
 EXPANDING = ("FlatMap", "IndexFlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
+_BY_RESULT = 'use processing_mode="data"'
+#: Operations whose elements the dispatcher cannot divide, with the next step.
+UNDIVIDED = {
+    "CSV": "create it in the function of interleave(), from a dataset of the names of its files, "
+    f"or {_BY_RESULT}",
+    "LMDB": _BY_RESULT,
+    "Load": _BY_RESULT,
+    "Snapshot": "call snapshot() after distribute, where one process writes it",
+    "Sql": _BY_RESULT,
+}
 #: Operations for which TensorFlow computes an element from its number. It can also do so for a
 #: map, but its memory errors then end the process (2.21).
 NUMBERED = (

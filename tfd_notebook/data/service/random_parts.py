@@ -103,6 +103,8 @@ class RandomParts:
             return max(first, default=NEVER)
         if not (any(before) or any(captured) or noisy or self._is_random(facts)):
             return NEVER
+        if kind in ("Unbatch", "Rebatch"):  # a part that is not random proves the order of rows
+            return POSSIBLY if all(_filled(first, _width(node))) else NEVER
         if kind in EXPANDING and _functions_of(node):
             return max(self._result(node, "f", first, captured, noisy), default=NEVER)
         if kind in SELECTORS:

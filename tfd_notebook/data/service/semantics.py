@@ -21,6 +21,7 @@ from tfd_notebook.data.service.operations import (
     EXPANDING,
     NUMBERED,
     OPERATIONS,
+    UNDIVIDED,
     is_examined,
     node_kind,
 )
@@ -175,7 +176,7 @@ class Semantics:
 
         In mode ``"OFF"``, each of them then delivers all of these elements.
         """
-        changing = ["pairing", "order", "counting", "neighbors", "cached", "unknown"]
+        changing = ["pairing", "order", "counting", "neighbors", "undivided", "cached", "unknown"]
         if mode not in ("OFF", "DATA"):
             changing.append("external")
         operations = self._listed(mode, 2)
@@ -239,9 +240,8 @@ class Semantics:
         divided = any(each.divided for each in before)
         if not before and OPERATIONS.get(kind) != "single" and not self._graph.is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
-        if self._graph.reads_again(node):
-            divided = True
-        if kind in ("Concatenate", "Zip", "DirectedInterleave"):
+        joins = kind in ("Concatenate", "Zip", "DirectedInterleave")
+        if joins or self._graph.reads_again(node):
             divided = True
         hinted = any(each.hinted for each in before)
         if kind == "Shard" and self._graph.constant(node, 1) == -1:
@@ -387,7 +387,9 @@ class Semantics:
                     f"{times(mode, workers)}",
                     f"call shard(SHARD_HINT, SHARD_HINT) after {user_name(kind)}()",
                 )
-        if path:
+        if mode == "DYNAMIC" and kind in UNDIVIDED:
+            yield change("undivided", "it cannot be divided, so reading fails", UNDIVIDED[kind])
+        elif path:
             what = f"each data worker writes all of its elements to {path}"
             if kind == "Cache":
                 what += ", and fails while another one writes there"
@@ -472,9 +474,7 @@ class Semantics:
         elif effect == "pairing":
             if " of snapshot()" in self._name(node):
                 return  # these numbers are not a part of its elements
-            what = (
-                "each data worker counts from the start, so what depends on the number may differ"
-            )
+            what = "each data worker counts from the start, so what uses the number may differ"
             what += f", and a number may occur {often}"
             yield change("counting", what, f"call enumerate() {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
@@ -495,7 +495,7 @@ class Semantics:
             yield change("counting", what, _SEED if kept else f"call {user_name(kind)}() {_ANY}")
         elif effect == "reducing":
             yield change(
-                "counting",
+                "undivided",
                 "TensorFlow cannot divide the sources before it, so reading fails",
                 "join the datasets with concatenate()" if kind == "WeightedFlatMap" else after,
             )

@@ -144,7 +144,7 @@ PIPELINES: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
         {"order"},
     ),
     "index flat_map": (index_flat_map, set(), set(), set()),
-    "weighted flat_map": (weighted_flat_map, set(), {"counting"}, set()),
+    "weighted flat_map": (weighted_flat_map, set(), {"undivided"}, set()),
     "weighted flat_map in a function": (
         lambda: D.range(3).flat_map(lambda _: weighted_flat_map()),
         set(),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -70,6 +73,86 @@ def test_check_can_be_turned_off(cluster: tfd.Cluster) -> None:
 def test_pairs_are_right_if_the_results_are_divided(cluster: tfd.Cluster) -> None:
     read = PAIRS.apply(cluster.distribute("data"))
     assert sorted(read.as_numpy_iterator()) == [(number, number) for number in range(6)]
+
+
+@pytest.mark.parametrize("mode", ["data", "file_or_data", "dynamic"])
+def test_rebatch_at_the_end_is_applied(cluster: tfd.Cluster, mode: str) -> None:
+    """To divide the results, TensorFlow replaces it by an operation that does nothing."""
+    rebatched = D.range(48).batch(16).rebatch(4)
+    registered = cluster.register(rebatched)
+
+    @tf.function
+    def count() -> tf.Tensor:
+        return traced().apply(cluster.distribute(mode)).reduce(0, lambda number, _: number + 1)
+
+    def traced() -> Any:
+        return D.range(48).batch(16).rebatch(4)
+
+    for read in (
+        rebatched.apply(cluster.distribute(mode)),
+        rebatched.prefetch(2).apply(cluster.distribute(mode, semantics="same")),
+        cluster.from_dataset_id(mode, registered),
+    ):
+        sizes = [len(batch) for batch in read.as_numpy_iterator()]
+        assert sum(sizes) == 48
+        assert max(sizes) == 4
+        assert mode == "dynamic" or len(sizes) == 12
+    assert 12 <= count() <= 14
+
+
+def csv(directory: Path) -> Any:
+    (directory / "numbers.csv").write_text("0\n1\n2\n3\n")
+    return tf.data.experimental.CsvDataset(str(directory / "numbers.csv"), [tf.int64])
+
+
+def loaded(directory: Path) -> Any:
+    D.range(4).map(lambda x: (x,)).save(str(directory / "saved"))
+    return D.load(str(directory / "saved"))
+
+
+def sql(directory: Path) -> Any:
+    with contextlib.closing(sqlite3.connect(directory / "numbers.db")) as base:
+        base.execute("create table numbers (number integer)")
+        base.executemany("insert into numbers values (?)", [(number,) for number in range(4)])
+        base.commit()
+    query = "select number from numbers"
+    types = (tf.int64,)
+    return tf.data.experimental.SqlDataset("sqlite", str(directory / "numbers.db"), query, types)
+
+
+@pytest.mark.parametrize("create", [csv, loaded, sql])
+def test_source_that_cannot_be_divided_is_named(
+    cluster: tfd.Cluster, create: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    source = create(tmp_path)
+    with pytest.warns(UserWarning, match='reading fails.*use processing_mode="data"'):
+        read = source.apply(cluster.distribute("dynamic"))
+    with pytest.raises(errors.TfdError, match="split providers"):
+        list(read)
+    for divided in (
+        source.apply(cluster.distribute("data")),
+        source.apply(cluster.distribute("dynamic", semantics="same")),  # in this process
+    ):
+        assert sorted(divided.as_numpy_iterator()) == [(number,) for number in range(4)]
+
+
+def test_snapshot_that_cannot_be_divided_is_named(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="snapshot.*reading fails.*after distribute"):
+        read = D.range(4).snapshot(str(tmp_path)).apply(cluster.distribute("dynamic"))
+    with pytest.raises(errors.TfdError, match="snapshot"):
+        list(read)
+
+
+def test_random_order_of_rows_is_named(cluster: tfd.Cluster) -> None:
+    rows = D.range(48).batch(8).map(tf.random.shuffle).unbatch()
+    with pytest.warns(UserWarning, match=r"unbatch\(\).*random numbers of an operation before it"):
+        read = rows.apply(cluster.distribute("data"))
+    assert len(list(read)) == 48
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        labelled = D.range(48).batch(8).map(lambda x: (tf.random.uniform([8]), x)).unbatch()
+        read = labelled.apply(cluster.distribute("data"))
+    assert sorted(int(x) for _, x in read) == [*range(48)]
 
 
 def test_other_changes_are_one_warning(cluster: tfd.Cluster) -> None:
@@ -174,6 +257,12 @@ def received(stream: tfd.Stream) -> list[Any]:
     return [str(element) for element in stream]
 
 
+def pairs(elements: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return the pairs of numbers, also those of batches, which have members in any order."""
+    parts = ([np.ravel(part).tolist() for part in element] for element in elements)
+    return sorted(pair for first, second in parts for pair in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("later", [lambda read: read, lambda read: read.map(lambda *x: x).batch(2)])
 def test_stream_has_the_elements_that_its_semantics_select(
     cluster: tfd.Cluster, later: Callable[[Any], Any]
@@ -183,7 +272,7 @@ def test_stream_has_the_elements_that_its_semantics_select(
         cluster.stream(read, "refused", semantics="checked")
     assert "refused" not in cluster.streams
     same = cluster.stream(read, "right", semantics="same")
-    assert sorted(received(same)) == sorted(map(str, later(PAIRS)))
+    assert pairs(same) == pairs(later(PAIRS))
     assert received(cluster.stream(read, "any", semantics="tensorflow"))
     local = later(PAIRS)
     for semantics in ("checked", "same", "tensorflow"):

@@ -236,7 +236,6 @@ def test_mode_data_is_not_offered_for_too_few_elements() -> None:
         (D.zip((filtered(), filtered())), "zip"),
         (D.range(9).batch(2, num_parallel_calls=2).take(2), r"take\(2\)"),
         (D.range(9).map(increased).batch(2).take(2), r"take\(2\)"),
-        (D.range(9).map(increased).skip(-1), r"skip\(\)"),
         (filtered().shard(2, 0), r"shard\(\)"),
         (D.range(9).repeat().take(20), r"take\(20\)"),
         (filtered().shuffle(2).take(4), r"take\(4\)"),

@@ -124,6 +124,7 @@ SOUND: dict[str, Callable[[], Any]] = {
     "one-element windows": lambda: numbers().window(1).flat_map(lambda w: w),
     "endless shuffled windows": lambda: shuffled().repeat().window(3, shift=1),
     "all of it": lambda: numbers().take(-1).skip(0),
+    "none of it": lambda: numbers().skip(-1),
     "endless batches": lambda: numbers().repeat().batch(2, drop_remainder=True),
     "generator": lambda: generated().take(3).batch(2),
 }
@@ -302,7 +303,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
         lambda: numbers().apply(
             tf.data.experimental.group_by_reducer(lambda x: x % 2, summed()),
         ),
-        {"counting"},
+        {"undivided"},
         set(),
         set(),
     ),
@@ -312,7 +313,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
             .repeat()
             .apply(tf.data.experimental.group_by_reducer(lambda x: x % 2, summed()))
         ),
-        {"counting"},
+        {"undivided"},
         set(),
         set(),
     ),
@@ -681,6 +682,14 @@ def test_selection_with_a_seed_is_the_same_on_each_data_worker(create: Callable[
         ),
         (
             lambda: drawn().filter(lambda x, n: tf.size(tf.range(n)) > 0),
+            "an operation before it",
+        ),
+        (
+            lambda: numbers().batch(3).map(tf.random.shuffle).unbatch(),
+            "an operation before it",
+        ),
+        (
+            lambda: numbers().batch(3).map(tf.random.shuffle).rebatch(2),
             "an operation before it",
         ),
     ],
@@ -1084,6 +1093,15 @@ def divided(dataset: Any, policy: tf.data.experimental.AutoShardPolicy) -> Any:
     return elements
 
 
+def test_generator_after_files_is_named(tmp_path: Any) -> None:
+    (tmp_path / "lines").write_text("1\n2\n")
+    lines = tf.data.TextLineDataset(str(tmp_path / "lines"))
+    joined = lines.concatenate(generated().map(tf.as_string))
+    (change,) = changes(joined, "FILE_OR_DATA")
+    assert change.refused
+    assert change.operation.startswith("from_generator(")
+
+
 #: Operations on a dataset that reads files.
 AFTER_FILES: dict[str, Callable[[Any], Any]] = {
     "sound": lambda files: (
@@ -1270,9 +1288,9 @@ def test_numbers_inside_snapshot_are_not_reported(tmp_path: Any) -> None:
     import tfd_notebook
 
     tfd_notebook.explain  # noqa: B018 - the first use records the methods
-    assert kinds(numbers().snapshot(str(tmp_path)), "DYNAMIC") == {"external"}
+    assert kinds(numbers().snapshot(str(tmp_path)), "DYNAMIC") == {"undivided"}
     numbered = numbers().enumerate().snapshot(str(tmp_path))
-    assert kinds(numbered, "DYNAMIC") == {"external", "counting"}
+    assert kinds(numbered, "DYNAMIC") == {"undivided", "counting"}
 
 
 @pytest.mark.parametrize("create", [lambda: numbers().shuffle(3), lambda: unordered(numbers())])
