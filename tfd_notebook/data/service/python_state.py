@@ -40,7 +40,7 @@ _NAMED = 3
 _ARITHMETIC = re.compile("INPLACE_|BINARY_(?!SUBSCR|SLICE)")
 _MOVES = re.compile("SWAP|ROT_")
 _COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
-_LOADS_OUTSIDE = re.compile("LOAD_GLOBAL|LOAD_DEREF")
+_LOADS_OUTSIDE = re.compile("LOAD_GLOBAL|LOAD_DEREF|LOAD_FAST")
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 #: Methods that add items to a container, or remove some, not by key.
 _FILLING = frozenset(
@@ -100,7 +100,7 @@ def copied_state(token: str) -> tuple[State, ...]:
         elif inspect.isfunction(value) and is_users(value):
             is_called = path in ("", "__call__")  # other methods of a class may not be
             changed = dict.fromkeys(_filled(value), FILLED)
-            changed |= dict.fromkeys(_counted(value.__code__), COUNTER)
+            changed |= dict.fromkeys(_counted(value), COUNTER)
             for name, kind in changed.items():
                 if is_called or not name.startswith("self."):
                     place = name if is_called else joined(path, name)
@@ -139,11 +139,20 @@ def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
                 yield operator.attrgetter(name)(sys.modules[module])
 
 
-def _counted(code: types.CodeType) -> Iterator[str]:
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function's arguments, which all calls share, by name."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
+    return defaults | (function.__kwdefaults__ or {})
+
+
+def _counted(function: types.FunctionType) -> Iterator[str]:
     """Yield the variables outside of a function that it changes, as in ``count += 1``.
 
     A variable that a function only sets is omitted, such as a model that the first call loads.
     """
+    code, shared = function.__code__, {"self", *_defaults(function)}
     instructions = [*dis.get_instructions(code)]
     for number, instruction in enumerate(instructions):
         if not _ARITHMETIC.match(instruction.opname) or instruction.argrepr == "[]":
@@ -157,7 +166,7 @@ def _counted(code: types.CodeType) -> Iterator[str]:
             path = _changed_object(instructions[:number], store)
         scope, name = path[0].opname.rpartition("_")[2], path[0].argval
         is_outside = scope == "GLOBAL" or (scope == "DEREF" and name in code.co_freevars)
-        if is_outside or (scope == "FAST" and name == "self"):
+        if is_outside or (scope == "FAST" and path[0] is not store and name in shared):
             yield ".".join(str(each.argval) for each in path if each.opname != "STORE_SUBSCR")
 
 
@@ -170,7 +179,7 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
         scope = inspect.getclosurevars(function)
     except ValueError:  # a variable outside of it has no value yet
         return
-    values = {**scope.globals, **scope.nonlocals}
+    values = {**scope.globals, **scope.nonlocals, **_defaults(function)}
     outside = {name for name, value in values.items() if isinstance(value, _CONTAINERS)}
     loaded: list[str] = []  # by the current statement
     computes = False
@@ -200,8 +209,8 @@ def _changed_object(before: list[Any], store: Any) -> list[Any]:
         before.pop()
     while before and before[-1].opname in _COPIES:
         before.pop()
-    if store.opname == "STORE_SUBSCR":
-        del before[-1:]  # the key
+    if store.opname == "STORE_SUBSCR":  # the key, or the parts of a slice
+        del before[-1 - (before[-1].argval if before[-1].opname == "BUILD_SLICE" else 0) :]
     path = [*before[-1:], store]
     while path[0].opname == "LOAD_ATTR" and len(path) <= len(before):
         path.insert(0, before[-len(path)])

@@ -117,6 +117,45 @@ def test_state_inside_an_object_is_found(name: str) -> None:
     assert state.endswith(expected)
 
 
+def counts_in_default(x: Any, count: list[int] = [0]) -> Any:  # noqa: B006 - the case
+    count[0] += 1
+    return x + count[0]
+
+
+def fills_default(x: Any, *, seen: list[Any] = []) -> Any:  # noqa: B006 - the case
+    seen.append(x)
+    return x + len(seen)
+
+
+def only_local(x: Any, scale: int = 2) -> Any:
+    scale += 1
+    parts = [x]
+    parts.append(x)
+    parts[0] += scale
+    return parts[0]
+
+
+counted = np.zeros(1, np.int64)
+
+
+def counts_in_slice(x: Any) -> Any:
+    counted[:] += 1
+    return x + counted[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (counts_in_default, ("count (which it changes)",)),
+        (fills_default, ("seen (which it changes)",)),
+        (counts_in_slice, ("counted (which it changes)",)),
+        (only_local, ()),
+    ],
+)
+def test_arguments_with_defaults_are_shared_by_calls(function: Any, names: tuple[str, ...]) -> None:
+    assert found(function) == names
+
+
 def shifted(rng: Any, x: Any, *, scale: Any = None) -> Any:
     return x + rng.integers(9)
 
