@@ -23,6 +23,8 @@ _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
 #: Tables that can change after their creation.
 _TABLES = ("MutableHashTable", "MutableDenseHashTable", "AnonymousMutable")
 _BATCHES = ("Batch", "PaddedBatch", "MapAndBatch", "DenseToSparseBatch")
+#: Operations after which random numbers, or constants, still go with any element.
+_KEEPS_ANY = ("Batch", "Map", "Options", "PaddedBatch", "Prefetch", "Shuffle")
 #: Operations through which TensorFlow's auto-sharding finds the files, and others.
 _DIVIDED_BY_FILE = (
     "AssertCardinality",
@@ -295,16 +297,20 @@ class DatasetGraph:
 
     def joins_one(self, zipped: Any) -> bool:
         """Return True if a zip joins one dataset with numbers or constants that have no end."""
+        if node_kind(zipped) != "Zip":
+            return False  # else the time for a long pipeline is quadratic
         before = self.before(zipped)
         others = [each for each in before if not (self._numbers(each) or self._is_any_part(each))]
-        return node_kind(zipped) == "Zip" and len(others) <= 1 < len(before)
+        return len(others) <= 1 < len(before)
 
     def _numbers(self, node: Any) -> bool:
         """Return True for a dataset that counts without end."""
         return self.is_counter(node) or (node_kind(node) == "Scan" and self._counts(node))
 
     def _is_any_part(self, node: Any) -> bool:
-        """Return True for endless random numbers, or an endless constant."""
+        """Return True for endless random numbers, or an endless constant, and batches of them."""
+        while node_kind(node) in _KEEPS_ANY:
+            (node,) = self.before(node)
         if node_kind(node) == "Random":
             return not self.is_seeded_source(node)
         return self._is_any_constant(node)

@@ -120,6 +120,9 @@ SOUND: dict[str, Callable[[], Any]] = {
     ),
     "zip with a constant": lambda: D.zip((numbers(), D.from_tensors(7).repeat())),
     "zip with random numbers": lambda: D.zip((numbers(), D.random())),
+    "zip with batches of random numbers": lambda: D.zip(
+        (numbers(), D.random().map(lambda n: n % 9).batch(2).prefetch(1))
+    ),
     "constant table": lambda: from_table(numbers(), mutable=False),
     "one-element windows": lambda: numbers().window(1).flat_map(lambda w: w),
     "endless shuffled windows": lambda: shuffled().repeat().window(3, shift=1),
