@@ -261,9 +261,7 @@ def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
         for name in names_in(value.__code__):
             if name in value.__globals__:
                 yield name, value.__globals__[name]
-        defaults = value.__defaults__ or ()
-        yield from zip(reversed(_arguments(value)), reversed(defaults), strict=False)
-        yield from (value.__kwdefaults__ or {}).items()
+        yield from defaults_of(value).items()
     elif isinstance(value, functools.partial):
         names = _arguments(value.func) if inspect.isfunction(value.func) else ()
         for number, argument in enumerate(value.args):
@@ -329,6 +327,13 @@ def names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals and attributes in a function's code."""
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return set(code.co_names).union(*map(names_in, inner))
+
+
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the defaults of a function's arguments, which all calls share, by name."""
+    defaults = reversed(function.__defaults__ or ())
+    named = dict(zip(reversed(_arguments(function)), defaults, strict=False))
+    return named | (function.__kwdefaults__ or {})
 
 
 def _arguments(function: Any) -> tuple[str, ...]:

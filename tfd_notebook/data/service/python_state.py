@@ -25,7 +25,13 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
-from tfd_notebook.data.service.py_functions import is_users, joined, names_in, reachable
+from tfd_notebook.data.service.py_functions import (
+    defaults_of,
+    is_users,
+    joined,
+    names_in,
+    reachable,
+)
 
 #: Depth to which objects that a function refers to are examined for state.
 _DEPTH = 6
@@ -40,7 +46,7 @@ _NAMED = 3
 _ARITHMETIC = re.compile("INPLACE_|BINARY_(?!SUBSCR|SLICE)")
 _MOVES = re.compile("SWAP|ROT_")
 _COPIES = ("COPY", "DUP_TOP", "DUP_TOP_TWO")
-_LOADS_OUTSIDE = re.compile("LOAD_GLOBAL|LOAD_DEREF|LOAD_FAST")
+_LOADS = re.compile("LOAD_GLOBAL|LOAD_DEREF|LOAD_FAST")
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 #: Methods that add items to a container, or remove some, not by key.
 _FILLING = frozenset(
@@ -139,20 +145,12 @@ def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
                 yield operator.attrgetter(name)(sys.modules[module])
 
 
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    """Return the defaults of a function's arguments, which all calls share, by name."""
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    defaults = dict(zip(reversed(names), reversed(function.__defaults__ or ()), strict=False))
-    return defaults | (function.__kwdefaults__ or {})
-
-
 def _counted(function: types.FunctionType) -> Iterator[str]:
     """Yield the variables outside of a function that it changes, as in ``count += 1``.
 
     A variable that a function only sets is omitted, such as a model that the first call loads.
     """
-    code, shared = function.__code__, {"self", *_defaults(function)}
+    code, shared = function.__code__, {"self", *defaults_of(function)}
     instructions = [*dis.get_instructions(code)]
     for number, instruction in enumerate(instructions):
         if not _ARITHMETIC.match(instruction.opname) or instruction.argrepr == "[]":
@@ -179,7 +177,7 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
         scope = inspect.getclosurevars(function)
     except ValueError:  # a variable outside of it has no value yet
         return
-    values = {**scope.globals, **scope.nonlocals, **_defaults(function)}
+    values = {**scope.globals, **scope.nonlocals, **defaults_of(function)}
     outside = {name for name, value in values.items() if isinstance(value, _CONTAINERS)}
     loaded: list[str] = []  # by the current statement
     computes = False
@@ -188,7 +186,7 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
         if instruction.starts_line:
             loaded, computes = [], False
         name = str(instruction.argval)
-        if _LOADS_OUTSIDE.match(instruction.opname) and name in outside:
+        if _LOADS.match(instruction.opname) and name in outside:
             loaded.append(name)
         elif _ARITHMETIC.match(instruction.opname) and instruction.argrepr != "[]":
             computes = True
@@ -196,7 +194,7 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
             yield from (each for each in set(loaded) if loaded.count(each) > 1)
         elif instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and name in _FILLING:
             (owner, kind), (last, last_kind) = before
-            if _LOADS_OUTSIDE.match(last_kind) and last in outside:
+            if _LOADS.match(last_kind) and last in outside:
                 yield last
             elif last_kind == "LOAD_ATTR" and kind.startswith("LOAD_FAST") and owner == "self":
                 yield f"self.{last}"
