@@ -341,7 +341,8 @@ class DatasetGraph:
 
     def is_single(self, node: Any) -> bool:
         """Return True if each batch has one element."""
-        return node_kind(node) in ("Batch", "PaddedBatch") and self.constant(node, 1) == 1
+        batches = ("Batch", "PaddedBatch", "Rebatch")
+        return node_kind(node) in batches and self.constant(node, 1) == 1
 
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""

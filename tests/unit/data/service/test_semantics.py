@@ -128,6 +128,9 @@ SOUND: dict[str, Callable[[], Any]] = {
     "endless shuffled windows": lambda: shuffled().repeat().window(3, shift=1),
     "all of it": lambda: numbers().take(-1).skip(0),
     "none of it": lambda: numbers().skip(-1),
+    "batches of one": lambda: (
+        numbers().padded_batch(1).rebatch(1, drop_remainder=True).batch(1, drop_remainder=True)
+    ),
     "endless batches": lambda: numbers().repeat().batch(2, drop_remainder=True),
     "generator": lambda: generated().take(3).batch(2),
 }
