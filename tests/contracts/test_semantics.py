@@ -82,6 +82,7 @@ BY_VALUE = {
     "flat_map",
     "inner_zip",
     "inner_shuffle",
+    "captured",
     "unique",
     "group",
 }
@@ -96,6 +97,7 @@ METHODS = {
     "inner_zip": {"flat_map"},
     "inner_shuffle": {"flat_map", "shuffle"},
     "cache_file": {"cache"},
+    "captured": {"take", "flat_map"},
     "endless": {"range", "concatenate", "repeat", "take"},
     "sample": {"sample_from_datasets"},
     "choose": {"range", "choose_from_datasets"},
@@ -152,6 +154,13 @@ def sources() -> st.SearchStrategy[Step]:
     )
 
 
+def _is_examined(source: Step) -> bool:
+    """Return True if the check covers a source that a function captures."""
+    kind, *arguments = source
+    seed = arguments[-1] if kind in ("random", "list_files") else None
+    return seed is None if kind == "list_files" else kind != "random" or seed is not None
+
+
 def steps() -> st.SearchStrategy[Step]:
     small, seed = st.integers(1, 4), st.sampled_from([None, 1])
 
@@ -180,6 +189,7 @@ def steps() -> st.SearchStrategy[Step]:
         step("flat_map"),
         step("inner_zip"),
         step("inner_shuffle"),
+        step("captured", sources().filter(_is_examined)),
         step("cache"),
         step("cache_file"),
         step("prefetch"),
@@ -363,6 +373,10 @@ class Build:
 
     def _inner_shuffle(self, dataset: Any) -> Any:
         return dataset.flat_map(lambda x: D.range(x % 4).shuffle(4))
+
+    def _captured(self, dataset: Any, other: Step) -> Any:
+        inner = self._source(*other).take(3)
+        return dataset.flat_map(lambda x: inner.map(lambda y: x * 31 + y))
 
     def _cache(self, dataset: Any) -> Any:
         return dataset.cache()

@@ -31,6 +31,7 @@ _USER_NAMES = {
     "MapOnGpu": "map_on_gpu",
     "DataService": "distribute",
     "DirectedInterleave": "sample_from_datasets",
+    "LegacyParallelInterleave": "parallel_interleave",
 }
 
 #: Attributes of a dataset with the number that describes a stage.

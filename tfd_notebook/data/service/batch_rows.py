@@ -14,15 +14,23 @@ import numpy as np
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
 from tfd_notebook.data.service.function_facts import CALLS, Functions
-from tfd_notebook.data.service.known_numbers import COUNTER, EACH_ROW, ROWS, is_number, numbers_of
-from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, node_kind
-from tfd_notebook.data.service.random_parts import OF_SHAPES, SELECTORS
+from tfd_notebook.data.service.known_numbers import (
+    COUNTER,
+    EACH_ROW,
+    ROWS,
+    is_number,
+    numbers_of,
+    parts_of,
+)
+from tfd_notebook.data.service.operations import OPERATIONS, SELECTORS, is_dataset, node_kind
 from tfd_notebook.data.service.row_ops import (
     ELEMENTWISE,
     FROM_RAGGED,
     OF_AXES,
     OF_LAST_AXES,
+    OF_OTHER_RANK,
     OF_SAME_RANK,
+    OF_SHAPES,
     RESIZING,
     TO_RAGGED,
 )
@@ -50,12 +58,15 @@ class Rows(NamedTuple):
         Its numbers, if it is computed from sizes and constants. NaN for an unknown number.
     fold : int
         Number of elements of the first axis that belong to each row.
+    least : numpy.ndarray, optional
+        A number that it is not smaller than.
     """
 
     status: int = _NOT
     shape: tuple[int, ...] | None = None
     numbers: Any = None
     fold: int = 1
+    least: Any = None
 
     def axis(self, number: int) -> int | None:
         """Return an axis as a number from the start. None if it is unknown."""
@@ -159,6 +170,12 @@ class BatchRows:
     def _of_node(self, node: Any, inputs: list[Rows], padded: bool, depth: int) -> _Outputs:
         status = max((each.status for each in inputs), default=_NOT)
         numbers = numbers_of(node, [each.numbers for each in inputs])
+        if node.op == "SplitV" and status == _NOT:
+            return [Rows(_NOT, None, each) for each in parts_of(*(v.numbers for v in inputs))]
+        if node.op in ("Maximum", "Minimum") and status == _JOINED:
+            numbers, least = _limit(node.op, *inputs)
+            if least is not None:
+                return [Rows(_JOINED, least=least)]
         if status == _NOT or (numbers is not None and not (numbers != numbers).any()):
             return [Rows(_NOT, _constant_shape(node), numbers)]
         if status == _ONE:
@@ -189,6 +206,8 @@ class BatchRows:
             return _ALL_JOINED
         if node.op == "Reshape" and status == _BY_ROW:
             return [_reshaped(*inputs)]
+        if node.op == "StringNGrams" and inputs[0].status == _BY_PART:
+            return {"ngrams": inputs[0]}
         if node.op in TO_RAGGED and status == _BY_ROW and folds == {1}:
             return {each: Rows(_BY_PART) for each in TO_RAGGED[node.op]}
         if node.op in FROM_RAGGED and inputs[FROM_RAGGED[node.op]].status == _BY_PART:
@@ -237,6 +256,20 @@ class BatchRows:
         if any(each.status for each in captured) or effect not in ("sound", "ordering"):
             return Rows(_JOINED)
         return Rows(status)  # its function receives rows
+
+
+def _limit(op: str, *values: Rows) -> tuple[Any, Any]:
+    """Return the number that a limit of other numbers is, and the one that it is not below.
+
+    A value that is at least 9, and at most 9, is 9.
+    """
+    limit = next((each.numbers for each in values if each.numbers is not None), None)
+    if limit is None or limit.size != 1:
+        return None, None
+    if op == "Maximum":
+        return None, limit
+    least = [each.least for each in values if each.least is not None]
+    return (limit if least and least[0] >= limit else None), None
 
 
 def _of_one(node: Any, inputs: list[Rows]) -> Rows:
@@ -289,7 +322,7 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
         axes = constant(len(inputs) - 1)
         return alone and axes is not None and all(map(first.axis, axes.ravel()))
     if op in OF_LAST_AXES:
-        return alone and first.shape is not None and len(first.shape) > OF_LAST_AXES[op]
+        return all(len(each.shape or ()) > OF_LAST_AXES[op] for each in inputs if each.status)
     if op in ("Split", "SplitV"):
         value, axes = (others[0], constant(0)) if op == "Split" else (first, constant(2))
         return bool(value.status and axes is not None and value.axis(axes.ravel()[0]))
@@ -302,6 +335,8 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
             and terms.count(label) == len(read)
             and all(term.startswith(label) for term in read)
         )
+    if op == "DenseBincount":
+        return len(first.shape or ()) == 2 and not inputs[1].status
     if op in ("ExpandDims", "ConcatV2"):
         axes = constant(len(inputs) - 1)
         if axes is None or np.isnan(axes).any():
@@ -330,8 +365,12 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
             rank > 2
         )
     if op == "StridedSlice":
-        strides = constant(3)
-        return alone and strides is not None and _slices_rows(node, first, list(strides))
+        begin, end, strides = map(constant, (1, 2, 3))
+        if strides is None or not alone:
+            return False
+        every = begin is not None and end is not None and begin[0] == 0
+        every = every and end[0] == _row_count(first) * first.fold
+        return _slices_rows(node, first, list(strides), every)
     if op == "Slice":
         begin, size = constant(1), constant(2)
         if begin is None or size is None or begin[0] != 0:
@@ -349,7 +388,9 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
     return False
 
 
-def _slices_rows(node: Any, value: Rows, strides: list[Any]) -> bool:
+def _slices_rows(node: Any, value: Rows, strides: list[Any], every: bool) -> bool:
+    """Return True if a slice has all rows. `every` is its first part, without the masks."""
+
     def is_first(name: str) -> bool:
         return bool(node.attr[name].i & 1)
 
@@ -358,7 +399,7 @@ def _slices_rows(node: Any, value: Rows, strides: list[Any]) -> bool:
         return others == 0 or (value.shape is not None and len(value.shape) > others)
     if is_first("new_axis_mask") or is_first("shrink_axis_mask"):
         return False
-    return is_first("begin_mask") and is_first("end_mask") and strides[0] == 1
+    return (every or (is_first("begin_mask") and is_first("end_mask"))) and strides[0] == 1
 
 
 def _row_count(value: Rows) -> int:
@@ -421,7 +462,7 @@ def _shape_after(node: Any, inputs: list[Rows]) -> tuple[int, ...] | None:
         return (shape[0], *(-1,) * (len(shape) - 1 + new - dropped))
     if node.op in ("ExpandDims", "OneHot"):
         return (*shape, -1) if len(shape) == 1 else (shape[0], *(-1,) * len(shape))
-    if node.op in (*OF_LAST_AXES, *OF_SAME_RANK) and "Diag" not in node.op:
+    if node.op in (*OF_LAST_AXES, *OF_SAME_RANK) and node.op not in OF_OTHER_RANK:
         return (shape[0], *(-1,) * (len(shape) - 1))
     return None
 

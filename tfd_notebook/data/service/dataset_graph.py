@@ -10,13 +10,24 @@ from typing import Any
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs, expanded
 from tfd_notebook._compat.tf_data.pipeline_model import inputs_first
 from tfd_notebook.data.service.batch_rows import BatchRows
-from tfd_notebook.data.service.function_facts import READERS, Functions, Write, order_of, seeds_of
+from tfd_notebook.data.service.function_facts import (
+    READERS,
+    Facts,
+    Functions,
+    Write,
+    order_of,
+    own_facts,
+    seeds_of,
+)
 from tfd_notebook.data.service.operations import (
     COUNTER,
     EXPANDING,
+    NUMBERED,
     OPERATIONS,
     is_dataset,
+    is_examined,
     node_kind,
+    uses_datasets,
 )
 
 _VARIABLES = ("VarHandleOp", "_VarHandlesOp")
@@ -96,6 +107,7 @@ class DatasetGraph:
         self.rows = BatchRows(self.functions)
         self._before: dict[str, tuple[Any, ...]] = {}
         self._constants: dict[tuple[str, int], Any] = {}
+        self._facts: dict[str, Facts] = {}
         self._deterministic = deterministic
 
     @cached_property
@@ -180,7 +192,9 @@ class DatasetGraph:
     def ordered(self) -> list[Any]:
         """The dataset operations of the pipeline, each after those that it reads."""
         datasets = [node for node in self.nodes.values() if is_dataset(node)]
-        used = {each.name for node in datasets for each in map(self.input, node.input) if each}
+        users = [node for node in self.nodes.values() if uses_datasets(node)]
+        inputs = (self.input(name) for node in users for name in node.input)
+        used = {each.name for each in inputs if each is not None}
         ends = [node for node in datasets if node.name not in used]
         return inputs_first(ends, self.before, lambda node: node.name)
 
@@ -227,10 +241,52 @@ class DatasetGraph:
             self._before[node.name] = found
         return self._before[node.name]
 
-    def captured_datasets(self, node: Any) -> list[Any]:
-        """Return the datasets that the functions of `node` use."""
-        captured = map(self.input, list(data_inputs(node))[captured_inputs(node)])
-        return [each for each in captured if each is not None and is_dataset(each)]
+    def _is_outside(self, node: Any) -> bool:
+        """Return True if a node is not one of a function, which can have the same name."""
+        return self.nodes.get(node.name) is node
+
+    def facts_of(self, node: Any) -> Facts:
+        """Return the facts of the functions of a node, and of the datasets that these capture."""
+        if not self._is_outside(node):
+            return self.functions.facts_of(node)
+        if node.name not in self._facts:
+            facts = self.functions.facts_of(node)
+            for each in (each for nodes in self.captured(node) for each in nodes):
+                facts = facts.plus(own_facts(each, self.nodes)).plus(self.facts_of(each))
+            self._facts[node.name] = facts
+        return self._facts[node.name]
+
+    def captured(self, node: Any) -> list[list[Any]]:
+        """Return the operations of each input that is captured, each after its own inputs.
+
+        A list is empty if the input is not a dataset. Each call of a function reads all of such a
+        dataset, which the service does not divide.
+        """
+        if not self._is_outside(node):
+            return []
+        inputs = map(self.input, list(data_inputs(node))[captured_inputs(node)])
+        return [
+            inputs_first([each], self.before, lambda node: str(node.name))
+            if each is not None and is_dataset(each)
+            else []
+            for each in inputs
+        ]
+
+    def is_examined(self, node: Any) -> bool:
+        """Return True if the effects of all datasets that the functions of `node` use are known."""
+        facts = self.facts_of(node)
+        changes = facts.draws or facts.seeded or facts.generates or facts.shuffles or facts.states
+
+        def is_known(each: Any) -> bool:
+            kind = node_kind(each)
+            if facts.gets or not is_examined(each):
+                return kind in NUMBERED
+            if OPERATIONS[kind] == "external":
+                return kind == "Cache" and not self.path(each) and not changes
+            # Each call takes the next order of a seed.
+            return OPERATIONS[kind] != "ordering" or not (self.is_seeded(each) and reshuffles(each))
+
+        return all(is_known(each) for nodes in self.captured(node) for each in nodes)
 
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an input that is a constant, else None."""
@@ -249,17 +305,12 @@ class DatasetGraph:
         return value.item() if value.size == 1 else None
 
     def is_seeded(self, node: Any) -> bool:
-        """Return True if a shuffle has a seed."""
+        """Return True if a shuffle, or a random source, has a seed."""
         return any(self.constant(node, index) not in (0, None) for index in seeds_of(node))
-
-    def is_seeded_source(self, node: Any) -> bool:
-        """Return True if a random source has a seed."""
-        first = 2 if node_kind(node) == "Sampling" else 0
-        return any(self.constant(node, index) not in (0, None) for index in (first, first + 1))
 
     def repeats_numbers(self, node: Any) -> bool:
         """Return True if a seed gives each element the same number in each iteration."""
-        orders = order_of(node), *self.functions.facts_of(node).orders
+        orders = order_of(node), *self.facts_of(node).orders
         name = "rerandomize_each_iteration"
         return not any(orders) and not (name in node.attr and node.attr[name].b)
 
@@ -312,7 +363,7 @@ class DatasetGraph:
         while node_kind(node) in _KEEPS_ANY:
             (node,) = self.before(node)
         if node_kind(node) == "Random":
-            return not self.is_seeded_source(node)
+            return not self.is_seeded(node)
         return self._is_any_constant(node)
 
     def _is_any_constant(self, node: Any) -> bool:
@@ -362,7 +413,7 @@ class DatasetGraph:
 
     def is_unordered_inside(self, node: Any) -> bool:
         """Return True if parallel calls in the functions of `node` deliver in any order."""
-        return any(map(self._is_any_order, self.functions.facts_of(node).orders))
+        return any(map(self._is_any_order, self.facts_of(node).orders))
 
     def _is_any_order(self, setting: bytes) -> bool:
         return setting == b"false" or (setting == b"default" and not self._deterministic)
@@ -389,7 +440,9 @@ class DatasetGraph:
 
     def captured_state(self, node: Any) -> tuple[bool, bool]:
         """Return whether the functions of `node` use variables, and tables that can change."""
-        ops = [each.op for each in map(self.input, node.input) if each is not None]
+        readers = [node, *(each for nodes in self.captured(node) for each in nodes)]
+        inputs = (self.input(name) for each in readers for name in each.input)
+        ops = [each.op for each in inputs if each is not None]
         return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
 
 

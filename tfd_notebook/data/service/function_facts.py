@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.graph import data_inputs
@@ -17,9 +17,12 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 #: Ops that draw from the attributes ``seed`` and ``seed2``, by the start of their names.
 _DRAWING = (
     "Multinomial",
+    "NonDeterministicInts",
     "ParameterizedTruncatedNormal",
     "Random",
     "SampleDistorted",
+    "SamplingDataset",
+    "Timestamp",
     "TruncatedNormal",
 )
 #: Operations that read a file format.
@@ -144,7 +147,7 @@ class Functions:
         body = []
         for node in nodes:
             self.visited += 1
-            own, called = _facts_of(node, constants), self._facts_of_called(node)
+            own, called = own_facts(node, constants), self._facts_of_called(node)
             if own is not _NONE or called.writes:
                 own = own._replace(writes=self._writes(name, node, called, constants))
                 called = called._replace(writes=())
@@ -190,16 +193,24 @@ class Functions:
         return tuple(i for i, each in enumerate(self.arguments_of(name)) if each in found)
 
 
-def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
-    """Return the facts of a node of a function, without those of functions that it calls."""
+def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
+    """Return the facts of a node, without those of functions that it calls.
+
+    `constants` are nodes by name, of which only those with the op ``Const`` are used.
+    """
     if _is_plain(node.op):
         return _NONE
+    inputs = list(data_inputs(node))
     seeded = any(node.attr[name].i for name in ("seed", "seed2") if name in node.attr)
     draws = node.op.startswith(_DRAWING) or node.op.endswith("CandidateSampler")
     draws = draws and node.op != "RandomIndexShuffle"  # its seed is an input
     kind = node_kind(node)
     effect = OPERATIONS.get(kind)
-    inputs = list(data_inputs(node))
+    unseeded = effect in ("ordering", "random") and all(
+        _value(inputs[number], constants) == 0 for number in seeds_of(node)
+    )
+    if effect == "random":  # with a seed, it gives each call the same numbers
+        draws = unseeded
     token = node.attr["token"].s.decode() if node.op in OPS else ""
     return Facts(
         draws=draws and not seeded,
@@ -207,8 +218,7 @@ def _facts_of(node: Any, constants: dict[str, Any]) -> Facts:
         derives=node.op.startswith("StatelessRandom"),
         generates=node.op.startswith(_GENERATING) and node.op != "StatefulPartitionedCall",
         assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
-        shuffles=effect == "ordering"
-        and all(_value(inputs[number], constants) == 0 for number in seeds_of(node)),
+        shuffles=effect == "ordering" and unseeded,
         gets=node.op == "GetElementAtIndex",
         states=copied_state(token) if token else (),
         unknown=(node.op,) if is_dataset(node) and not is_examined(node) else (),
@@ -234,9 +244,9 @@ def _is_plain(op: str) -> bool:
     )
 
 
-def seeds_of(shuffle: Any) -> tuple[int, int]:
-    """Return the numbers of the inputs of a shuffle that are its seeds."""
-    return (1, 2) if node_kind(shuffle) == "GlobalShuffle" else (2, 3)
+def seeds_of(node: Any) -> tuple[int, int]:
+    """Return the numbers of the inputs of a shuffle, or of a random source, that are its seeds."""
+    return {"Random": (0, 1), "GlobalShuffle": (1, 2)}.get(node_kind(node), (2, 3))
 
 
 def order_of(node: Any) -> bytes:
@@ -259,12 +269,12 @@ def _called(node: Any) -> Iterator[str]:
     yield node.op
 
 
-def _value(source: str, constants: dict[str, Any]) -> Any:
+def _value(source: str, constants: Mapping[str, Any]) -> Any:
     """Return the value of an input that is a constant, else None."""
     import tensorflow as tf
 
     constant = constants.get(source.partition(":")[0])
-    if constant is None:
+    if constant is None or constant.op != "Const":
         return None
     value = tf.make_ndarray(constant.attr["value"].tensor)
     return value.item() if value.size == 1 else None

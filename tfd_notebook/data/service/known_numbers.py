@@ -39,6 +39,14 @@ def numbers_of(node: Any, values: Sequence[Any]) -> Any:
         return None
 
 
+def parts_of(value: Any, sizes: Any, axis: Any) -> list[Any]:
+    """Return the parts into which ``tf.split`` divides numbers, None for those that are unknown."""
+    count = 0 if sizes is None else len(sizes)
+    if value is None or value.ndim != 1 or sizes is None or not (sizes >= 0).all():
+        return [None] * count
+    return np.split(value, np.cumsum(sizes).astype(int)[:-1])
+
+
 def is_number(value: Any, number: int) -> bool:
     """Return True if `value` consists of one number."""
     return value is not None and value.size == 1 and bool(value.ravel()[0] == number)
@@ -67,6 +75,11 @@ def _range(_: Any, start: Any, end: Any, step: Any) -> Any:
     return np.arange(start, end, step) if abs(end - start) < _LENGTH else None
 
 
+def _of_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of numbers that do not include the number of rows."""
+    return lambda _, a, b: np.where((abs(a) < ROWS) & (abs(b) < ROWS), function(a, b), np.nan)
+
+
 def _is_at_least(_: Any, first: Any, second: Any) -> Any:
     """Compare numbers other than the number of rows."""
     return (first >= second) * 1.0 if (abs(first) < _LENGTH).all() else None
@@ -80,10 +93,13 @@ _OPS: Mapping[str, Callable[..., Any]] = {
     "ConcatV2": lambda _, *parts: np.concatenate(parts[:-1]),
     "ExpandDims": lambda _, a, axis: np.expand_dims(a, int(axis.item())),
     "Fill": lambda _, sizes, a: np.full(sizes.astype(int), a) if sizes.prod() < _LENGTH else None,
+    "FloorDiv": _of_sizes(np.floor_divide),
     "GatherV2": lambda _, a, numbers, __: a[numbers.astype(int)],
     "GreaterEqual": _is_at_least,
     "Identity": lambda _, a: a,
     "Max": lambda _, a, __: a.reshape(()),  # of one number
+    "Maximum": _of_sizes(np.maximum),
+    "Minimum": _of_sizes(np.minimum),
     "Mul": lambda _, a, b: a * b,
     "Pack": lambda _, *parts: np.stack(parts),
     "Prod": lambda node, a, axes: (

@@ -45,6 +45,13 @@ OPERATIONS: Mapping[str, str] = {
 }
 #: Operations that give several elements for one.
 EXPANDING = ("FlatMap", "IndexFlatMap", "Interleave", "LegacyParallelInterleave", "Unbatch")
+#: The functions that select elements, or their group, by operation.
+SELECTORS = {
+    "Filter": "predicate",
+    "GroupByReducer": "key_func",
+    "GroupByWindow": "key_func",
+    "TakeWhile": "predicate",
+}
 _BY_RESULT = 'use processing_mode="data"'
 #: Operations whose elements the dispatcher cannot divide, with the next step.
 UNDIVIDED = {
@@ -94,6 +101,11 @@ def node_kind(node: Any) -> str:
 def is_dataset(node: Any) -> bool:
     """Return True if a node's output is a dataset."""
     return "Dataset" in node.op and not node.op.startswith(_NO_DATASETS)
+
+
+def uses_datasets(node: Any) -> bool:
+    """Return True if a node's inputs can be datasets."""
+    return "Dataset" in node.op
 
 
 def is_examined(node: Any) -> bool:

@@ -38,7 +38,10 @@ _DEPTH = 6
 #: As `_DEPTH`, for the search for names, which are less certain in code that is further away.
 _NEAR = 3
 #: Names that suggest random numbers, or a random order.
-_RANDOM = re.compile("random|shuffle|permutation|permuted|rng", re.IGNORECASE)
+_RANDOM = re.compile(
+    "random|shuffle|permutation|permuted|rng|^secrets$|^token_(bytes|hex)$|^uuid[14]$",
+    re.IGNORECASE,
+)
 #: Number of objects with state that a message names.
 _NAMED = 3
 
@@ -52,6 +55,9 @@ _CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 _FILLING = frozenset(
     ("add", "append", "appendleft", "discard", "extend", "insert", "pop", "popitem", "popleft")
 )
+
+#: Methods that change a variable or a table.
+_ASSIGNING = frozenset(("assign", "assign_add", "assign_sub", "insert", "remove"))
 
 GENERATOR, COUNTER, FILLED = "generator", "counter", "container"
 CONTENT = "variable or table"
@@ -99,11 +105,13 @@ def copied_state(token: str) -> tuple[State, ...]:
     classes = {kind: tuple(_imported(names)) for kind, names in _CLASSES.items()}
     leaves = tuple(each for kind in classes.values() for each in kind)
     found: dict[State, None] = {}
+    assigns = False
     for path, value in reachable(token, _DEPTH, leaves):
         kind = next((kind for kind, types in classes.items() if isinstance(value, types)), None)
         if kind is not None and not _is_output(value):
             found[State(f"{path} ({type(value).__name__})", kind)] = None
         elif inspect.isfunction(value) and is_users(value):
+            assigns = assigns or not _ASSIGNING.isdisjoint(names_in(value.__code__))
             is_called = path in ("", "__call__")  # other methods of a class may not be
             changed = dict.fromkeys(_filled(value), FILLED)
             changed |= dict.fromkeys(_counted(value), COUNTER)
@@ -111,6 +119,8 @@ def copied_state(token: str) -> tuple[State, ...]:
                 if is_called or not name.startswith("self."):
                     place = name if is_called else joined(path, name)
                     found[State(f"{place} (which it changes)", kind)] = None
+    if assigns:
+        found = {each._replace(kind=each.kind.replace(CONTENT, COUNTER)): None for each in found}
     named, others = [*found][:_NAMED], [*found][_NAMED:]
     if others:
         named.append(State(f"{len(others)} other objects", others[0].kind))
@@ -171,7 +181,8 @@ def _counted(function: types.FunctionType) -> Iterator[str]:
 def _filled(function: types.FunctionType) -> Iterator[str]:
     """Yield the containers outside of a function whose items it counts, adds or removes.
 
-    A container that a function only fills by key is omitted, such as a cache of results.
+    A container that a function only fills by key is omitted, such as a cache of results. So is an
+    array that it only writes, such as memory for a result.
     """
     try:
         scope = inspect.getclosurevars(function)
@@ -179,15 +190,20 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
         return
     values = {**scope.globals, **scope.nonlocals, **defaults_of(function)}
     outside = {name for name, value in values.items() if isinstance(value, _CONTAINERS)}
+    arrays = {name for name, value in values.items() if hasattr(value, "__array_interface__")}
     loaded: list[str] = []  # by the current statement
     computes = False
     before = [("", ""), ("", "")]
     for instruction in dis.get_instructions(function.__code__):
         if instruction.starts_line:
             loaded, computes = [], False
-        name = str(instruction.argval)
-        if _LOADS.match(instruction.opname) and name in outside:
+        name, keywords = str(instruction.argval), instruction.argval
+        if instruction.opname == "KW_NAMES":  # of Python 3.11, which does not give its value
+            keywords = function.__code__.co_consts[instruction.arg or 0]
+        if _LOADS.match(instruction.opname) and name in outside | arrays:
             loaded.append(name)
+        elif isinstance(keywords, tuple) and keywords[-1:] == ("out",):
+            yield from (each for each in loaded[-1:] if each in arrays and loaded.count(each) > 1)
         elif _ARITHMETIC.match(instruction.opname) and instruction.argrepr != "[]":
             computes = True
         elif instruction.opname == "STORE_SUBSCR" and computes:

@@ -10,25 +10,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs
-from tfd_notebook.data.service.function_facts import CALLS, Facts, Functions
-from tfd_notebook.data.service.operations import EXPANDING, is_dataset, node_kind
+from tfd_notebook.data.service.dataset_graph import DatasetGraph
+from tfd_notebook.data.service.function_facts import CALLS, Facts
+from tfd_notebook.data.service.operations import EXPANDING, SELECTORS, is_dataset, node_kind
+from tfd_notebook.data.service.row_ops import OF_SHAPES
 
 #: Whether a value depends on random numbers.
 NEVER, POSSIBLY, CERTAINLY = range(3)
 #: A degree for each part of an element. Empty if none depends on random numbers.
 Parts = tuple[int, ...]
 
-#: Ops whose result depends on the shape of their input only.
-OF_SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
+#: Ops whose result is an element of a dataset, or computed from all of them.
+_OF_DATASETS = ("DatasetToSingleElement", "GetElementAtIndex", "ReduceDataset")
 #: Operations with a function that replaces elements.
 REPLACING = ("Map", "MapAndBatch")
-#: The functions that select elements, or their group, by operation.
-SELECTORS = {
-    "Filter": "predicate",
-    "GroupByReducer": "key_func",
-    "GroupByWindow": "key_func",
-    "TakeWhile": "predicate",
-}
 
 
 class RandomParts:
@@ -36,8 +31,7 @@ class RandomParts:
 
     Parameters
     ----------
-    functions : Functions
-        The functions of the graph.
+    graph : DatasetGraph
     by_order : bool
         Find the parts that depend on the order of the calls instead. These are numbers of a seed
         or of a generator, and state that calls change. Default false.
@@ -48,8 +42,9 @@ class RandomParts:
         Number of nodes of functions that were examined. None is, in a pipeline without randomness.
     """
 
-    def __init__(self, functions: Functions, by_order: bool = False) -> None:
-        self._functions = functions
+    def __init__(self, graph: DatasetGraph, by_order: bool = False) -> None:
+        self._graph = graph
+        self._functions = graph.functions
         self._by_order = by_order
         self._results: dict[tuple[str, Parts, bool, bool], Parts] = {}
         self.visited = 0
@@ -66,11 +61,11 @@ class RandomParts:
             The parts of the elements of each of them.
         """
         kind, width = node_kind(node), _width(node)
-        facts = self._functions.facts_of(node)
+        facts = self._graph.facts_of(node)
         if not (any(before) or self._is_random(facts)):
             return ()
         if kind in REPLACING:
-            return self._result(node, "f", before[0])
+            return self._result(node, "f", before[0], *self._of_captured(node))
         columns = [_filled(parts, _width(each)) for each, parts in zip(inputs, before, strict=True)]
         if kind == "Zip":
             return _known(degree for parts in columns for degree in parts)
@@ -97,10 +92,13 @@ class RandomParts:
             Whether datasets that it reads can have elements that depend on random numbers.
         """
         kind = node_kind(node)
-        facts = self._functions.facts_of(node)
+        facts = self._graph.facts_of(node)
         first = before[0] if before else ()
         if kind in ("Unique", "DirectedInterleave"):
             return max(first, default=NEVER)
+        if not captured and self._is_random(facts):
+            captured, is_noisy = self._of_captured(node)
+            noisy = noisy or is_noisy
         if not (any(before) or any(captured) or noisy or self._is_random(facts)):
             return NEVER
         if kind in ("Unbatch", "Rebatch"):  # a part that is not random proves the order of rows
@@ -109,7 +107,8 @@ class RandomParts:
             return max(self._result(node, "f", first, captured, noisy), default=NEVER)
         if kind in SELECTORS:
             inner = captured if kind in ("Filter", "TakeWhile") else ()
-            degree = max(self._result(node, SELECTORS[kind], first, inner), default=NEVER)
+            results = self._result(node, SELECTORS[kind], first, inner, noisy)
+            degree = max(results, default=NEVER)
             if degree and (facts.draws or facts.generates):
                 degree = CERTAINLY
             if any(captured) and not inner:  # of one of several functions
@@ -132,11 +131,32 @@ class RandomParts:
         if node_kind(node) == "IndexFlatMap":
             attribute = "map_func"
         name = node.attr[attribute].func.name
-        facts = self._functions.facts_of(node)
+        facts = self._graph.facts_of(node)
         # Parallel calls take the numbers of one sequence in any order.
         in_any_order = node.op.startswith("Parallel") and (facts.seeded or facts.assigns)
         count = len(self._functions.arguments_of(name)) - len(captured)
         return self._of_function(name, (*_filled(parts, count), *captured), noisy, in_any_order)
+
+    def _of_captured(self, node: Any) -> tuple[Parts, bool]:
+        """Return the degrees of the values that the functions of `node` capture.
+
+        That of a dataset is its selection. Also return True if elements of datasets depend on
+        random numbers.
+        """
+        degrees, noisy = [], False
+        for operations in self._graph.captured(node):
+            parts: dict[str, Parts] = {}
+            degrees.append(NEVER)
+            for each in operations:
+                inputs = self._graph.before(each)
+                before = [parts[other.name] for other in inputs]
+                degrees[-1] = max(degrees[-1], self.selection(each, before))
+                if node_kind(each) == "Random":
+                    parts[each.name] = (POSSIBLY,)
+                else:
+                    parts[each.name] = self.after(each, inputs, before)
+                noisy = noisy or any(parts[each.name])
+        return tuple(degrees), noisy
 
     def _of_function(
         self, name: str, arguments: Parts, noisy: bool = False, in_any_order: bool = False
@@ -157,7 +177,7 @@ class RandomParts:
                 self.visited += 1
                 inputs = [_value(source, values) for source in data_inputs(node)]
                 if is_dataset(node):
-                    noisy = noisy or any(inputs) or self._draws(called)
+                    noisy = noisy or any(inputs) or self._draws(own.plus(called))
                     found = _known([self._of_dataset(node, inputs, noisy)])
                 elif node.op in CALLS:
                     called_name = node.attr["f"].func.name
@@ -165,6 +185,8 @@ class RandomParts:
                 elif node.op == "IdentityN":
                     found = _known(inputs)
                 else:
+                    if noisy and node.op in _OF_DATASETS:
+                        inputs.append(POSSIBLY)
                     found = _known([self._of_op(node, inputs, own, called, in_any_order)])
                 if found != values.get(node.name, ()):
                     values[node.name], is_new = found, True

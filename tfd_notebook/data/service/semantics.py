@@ -19,7 +19,6 @@ from tfd_notebook.data.service.flow import Flow, Operation
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import (
     EXPANDING,
-    NUMBERED,
     OPERATIONS,
     UNDIVIDED,
     is_examined,
@@ -72,7 +71,7 @@ class Semantics:
 
     def __init__(self, definition: Any, last: Stage | None = None, deterministic: bool = True):
         self._graph = DatasetGraph(definition, deterministic)
-        self._random = RandomParts(self._graph.functions)
+        self._random = RandomParts(self._graph)
         self._stages = {} if last is None else nodes_of(definition, last)
         self._found: dict[tuple[str, int, bool], list[Change]] = {}
         self._operations: dict[tuple[str, int, bool], list[Operation]] = {}
@@ -133,7 +132,7 @@ class Semantics:
             self._visited += 1
             inputs = self._graph.before(node)
             before = [flows[each.name] for each in inputs]
-            facts = self._graph.functions.facts_of(node)
+            facts = self._graph.facts_of(node)
             flow = self._flow(node, facts, before)
             operation = Operation(
                 node,
@@ -183,7 +182,7 @@ class Semantics:
         if any(
             mode in _ALONE and each.kind not in REPLACING and counters(facts.states)
             for each in operations
-            if (facts := self._graph.functions.facts_of(each.node)).states
+            if (facts := self._graph.facts_of(each.node)).states
         ):
             return False  # each data worker takes other elements from an iterator
         actual = self._graph.file_or_data[0] if mode == "FILE_OR_DATA" else mode
@@ -204,7 +203,7 @@ class Semantics:
 
     def numbers_by_order(self) -> RandomParts:
         """Return the parts that depend on the order in which elements reach the functions."""
-        return RandomParts(self._graph.functions, by_order=True)
+        return RandomParts(self._graph, by_order=True)
 
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an input of an operation that is a constant, else None."""
@@ -226,15 +225,6 @@ class Semantics:
         followed = self._random.visited + self._graph.rows.visited
         return self._visited + self._graph.functions.visited + followed
 
-    def _is_examined(self, node: Any, facts: Facts) -> bool:
-        """Return True if a function takes elements, by their numbers, of datasets that allow it."""
-        todo = self._graph.captured_datasets(node)
-        for each in todo:  # grows
-            if not facts.gets or node_kind(each) not in NUMBERED:
-                return False
-            todo += self._graph.before(each)
-        return True
-
     def _flow(self, node: Any, facts: Facts, before: list[Flow]) -> Flow:
         kind, effect = node_kind(node), self._graph.effect(node)
         divided = any(each.divided for each in before)
@@ -247,7 +237,7 @@ class Semantics:
         if kind == "Shard" and self._graph.constant(node, 1) == -1:
             hinted = divided = True
         source = kind == "Random"
-        drawn = source and not self._graph.is_seeded_source(node)
+        drawn = source and not self._graph.is_seeded(node)
         selects = kind == "DirectedInterleave"  # the first input selects the others
         read = before[1:] if selects and before[:1] and before[0].only_drawn else before
         parts = [each.random for each in before]
@@ -330,7 +320,7 @@ class Semantics:
             by_source, by_result = False, True
             ordering = False  # TensorFlow moves a shuffle after the division of the files
         unknown = [*facts.unknown, *(() if is_examined(node) else (node.op,))]
-        if not self._is_examined(node, facts):
+        if not self._graph.is_examined(node):
             unknown.append("a dataset that the function uses")
         if unknown:
             names = ", ".join(dict.fromkeys(unknown))
@@ -590,19 +580,20 @@ class Semantics:
         """Yield the changes if each data worker runs all, and delivers a share of the results."""
         loses = lost(mode, workers)
         if ordering or facts.shuffles:
-            yield change(
-                "order",
-                f"the order differs on each data worker, {loses}",
-                f"call {user_name(kind)}() after distribute"
-                if facts.shuffles or (reshuffles(node) and kind != "GlobalShuffle")
-                else f"call {user_name(kind)}() with a seed",
-                refused=True,
-            )
+            fix = f"call {user_name(kind)}() with a seed"
+            if facts.shuffles and not before:  # it has to be called here
+                fix = "shuffle after distribute, not in its function"
+            elif facts.shuffles or (reshuffles(node) and kind != "GlobalShuffle"):
+                fix = f"call {user_name(kind)}() after distribute"
+            what = f"the order differs on each data worker, {loses}"
+            yield change("order", what, fix, refused=True)
         elif self._graph.is_unordered(node):
             yield change(
                 "order",
                 f"parallel calls deliver in any order, which differs on each data worker, {loses}",
-                "use deterministic=True",
+                "use sloppy=False"
+                if kind == "LegacyParallelInterleave"
+                else "use deterministic=True",
                 refused=True,
             )
         parts = [each.random for each in before]
@@ -674,7 +665,7 @@ class Semantics:
                 "tables keep the entries that they have now",
                 "distribute the dataset again after a table has changed",
             )
-        source = kind in ("Random", "Sampling") and self._graph.is_seeded_source(node)
+        source = kind in ("Random", "Sampling") and self._graph.is_seeded(node)
         fix = "omit the seed" if source else f"{unseeded}with a seed that is a part of the element"
         if (facts.seeded or source) and not alike:
             yield change(

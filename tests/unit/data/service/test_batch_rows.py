@@ -147,6 +147,16 @@ JOINING_MATRIX: dict[str, Callable[[Any], Any]] = {
     ),
     "split": lambda x: tf.split(tf.ensure_shape(x, [3, 5]), 3, axis=0)[1],
     "batch normalization": lambda x: keras.ops.normalize(x, axis=0),
+    "counts": lambda x: tf.math.bincount(tf.cast(x, tf.int32), axis=-1),
+    "counts up to": lambda x: tf.math.bincount(tf.cast(x, tf.int32), axis=-1, maxlength=9),
+    "counts from": lambda x: tf.math.bincount(tf.cast(x, tf.int32), axis=-1, minlength=9),
+    "counts of all": lambda x: tf.math.bincount(tf.cast(x[:, 0], tf.int32), maxlength=9),
+    "limits": lambda x: tf.minimum(tf.maximum(tf.reduce_max(x), 3), 4),
+    "first rows": lambda x: tf.strided_slice(x, [0, 0], [2, 5], [1, 1]),
+    "rows without the first": lambda x: tf.strided_slice(x, [1, 0], tf.shape(x), [1, 1]),
+    "frames of columns": lambda x: tf.signal.frame(x, 2, 1, axis=0),
+    "solution": lambda x: tf.linalg.solve(x[:, :3] + tf.eye(3), x[:, :1]),
+    "bytes": lambda x: tf.bitcast(tf.cast(x[:, 0], tf.uint16)[:2], tf.uint32),
 }
 JOINING_ROWS |= {f"matrix, {name}": reading(each) for name, each in JOINING_MATRIX.items()}
 
@@ -256,6 +266,15 @@ SEPARATE_IMAGES: dict[str, Callable[[Any], Any]] = {
     ),
     "weights": lambda x: tf.linalg.matmul(tf.reshape(x, [-1, 48]), tf.ones([48, 2])),
     "norm": lambda x: tf.nn.l2_normalize(x, axis=-1),
+    "frames": lambda x: tf.signal.frame(tf.reshape(x, [-1, 48]), 8, 4),
+    "local normalization": tf.nn.local_response_normalization,
+    "quantized": lambda x: tf.quantization.fake_quant_with_min_max_vars(x, 0.0, 1.0),
+    "bits": lambda x: tf.bitcast(x, tf.int32),
+    "pooled": lambda x: tf.nn.max_pool3d(x[..., None], 2, 1, "SAME"),
+    "determinant": lambda x: tf.linalg.det(x[..., 0]),
+    "solution": lambda x: tf.linalg.solve(x[..., 0], x[..., 1]),
+    "cross": lambda x: tf.linalg.cross(x, x + 1),
+    "short-time spectrum": lambda x: tf.signal.stft(tf.reshape(x, [-1, 48]), 8, 4),
     "keras cropped": keras.layers.Resizing(2, 3, crop_to_aspect_ratio=True),
     "keras random crop": keras.layers.RandomCrop(2, 2),
 }
@@ -266,6 +285,13 @@ SEPARATE_ROWS |= {
 SEPARATE_ROWS |= {
     "sequence mask": lambda: numbers().batch(4).map(lambda rows: tf.sequence_mask(rows, 9)),
     "csv": lambda: lines().map(lambda rows: tf.io.decode_csv(rows, [0.0, 0.0])),
+    "several categories": lambda: matrix().map(keras.layers.CategoryEncoding(9, "multi_hot")),
+    "counts": lambda: matrix().map(keras.layers.CategoryEncoding(9, "count")),
+    "bytes of text": lambda: lines().map(tf.strings.bytes_split),
+    "characters": lambda: lines().map(lambda rows: tf.strings.unicode_decode(rows, "UTF-8")),
+    "word pairs": lambda: lines().map(
+        keras.layers.TextVectorization(vocabulary=["a", "a b"], ngrams=2)
+    ),
     "categories": lambda: numbers().batch(4).map(keras.layers.CategoryEncoding(9, "one_hot")),
     "static": lambda: (
         D.from_tensor_slices(np.zeros((8, 4, 4, 3), np.float32))
@@ -280,6 +306,16 @@ SEPARATE_ROWS |= {
 def test_function_on_separate_rows_of_batches_has_no_warning(name: str) -> None:
     found = changes(SEPARATE_ROWS[name](), "DYNAMIC")
     assert {change.kind for change in found} <= {"grouping", "random"}
+
+
+@pytest.mark.parametrize("name", [each for each in SEPARATE_IMAGES if "random" not in each])
+def test_function_gives_an_image_the_same_result_in_any_batch(name: str) -> None:
+    function = SEPARATE_IMAGES[name]
+    rows = tf.constant(np.random.default_rng(1).random((4, 4, 4, 3)), tf.float32)
+    together = tf.nest.flatten(function(rows))
+    apart = [tf.nest.flatten(function(part)) for part in (rows[:1], rows[1:])]
+    for whole, *parts in zip(together, *apart, strict=True):
+        np.testing.assert_allclose(whole, tf.concat(parts, 0), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook.data.service.graph_inspection import examine
-from tfd_notebook.data.service.python_state import copied_state
+from tfd_notebook.data.service.python_state import copied_state, counters
 
 Range = tf.data.Dataset.range
 
@@ -143,9 +143,20 @@ def counts_in_slice(x: Any) -> Any:
     return x + counted[0]
 
 
+def counts_in_place(x: Any) -> Any:
+    np.add(counted, 1, out=counted)
+    return x + counted[0]
+
+
+def writes_into(x: Any) -> Any:
+    return int(np.multiply([x], 2, out=counted)[0])
+
+
 @pytest.mark.parametrize(
     ("function", "names"),
     [
+        (counts_in_place, ("counted (which it changes)",)),
+        (writes_into, ()),
         (counts_in_default, ("count (which it changes)",)),
         (fills_default, ("seen (which it changes)",)),
         (counts_in_slice, ("counted (which it changes)",)),
@@ -312,6 +323,23 @@ COUNTERS: dict[str, tuple[Any, set[str]]] = {
 def test_variable_that_a_function_changes_is_found(name: str) -> None:
     function, expected = COUNTERS[name]
     assert {each.partition(" (")[0] for each in found(function)} == expected
+
+
+@pytest.mark.parametrize("assigns", [True, False])
+def test_variable_that_a_function_assigns_is_no_constant(assigns: bool) -> None:
+    number = tf.Variable(0, dtype=tf.int64)
+
+    def read(x: Any) -> Any:
+        return x + number.numpy()
+
+    def count(x: Any) -> Any:
+        return x + number.assign_add(1).numpy()
+
+    dataset = Range(3).map(lambda x: tf.numpy_function(count if assigns else read, [x], tf.int64))
+    (token,) = examine(dataset).tokens
+    (state,) = copied_state(token)
+    assert state.name == "number (ResourceVariable)"
+    assert counters([state]) == (state.name if assigns else "")
 
 
 def test_iterator_is_state() -> None:

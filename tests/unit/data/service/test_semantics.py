@@ -10,6 +10,7 @@ import random
 import re
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -608,11 +609,34 @@ SELECTED_AT_RANDOM: dict[str, Callable[[], Any]] = {
     "captured": lambda: drawn().flat_map(
         lambda x, n: D.range(x).filter(lambda y: tf.cast(y, tf.float32) > n)
     ),
+    "clock": lambda: numbers().filter(lambda x: tf.timestamp() % 1 > 0.5),
+    "random source inside": lambda: numbers().filter(
+        lambda x: D.random().take(1).get_single_element() % 2 == 0
+    ),
     "branch": lambda: numbers().filter(lambda x: tf.cond(x > 3, draw, lambda: True)),
     "loop": lambda: numbers().filter(
         lambda x: tf.reduce_any(tf.map_fn(lambda _: draw(), tf.range(3), tf.bool))
     ),
 }
+
+
+def loaded(path: Path) -> Any:
+    numbers().save(str(path))
+    return D.load(str(path), reader_func=lambda parts: parts.shuffle(9).flat_map(lambda x: x))
+
+
+def read_in_any_order() -> Any:
+    interleave = tf.data.experimental.parallel_interleave(D.range, cycle_length=2, sloppy=True)
+    return numbers().apply(interleave)
+
+
+def test_step_for_an_order_can_be_taken(tmp_path: Path) -> None:
+    for dataset, fix in (
+        (loaded(tmp_path), "shuffle after distribute, not in its function"),
+        (read_in_any_order(), "use sloppy=False"),
+    ):
+        (change,) = graph_inspection.examine(dataset).semantics.changes("DATA", 2)
+        assert (change.kind, change.fix) == ("order", fix)
 
 
 @pytest.mark.parametrize("name", SELECTED_AT_RANDOM)
