@@ -104,6 +104,7 @@ METHODS = {
     "hint": {"shard"},
     "random": {"random", "take"},
     "generator": {"from_generator"},
+    "csv": {"CsvDataset"},
     "slices": {"from_tensor_slices"},
     "files": {"FixedLengthRecordDataset"},
     "list_files": {"list_files", "flat_map", "FixedLengthRecordDataset"},
@@ -120,6 +121,8 @@ SUMMING = {
     "shuffle",
     "cache",
 }
+#: Operations that keep elements of the first epoch.
+KEPT = ("cache", "cache_file", "snapshot")
 FALSE = "false finding"
 
 D = tf.data.Dataset
@@ -149,7 +152,7 @@ def sources() -> st.SearchStrategy[Step]:
         st.tuples(st.just("slices"), size),
         st.tuples(st.just("generator"), size),
         st.tuples(st.just("random"), size, seed),
-        st.tuples(st.just("files")),
+        st.tuples(st.sampled_from(["files", "csv", "load"])),
         st.tuples(st.just("list_files"), st.booleans(), seed),
     )
 
@@ -192,6 +195,7 @@ def steps() -> st.SearchStrategy[Step]:
         step("captured", sources().filter(_is_examined)),
         step("cache"),
         step("cache_file"),
+        step("snapshot"),
         step("prefetch"),
         step("repeat", st.integers(1, 2)),
         step("endless", st.integers(0, 30)),
@@ -249,6 +253,7 @@ class Build:
         self._directory = directory
         self._mixes = directory.name == "large"  # else a part in the order of values can be equal
         self._files = [str(path) for path in sorted(directory.glob("*.bin"))]
+        self._tables = [str(path) for path in sorted(directory.glob("*.csv"))]
         self._sent = False
         self.variable = tf.Variable(0, dtype=tf.int64)
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
@@ -286,6 +291,10 @@ class Build:
         if kind == "generator":
             signature = tf.TensorSpec((), tf.int64)
             return D.from_generator(lambda: iter(range(size)), output_signature=signature)
+        if kind == "csv":
+            return tf.data.experimental.CsvDataset(self._tables, [tf.int64]).map(lambda x: x)
+        if kind == "load":
+            return D.load(str(self._directory / "saved"))
         if kind == "list_files":
             names = D.list_files(str(self._directory / "*.bin"), shuffle=bool(size), seed=seed)
             records = names.flat_map(lambda name: tf.data.FixedLengthRecordDataset(name, 8))
@@ -383,6 +392,9 @@ class Build:
 
     def _cache_file(self, dataset: Any) -> Any:
         return dataset.cache(str(self._directory / f"cache{next(_numbers)}"))
+
+    def _snapshot(self, dataset: Any) -> Any:
+        return dataset.snapshot(str(self._directory / f"snapshot{next(_numbers)}"))
 
     def _prefetch(self, dataset: Any) -> Any:
         return dataset.prefetch(2)
@@ -486,10 +498,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records")
     for number in range(FILES):
         np.arange(3 * number, 3 * number + 3).tofile(path / f"{number}.bin")
+        (path / f"{number}.csv").write_text("".join(f"{3 * number + i}\n" for i in range(3)))
     (path / "large").mkdir()
     # Most shares end in a short batch, also those of 186 elements.
     for number, size in enumerate((*range(19, 26), 32)):
         np.arange(20 * number, 20 * number + size).tofile(path / "large" / f"{number}.bin")
+    (path / "large" / "all.csv").write_text("".join(f"{number}\n" for number in range(186)))
+    D.range(7).save(str(path / "saved"))
+    D.range(45).save(str(path / "large" / "saved"))
     return path
 
 
@@ -640,6 +656,8 @@ class Observation:
         For each epoch, whether they are equal.
     repeatable : bool
         Whether each epoch without a service has the same elements.
+    promised : bool
+        Whether ``distribute`` prints that an epoch contains every element.
     error : tf.errors.OpError or None
         The reason for which there are fewer epochs.
     """
@@ -648,6 +666,7 @@ class Observation:
     epochs: list[tuple[Any, Any]]
     same: list[bool]
     repeatable: bool
+    promised: bool
     later: bool
     error: tf.errors.OpError | None = None
 
@@ -660,6 +679,8 @@ class Observation:
         if self.error is not None or not self.repeatable or not all(self.same):
             return
         changing = (self.kinds & CHANGING) - {"grouping"}
+        if _has(pipeline, "snapshot") and not _has(pipeline, "cache_file"):
+            changing -= {"external"}  # the files of each data worker have the same elements
         drawn = self.drawn
         if changing:
             yield f"{' and '.join(sorted(changing))}"
@@ -667,7 +688,7 @@ class Observation:
             self.kinds & KEEPING
             and self.epochs[1][0]
             and pipeline.draw not in COUNTED
-            and not _has(pipeline, "cache", "cache_file")  # which keeps elements of the first epoch
+            and not _has(pipeline, *KEPT)
         ):
             yield f"{' and '.join(sorted(self.kinds & KEEPING))}"
         once = len(drawn) > 1 and len(set(drawn)) == len(drawn)
@@ -685,16 +706,18 @@ def observe(
     """Read two epochs. In the first one, `cluster` gets the number of data workers."""
     build = Build(directory)
     dataset = sent = build(pipeline)
-    if _has(pipeline, "hint", "cache_file"):
+    if _has(pipeline, "hint", *KEPT):
         sent = build(pipeline, sent=True)
     count = workers or _workers(cluster)
-    found = _semantics(sent).changes(mode_of(mode), count, _in_process(cluster))
+    semantics = _semantics(sent)
+    found = semantics.changes(mode_of(mode), count, _in_process(cluster))
     assert _methods_of(pipeline).issuperset(map(_method, found)), found
     kinds = {change.kind for change in found}
     later = bool(kinds & KEEPING) or any("same order in each epoch" in each.what for each in found)
-    seen = Observation(kinds, [], [], _is_repeatable(pipeline, dataset), later)
-    read = cluster.distribute(mode, semantics="tensorflow")(sent)
     times = _times(pipeline, mode, cluster)
+    promised = semantics.keeps_elements(mode_of(mode) if times == 1 else "OFF")
+    seen = Observation(kinds, [], [], _is_repeatable(pipeline, dataset), promised, later)
+    read = cluster.distribute(mode, semantics="tensorflow")(sent)
     for _ in range(2):
         try:
             alone, iterator = elements(dataset), iter(read)
@@ -726,6 +749,7 @@ def compare(
     if seen.error is not None:
         return [_failure(seen.error, pipeline, seen.kinds)]
     sure = seen.repeatable and not seen.kinds & CHANGING
+    assert seen.same[0] or not (seen.promised and seen.repeatable), f"{seen}"
     for number, same in enumerate(seen.same):
         assert same or not sure or (number and seen.later), f"{seen}"
         grouped = seen.kinds & CHANGING == {"grouping"} and _sums(pipeline)
@@ -734,7 +758,7 @@ def compare(
             total, received = (sum(_values(each)) for each in seen.epochs[number])
             assert received == _times(pipeline, mode, cluster) * total, f"{seen}"
     drawn = seen.drawn
-    cached = _has(pipeline, "cache", "cache_file", "repeat", "endless")
+    cached = _has(pipeline, *KEPT, "repeat", "endless")
     once = cached or len(set(drawn)) == len(drawn)
     if pipeline.draw == "unseeded":
         assert once
@@ -809,6 +833,8 @@ def _larger(pipeline: Pipeline) -> Pipeline:
 
 def _failure(error: Exception, pipeline: Pipeline, kinds: set[str]) -> str:
     """Return the result for an epoch that TensorFlow has refused. Raise an unexpected error."""
+    if "undivided" in kinds and "split" in str(error).lower():
+        return "cannot be divided, with a finding"
     if not isinstance(error, tfd.errors.DataError):
         assert _has(pipeline, "cache_file")  # of which an operation after it reads a part
         return "fails without a service"
@@ -824,7 +850,7 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
     """Return the result for a pipeline with ``semantics="same"``. Fail if elements differ."""
     build = Build(directory)
     dataset = sent = build(pipeline)
-    if _has(pipeline, "hint", "cache_file"):
+    if _has(pipeline, "hint", *KEPT):
         sent = build(pipeline, sent=True)
     times = _times(pipeline, mode, cluster)
     try:
@@ -856,7 +882,7 @@ def compare_same(directory: Path, pipeline: Pipeline, mode: str, cluster: tfd.Cl
         drawn += _drawn(through)
         expected_draws += _drawn(alone)
         build.change_state()
-    repeats = _has(pipeline, "cache", "cache_file", "repeat", "endless")
+    repeats = _has(pipeline, *KEPT, "repeat", "endless")
     if pipeline.draw in ("unseeded", "generator", "augmentation", "numpy", "counter"):
         assert repeats or len(set(drawn)) == len(drawn)
     elif pipeline.draw == "seeded" and len(drawn) == len(expected_draws):
