@@ -24,6 +24,11 @@ READERS = ("TFRecord", "TextLine", "FixedLengthRecord")
 
 #: Users' names of stages whose class has another name.
 _USER_NAMES = {
+    "CSV": "CsvDataset",
+    "List": "from_list",
+    "MatchingFiles": "list_files",
+    "SparseTensorSlice": "from_tensor_slices",
+    "Sql": "SqlDataset",
     "TensorSlice": "from_tensor_slices",
     "Tensor": "from_tensors",
     "PaddedBatch": "padded_batch",

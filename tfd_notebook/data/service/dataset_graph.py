@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs, expanded
-from tfd_notebook._compat.tf_data.pipeline_model import inputs_first
+from tfd_notebook._compat.tf_data.pipeline_model import READERS, inputs_first
 from tfd_notebook.data.service.batch_rows import BatchRows
 from tfd_notebook.data.service.function_facts import (
-    READERS,
     Facts,
     Functions,
     Write,
@@ -62,16 +61,22 @@ _DIVIDED_BY_FILE = (
     "Zip",
 )
 _NOT_BY_FILE = (
+    "CSV",
     "DirectedInterleave",
     "GlobalShuffle",
     "GroupByReducer",
     "GroupByWindow",
     "IgnoreErrors",
     "IndexFlatMap",
+    "LMDB",
+    "List",
+    "Load",
     "Random",
     "Range",
     "Scan",
     "Snapshot",
+    "SparseTensorSlice",
+    "Sql",
     "TakeWhile",
     "Tensor",
     "TensorSlice",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.graph import data_inputs
-from tfd_notebook._compat.tf_data.pipeline_model import kind_of
+from tfd_notebook._compat.tf_data.pipeline_model import READERS, kind_of
 from tfd_notebook._compat.tf_data.py_functions import OPS
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, is_examined, node_kind
 from tfd_notebook.data.service.python_state import State, copied_state, names_random
@@ -25,8 +25,6 @@ _DRAWING = (
     "Timestamp",
     "TruncatedNormal",
 )
-#: Operations that read a file format.
-READERS = ("TextLine", "TFRecord", "FixedLengthRecord", "CSV")
 #: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
 _GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
 

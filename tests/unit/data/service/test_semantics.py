@@ -1180,6 +1180,45 @@ def test_mode_file_or_data_divides_as_tensorflow(name: str, records: Callable[[]
     assert all(each.refused for each in twice)
 
 
+def csv(path: Any) -> Any:
+    return tf.data.experimental.CsvDataset(path, [tf.int64]).map(lambda x: x)
+
+
+#: Sources that TensorFlow does not divide by file.
+NOT_BY_FILE: dict[str, Callable[[Path], Any]] = {
+    "csv": lambda path: csv(str(path / "csv")),
+    "csv inside": lambda path: D.from_tensors(str(path / "csv")).interleave(csv),
+    "csv after files": lambda path: (
+        tf.data.TextLineDataset([str(path / "csv")] * 2)
+        .map(lambda line: tf.strings.to_number(line, tf.int64))
+        .concatenate(csv(str(path / "csv")))
+    ),
+    "load": lambda path: D.load(str(path / "saved")),
+    "list": lambda path: D.from_tensor_slices([3, 1, 2]),
+    "python list": lambda path: tf.data.experimental.from_list([3, 1, 2]),
+    "sparse": lambda path: D.from_tensor_slices(tf.sparse.eye(4)).map(tf.sparse.to_dense),
+    "snapshot": lambda path: numbers().snapshot(str(path / "snapshot")),
+    "counter": lambda path: D.counter().take(4),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BY_FILE)
+def test_mode_file_or_data_divides_other_sources_by_data(name: str, tmp_path: Path) -> None:
+    (tmp_path / "csv").write_text("1\n2\n3\n")
+    numbers().save(str(tmp_path / "saved"))
+    dataset = NOT_BY_FILE[name](tmp_path)
+    policies = tf.data.experimental.AutoShardPolicy
+    files = name.endswith("after files")  # of which TensorFlow divides the first ones
+    assert divided(dataset, policies.FILE) is None
+    assert (divided(dataset, policies.AUTO) == divided(dataset, policies.DATA)) is not files
+    for create in (lambda: dataset, lambda: dataset.shuffle(9), lambda: dataset.batch(2, True)):
+        pipeline = graph_inspection.examine(create()).semantics
+        found = pipeline.changes("FILE_OR_DATA", 2)
+        twice = [each for each in found if "after it has divided the files" in each.what]
+        assert pipeline.changes("DATA", 2) == [each for each in found if each not in twice]
+        assert bool(twice) is files
+
+
 def names_of_files(directory: Any) -> Any:
     for number in range(4):
         np.arange(3 * number, 3 * number + 3).tofile(directory / f"{number}.bin")
