@@ -384,8 +384,8 @@ class Build:
         return dataset.flat_map(lambda x: D.range(x % 4).shuffle(4))
 
     def _captured(self, dataset: Any, other: Step) -> Any:
-        inner = self._source(*other).take(3)
-        return dataset.flat_map(lambda x: inner.map(lambda y: x * 31 + y))
+        inner = self._source(*other)  # of another number of elements for each x, for batch()
+        return dataset.flat_map(lambda x: inner.take(x % 3 + 1).map(lambda y: x * 31 + y))
 
     def _cache(self, dataset: Any) -> Any:
         return dataset.cache()
