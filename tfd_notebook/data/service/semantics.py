@@ -287,6 +287,8 @@ class Semantics:
             return (count is not None and count < 0) or any(each.endless for each in before)
         if kind in ("Take", "TakeWhile"):
             return False
+        if kind == "Random":
+            return True
         combine = all if kind == "Zip" else any
         return bool(before) and combine(each.endless for each in before)
 
@@ -309,7 +311,8 @@ class Semantics:
         divided = [each for each in before if each.divided]
         if effect == "pairing" and len(before) > 1 and not self._graph.joins_one(node):
             divided = before  # each source is divided separately, even if it is one unit
-        if effect != "counting":  # the selector of sample_from_datasets
+        drops = effect == "grouping" and self._graph.drops_last(node)
+        if effect != "counting" and not drops:  # the selector of sample_from_datasets
             divided = [each for each in divided if not each.only_drawn]
         by_source = bool(divided) and (
             mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))

@@ -1076,6 +1076,13 @@ def test_elements_of_an_unknown_operation_are_not_promised() -> None:
     assert not any(semantics.Semantics(definition).keeps_elements(mode) for mode in MODES)
 
 
+def test_drawn_numbers_that_are_dropped_are_missing() -> None:
+    drawn = D.random(1).take(11).shard(SHARE, SHARE)
+    assert kinds(drawn.batch(3, drop_remainder=True), "HINT") == {"counting"}
+    assert kinds(drawn.batch(3), "HINT") == set()
+    assert kinds(D.random().batch(3, drop_remainder=True), "DYNAMIC") == set()
+
+
 def test_mode_hint_without_a_hint_divides_nothing() -> None:
     assert changes(numbers().shuffle(3).take(2), "HINT") == []
 
