@@ -55,6 +55,8 @@ Every error has a ``code``, ``what`` (the problem), ``task`` (the task concerned
 from __future__ import annotations
 
 import re
+import sys
+import types
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -94,6 +96,9 @@ QUERY_SECRET = re.compile(
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 #: All characters that move a terminal's cursor or break a line, except tab and newline.
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+#: Parts of the paths of modules that are not the user's.
+_PACKAGE, _INSTALLED = __file__.removesuffix("errors.py"), "-packages/"
 
 
 class TfdError(Exception):
@@ -139,8 +144,42 @@ class TfdError(Exception):
         """The problem and the next step, without code and task."""
         return self.what if self.fix is None else f"{self.what}; next: {self.fix}"
 
+    def _render_traceback_(self) -> Any:
+        """Return the lines that IPython shows, with the frames of the user's code only.
+
+        ``%xmode Verbose`` gives all frames, and the errors that are the cause.
+        """
+        shell = sys.modules["IPython"].get_ipython()
+        formatter, traceback = shell.InteractiveTB, self.__traceback__
+        if formatter.mode == "Verbose":
+            return formatter.structured_traceback(type(self), self, traceback)
+        cause, suppressed = self.__cause__, self.__suppress_context__
+        self.__cause__ = None  # its text is a part of this error
+        try:
+            users = _without_libraries(traceback)
+            return formatter.structured_traceback(type(self), self, users)
+        finally:
+            self.__cause__, self.__suppress_context__ = cause, suppressed
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.task, self.fix)
+
+
+def _without_libraries(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback that ends at the last frame of code that is not installed."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    names = [each.tb_frame.f_code.co_filename for each in entries]
+    users = [
+        n
+        for n, name in enumerate(names)
+        if not name.startswith(_PACKAGE) and _INSTALLED not in name
+    ]
+    for each in reversed(entries[: users[-1] + 1] if users else entries):
+        traceback = types.TracebackType(traceback, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return traceback
 
 
 def without_user(text: str, replacement: str = "") -> str:

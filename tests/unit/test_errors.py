@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
@@ -175,3 +177,36 @@ def test_long_text_is_read_once(text: str) -> None:
 )
 def test_text_without_a_password_remains(text: str) -> None:
     assert errors.without_user(text) == text
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    shell = InteractiveShell.instance(colors="nocolor")
+    yield shell
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+
+
+NESTED = """
+import tfd_notebook as tfd
+def start():
+    return tfd.Cluster(launcher="locl")
+try:
+    {}["key"]
+except KeyError:
+    start()
+"""
+
+
+def test_notebook_shows_the_frames_of_the_user(shell: InteractiveShell, capsys: Any) -> None:
+    shell.run_cell(NESTED)
+    shown = capsys.readouterr().out
+    assert shown.index("start()") < shown.index('tfd.Cluster(launcher="locl")')
+    assert "did you mean 'local'?" in shown
+    assert "tfd_notebook/cluster" not in shown
+    assert "KeyError: 'key'" not in shown  # the error is complete without it
+    shell.run_line_magic("xmode", "Verbose")
+    shell.run_line_magic("tb", "")
+    shown = capsys.readouterr().out
+    assert "tfd_notebook/cluster" in shown
+    assert "KeyError: 'key'" in shown

@@ -93,7 +93,7 @@ class _Magic:
             # IPython shows this text instead of a traceback. The exception itself is unchanged, so
             # that programs can catch it.
             rendered = f"{type(error).__name__}: {error}"
-            error._render_traceback_ = lambda: [rendered]  # type: ignore[attr-defined]
+            error._render_traceback_ = lambda: [rendered]  # type: ignore[method-assign]
             raise
         return None
 
