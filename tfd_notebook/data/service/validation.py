@@ -239,7 +239,8 @@ def check_service(cluster: DataServiceProtocol) -> None:
             )
         if waited > _DISPATCHER_SECONDS:
             raise DispatcherLost(
-                f"the dispatcher of cluster {cluster.name!r} does not answer: {result.reason}",
+                f"the dispatcher of cluster {cluster.name!r} has not answered for {waited:.0f} s. "
+                f"Last attempt: {result.reason}",
                 task="dispatcher:0",
                 fix=cluster.restart_step("dispatcher:0", logs=True),
             )
