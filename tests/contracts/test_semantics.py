@@ -505,7 +505,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.arange(20 * number, 20 * number + size).tofile(path / "large" / f"{number}.bin")
     (path / "large" / "all.csv").write_text("".join(f"{number}\n" for number in range(186)))
     D.range(7).save(str(path / "saved"))
-    D.range(45).save(str(path / "large" / "saved"))
+    D.range(53).save(str(path / "large" / "saved"))
     return path
 
 
@@ -816,7 +816,7 @@ def _larger(pipeline: Pipeline) -> Pipeline:
     def source(step: Step) -> Step:
         kind, *arguments = step
         if kind in ("range", "slices", "generator", "random"):
-            return (kind, 8 * arguments[0] + 40, *arguments[1:])
+            return (kind, 8 * arguments[0] + 53, *arguments[1:])
         return step
 
     def larger(step: Step) -> Step:
