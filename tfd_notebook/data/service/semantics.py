@@ -231,7 +231,8 @@ class Semantics:
         if not before and OPERATIONS.get(kind) != "single" and not self._graph.is_counter(node):
             divided = True  # a source, or datasets from outside of a tf.function
         joins = kind in ("Concatenate", "Zip", "DirectedInterleave")
-        if joins or self._graph.reads_again(node):
+        others = [each for each in self._graph.before(node) if not self._graph.is_counter(each)]
+        if (joins and len(others) > 1) or self._graph.reads_again(node):
             divided = True
         hinted = any(each.hinted for each in before)
         if kind == "Shard" and self._graph.constant(node, 1) == -1:

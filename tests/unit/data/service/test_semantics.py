@@ -1083,6 +1083,12 @@ def test_drawn_numbers_that_are_dropped_are_missing() -> None:
     assert kinds(D.random().batch(3, drop_remainder=True), "DYNAMIC") == set()
 
 
+def test_numbers_of_a_single_source_are_not_divided() -> None:
+    numbered = generated().enumerate()
+    assert kinds(numbered.take(3).map(lambda number, x: number), "DYNAMIC") == set()
+    assert kinds(numbered.window(2).flat_map(lambda i, x: D.zip((i, x))), "DYNAMIC") == set()
+
+
 def test_mode_hint_without_a_hint_divides_nothing() -> None:
     assert changes(numbers().shuffle(3).take(2), "HINT") == []
 
