@@ -113,6 +113,7 @@ class DatasetGraph:
         self._before: dict[str, tuple[Any, ...]] = {}
         self._constants: dict[tuple[str, int], Any] = {}
         self._facts: dict[str, Facts] = {}
+        self._captured: dict[str, list[list[Any]]] = {}
         self._deterministic = deterministic
 
     @cached_property
@@ -255,11 +256,19 @@ class DatasetGraph:
         if not self._is_outside(node):
             return self.functions.facts_of(node)
         if node.name not in self._facts:
-            facts = self.functions.facts_of(node)
-            for each in (each for nodes in self.captured(node) for each in nodes):
-                facts = facts.plus(own_facts(each, self.nodes)).plus(self.facts_of(each))
-            self._facts[node.name] = facts
+            for reader in self.captured_first(node):
+                facts = self.functions.facts_of(reader)
+                for each in self._used(reader):
+                    facts = facts.plus(own_facts(each, self.nodes)).plus(self._facts[each.name])
+                self._facts[reader.name] = facts
         return self._facts[node.name]
+
+    def captured_first(self, node: Any) -> list[Any]:
+        """Return `node` and all operations of captured datasets, each after those that it uses."""
+        return inputs_first([node], self._used, lambda node: node.name)
+
+    def _used(self, node: Any) -> list[Any]:
+        return [each for nodes in self.captured(node) for each in nodes]
 
     def captured(self, node: Any) -> list[list[Any]]:
         """Return the operations of each input that is captured, each after its own inputs.
@@ -269,13 +278,15 @@ class DatasetGraph:
         """
         if not self._is_outside(node):
             return []
-        inputs = map(self.input, list(data_inputs(node))[captured_inputs(node)])
-        return [
-            inputs_first([each], self.before, lambda node: str(node.name))
-            if each is not None and is_dataset(each)
-            else []
-            for each in inputs
-        ]
+        if node.name not in self._captured:
+            inputs = map(self.input, list(data_inputs(node))[captured_inputs(node)])
+            self._captured[node.name] = [
+                inputs_first([each], self.before, lambda node: str(node.name))
+                if each is not None and is_dataset(each)
+                else []
+                for each in inputs
+            ]
+        return self._captured[node.name]
 
     def is_examined(self, node: Any) -> bool:
         """Return True if the effects of all datasets that the functions of `node` use are known."""
@@ -291,7 +302,7 @@ class DatasetGraph:
             # Each call takes the next order of a seed.
             return OPERATIONS[kind] != "ordering" or not (self.is_seeded(each) and reshuffles(each))
 
-        return all(is_known(each) for nodes in self.captured(node) for each in nodes)
+        return all(map(is_known, self._used(node)))
 
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an input that is a constant, else None."""
@@ -445,8 +456,7 @@ class DatasetGraph:
 
     def captured_state(self, node: Any) -> tuple[bool, bool]:
         """Return whether the functions of `node` use variables, and tables that can change."""
-        readers = [node, *(each for nodes in self.captured(node) for each in nodes)]
-        inputs = (self.input(name) for each in readers for name in each.input)
+        inputs = (self.input(name) for each in self.captured_first(node) for name in each.input)
         ops = [each.op for each in inputs if each is not None]
         return any(op in _VARIABLES for op in ops), any(op.startswith(_TABLES) for op in ops)
 

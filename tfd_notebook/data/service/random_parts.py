@@ -46,6 +46,7 @@ class RandomParts:
         self._graph = graph
         self._functions = graph.functions
         self._by_order = by_order
+        self._captured: dict[str, tuple[Parts, bool]] = {}
         self._results: dict[tuple[str, Parts, bool, bool], Parts] = {}
         self.visited = 0
 
@@ -143,6 +144,14 @@ class RandomParts:
         That of a dataset is its selection. Also return True if elements of datasets depend on
         random numbers.
         """
+        if not self._graph.captured(node):
+            return (), False
+        for reader in self._graph.captured_first(node):
+            if reader.name not in self._captured:
+                self._captured[reader.name] = self._of_inputs(reader)
+        return self._captured[node.name]
+
+    def _of_inputs(self, node: Any) -> tuple[Parts, bool]:
         degrees, noisy = [], False
         for operations in self._graph.captured(node):
             parts: dict[str, Parts] = {}
@@ -151,7 +160,7 @@ class RandomParts:
                 inputs = self._graph.before(each)
                 before = [parts[other.name] for other in inputs]
                 degrees[-1] = max(degrees[-1], self.selection(each, before))
-                if node_kind(each) == "Random":
+                if node_kind(each) == "Random" and not self._graph.is_seeded(each):
                     parts[each.name] = (POSSIBLY,)
                 else:
                     parts[each.name] = self.after(each, inputs, before)

@@ -78,10 +78,14 @@ def noisy() -> Any:
     return D.range(3).map(lambda x: x + tf.random.uniform((), 0, 9, tf.int64))
 
 
+def shuffled() -> Any:
+    return D.range(9).shuffle(9)
+
+
 @pytest.mark.parametrize(
     ("create", "refused"),
     [
-        (lambda: joined(D.range(9).shuffle(9)), True),
+        (lambda: joined(shuffled()), True),
         (lambda: joined(D.range(9).map(lambda x: x, 2, deterministic=False)), True),
         (lambda: selected(noisy()), True),
         (lambda: joined(D.range(9).filter(lambda x: tf.random.uniform(()) > 0.5)), True),
@@ -125,3 +129,15 @@ def test_one_that_keeps_another_state_is_not_covered(tmp_path: Path) -> None:
         D.range(9).snapshot(str(tmp_path / "snapshot")),
     ):
         assert "unknown" in {change.kind for change in found(joined(inner), "DYNAMIC")}
+
+
+@pytest.mark.parametrize(
+    ("create", "depth", "kinds"), [(noisy, 40, set()), (shuffled, 500, {"order"})]
+)
+def test_many_nested_ones_are_examined_once(create: Any, depth: int, kinds: set[str]) -> None:
+    dataset = create()
+    for _ in range(depth):
+        dataset = whole(dataset)
+    pipeline = graph_inspection.examine(dataset).semantics
+    assert {change.kind for change in pipeline.changes("DATA", 2)} == kinds
+    assert pipeline.visited < 10_000
