@@ -25,6 +25,7 @@ READERS = ("TFRecord", "TextLine", "FixedLengthRecord")
 #: Users' names of stages whose class has another name.
 _USER_NAMES = {
     "CSV": "CsvDataset",
+    "DenseToRagged": "ragged_batch",
     "List": "from_list",
     "MatchingFiles": "list_files",
     "SparseTensorSlice": "from_tensor_slices",

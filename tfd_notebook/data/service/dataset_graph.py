@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -195,6 +196,22 @@ class DatasetGraph:
         return before - after
 
     @cached_property
+    def before_shuffle(self) -> set[str]:
+        """The operations on the names of files that TensorFlow puts before a shuffle of these.
+
+        In mode ``"FILE"``, it moves a shuffle behind the division of the files.
+        """
+        found: set[str] = set()
+        for node in self.ordered:
+            shuffled = any(
+                OPERATIONS.get(node_kind(each)) == "ordering" or each.name in found
+                for each in self.before(node)
+            )
+            if shuffled and node.name in self.before_files:
+                found.add(node.name)
+        return found
+
+    @cached_property
     def ordered(self) -> list[Any]:
         """The dataset operations of the pipeline, each after those that it reads."""
         datasets = [node for node in self.nodes.values() if is_dataset(node)]
@@ -350,6 +367,45 @@ class DatasetGraph:
         """Return True if an operation can read its sources several times."""
         return self.repeats(node) and all(node_kind(each) != "Cache" for each in self.before(node))
 
+    def selects_by_position(self, node: Any) -> bool:
+        """Return True if the elements after `node` depend on the order of those before it."""
+        effect = self.effect(node)
+        if effect == "grouping":
+            return self.drops_last(node)
+        return effect in ("pairing", "counting", "neighbors", "reducing") and not (
+            node_kind(node) in ("Unique", "AssertCardinality") or self.keeps_all(node)
+        )
+
+    def added_windows(self, node: Any, workers: int) -> str:
+        """Return the largest change of the number of windows, or an empty text."""
+        size, shift, stride = (self.constant(node, index) for index in (1, 2, 3))
+        if not size or not shift or not stride:
+            return ""
+        length = (size - 1) * stride + 1
+        return f" by up to {(workers - 1) * math.ceil(length / shift)}"
+
+    def is_late(self, node: Any) -> bool:
+        """Return True if an operation creates iterators of its input when an element is read."""
+        return OPERATIONS.get(node_kind(node)) == "ordering" or self.reads_again(node)
+
+    def reads_all(self, node: Any) -> bool:
+        """Return True if an operation makes iterators that are created late read whole sources.
+
+        In mode "dynamic", these have no connection to the dispatcher, which divides the sources
+        (2.21). A parallel ``interleave`` keeps the connection.
+        """
+        return node.op == "InterleaveDataset" or node_kind(node) == "GroupByWindow"
+
+    def is_endless(self, node: Any, before: Sequence[bool]) -> bool:
+        """Return True if an operation has no end. `before` is this of its inputs."""
+        kind = node_kind(node)
+        if kind == "Repeat":
+            count = self.constant(node, 1)
+            return (count is not None and count < 0) or any(before)
+        if kind in ("Take", "TakeWhile"):
+            return False
+        return kind == "Random" or (bool(before) and (all if kind == "Zip" else any)(before))
+
     def partitions(self, window: Any) -> bool:
         """Return True if each element is in one window."""
         size, shift, stride = (self.constant(window, index) for index in (1, 2, 3))
@@ -363,12 +419,12 @@ class DatasetGraph:
         return self.joins_one(node) and any(map(self._numbers, self.before(node)))
 
     def joins_one(self, zipped: Any) -> bool:
-        """Return True if a zip joins one dataset with numbers or constants that have no end."""
+        """Return True if a zip has one dataset, and numbers or constants that have no end."""
         if node_kind(zipped) != "Zip":
             return False  # else the time for a long pipeline is quadratic
         before = self.before(zipped)
         others = [each for each in before if not (self._numbers(each) or self._is_any_part(each))]
-        return len(others) <= 1 < len(before)
+        return len(others) <= 1
 
     def _numbers(self, node: Any) -> bool:
         """Return True for a dataset that counts without end."""
@@ -419,9 +475,12 @@ class DatasetGraph:
     def selects_at_random(self, node: Any) -> bool:
         """Return True if a random source selects the dataset of each element."""
         selector = self.input(node.input[0])
-        while selector is not None and node_kind(selector) != "Random":
-            selector = next(iter(self.before(selector)), None)
-        return selector is not None
+        before, _ = self._up_to([] if selector is None else [selector])
+        return any(node_kind(self.nodes[name]) == "Random" for name in before)
+
+    def selects_all(self, node: Any) -> bool:
+        """Return True if a selection of datasets delivers all of their elements."""
+        return self.selects_at_random(node) and not stops_early(node)
 
     def is_unordered(self, node: Any) -> bool:
         """Return True if its parallel calls, or those in its functions, deliver in any order."""

@@ -287,6 +287,10 @@ def divide(dataset: Any, mode: str, in_process: bool) -> Division | None:
                 operation.flow = Flow(divided=True, random=operation.flow.random)
                 continue
         before = [n for n in operation.inputs if division.operations[n].effect != COUNTER]
+        # No service sends the elements between the two operations of `ragged_batch`.
+        parts = (division.operations[n].stage for n in before if n not in division.local)
+        if any(part is not None and part.kind == "DenseToRagged" for part in parts):
+            division.local += before
         if alone.issuperset(before):
             alone.add(name)  # all of it runs here, as without a service
         else:
@@ -391,12 +395,16 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
     known = {change.kind: change for change in operation.changes}
     fix = 'use semantics="checked", and read what changes'
     offers = False
+    node = operation.node
     if "unknown" in known:
         reason = known["unknown"].what
+    elif division.semantics.is_before_files(mode, node):
+        reason = "it precedes the readers of the files, and the data workers divide these"
+        fix = "omit its seed" if operation.effect == "ordering" else fix
     elif mode not in _DIVIDING:
         reason = "in this mode, the data workers can deliver elements several times"
         fix = 'use processing_mode="dynamic"'
-    elif operation.node.name not in division.shuffled and (
+    elif node.name not in division.shuffled and (
         operation.effect == "pairing" or operation.kind in _ORDERED or "neighbors" in known
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"

@@ -26,6 +26,7 @@ class Flow:
     cached: bool = False  # a cache in memory is before it
     kept_order: bool = False  # a shuffle gives all epochs one random order
     repeated: bool = False  # an element can occur again
+    late: bool = False  # the iterator of a source is created when an element is read
 
 
 @dataclass

@@ -25,6 +25,8 @@ _DRAWING = (
     "Timestamp",
     "TruncatedNormal",
 )
+#: Ops that change a table.
+_INSERTING = ("LookupTableInsert", "LookupTableRemove")
 #: Ops that draw from a ``tf.random.Generator``, whose state is a variable.
 _GENERATING = ("RngReadAndSkip", "RngSkip", "Stateful")
 
@@ -55,7 +57,7 @@ class Facts(NamedTuple):
     seeded: bool = False  # the same numbers in each iterator
     generates: bool = False  # numbers of a tf.random.Generator
     derives: bool = False  # numbers from an explicit state
-    assigns: bool = False  # changes a variable
+    assigns: bool = False  # changes a variable or a table
     shuffles: bool = False  # a shuffle without a seed
     gets: bool = False  # elements of a dataset by their number
     states: tuple[State, ...] = ()  # objects of Python functions
@@ -215,7 +217,8 @@ def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
         seeded=draws and seeded,
         derives=node.op.startswith("StatelessRandom"),
         generates=node.op.startswith(_GENERATING) and node.op != "StatefulPartitionedCall",
-        assigns=node.op.startswith("Assign") and node.op.endswith("VariableOp"),
+        assigns=node.op.startswith(_INSERTING)
+        or (node.op.startswith("Assign") and node.op.endswith("VariableOp")),
         shuffles=effect == "ordering" and unseeded,
         gets=node.op == "GetElementAtIndex",
         states=copied_state(token) if token else (),
@@ -233,7 +236,7 @@ def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
 def _is_plain(op: str) -> bool:
     """Return True for an op that has none of the facts, with all attributes and inputs."""
     return not (
-        op.startswith((*_DRAWING, *_GENERATING, "StatelessRandom", "Assign"))
+        op.startswith((*_DRAWING, *_GENERATING, *_INSERTING, "StatelessRandom", "Assign"))
         or op.endswith("CandidateSampler")
         or op in OPS
         or op == "GetElementAtIndex"

@@ -8,7 +8,6 @@ draw or remember elements then do so on each data worker. TensorFlow does not re
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,6 +200,11 @@ class Semantics:
             or (mode == "OFF" and any(each.flow.reselected for each in operations[-1:]))
         )
 
+    def is_before_files(self, mode: str, node: Any) -> bool:
+        """Return True for an operation before the readers of the files that `mode` divides."""
+        by_file = mode == "FILE" or (mode == "FILE_OR_DATA" and "FILE" in self._graph.file_or_data)
+        return by_file and node.name in self._graph.before_files
+
     def numbers_by_order(self) -> RandomParts:
         """Return the parts that depend on the order in which elements reach the functions."""
         return RandomParts(self._graph, by_order=True)
@@ -249,7 +253,7 @@ class Semantics:
             divided,
             hinted,
             source or (bool(before) and all(each.only_drawn for each in before)),
-            self._is_endless(kind, node, before),
+            self._graph.is_endless(node, [each.endless for each in before]),
             (CERTAINLY,) if drawn else self._random.after(node, self._graph.before(node), parts),
             effect == "ordering"
             or (kind not in EXPANDING and bool(before) and all(each.shuffled for each in before)),
@@ -258,8 +262,8 @@ class Semantics:
             or self._graph.is_unordered(node)
             or (bool(selection) and (selects or facts.names)),
             any(each.reselected for each in read)
-            or (reordered and self._selects_by_position(node, effect))
-            or (bool(selection) and not (selects and self._selects_all(node)))
+            or (reordered and self._graph.selects_by_position(node))
+            or (bool(selection) and not (selects and self._graph.selects_all(node)))
             or ((facts.shuffles or self._graph.is_unordered_inside(node)) and facts.condenses)
             or drawn
             or kind == "Sampling",
@@ -268,30 +272,8 @@ class Semantics:
             (effect == "ordering" and not self._graph.is_seeded(node) and not reshuffles(node))
             or any(each.kept_order for each in before),
             self._graph.repeats(node) or any(each.repeated for each in before),
+            self._graph.is_late(node) or (len(before) == 1 and before[0].late),
         )
-
-    def _selects_by_position(self, node: Any, effect: str | None) -> bool:
-        """Return True if the elements after `node` depend on the order of those before it."""
-        if effect == "grouping":
-            return self._graph.drops_last(node)
-        return effect in ("pairing", "counting", "neighbors", "reducing") and not (
-            node_kind(node) in ("Unique", "AssertCardinality") or self._graph.keeps_all(node)
-        )
-
-    def _selects_all(self, node: Any) -> bool:
-        """Return True if a selection of datasets delivers all of their elements."""
-        return self._graph.selects_at_random(node) and not stops_early(node)
-
-    def _is_endless(self, kind: str, node: Any, before: list[Flow]) -> bool:
-        if kind == "Repeat":
-            count = self._graph.constant(node, 1)
-            return (count is not None and count < 0) or any(each.endless for each in before)
-        if kind in ("Take", "TakeWhile"):
-            return False
-        if kind == "Random":
-            return True
-        combine = all if kind == "Zip" else any
-        return bool(before) and combine(each.endless for each in before)
 
     def _changes(
         self,
@@ -323,6 +305,14 @@ class Semantics:
         if mode == "FILE" and node.name in self._graph.before_files:
             by_source, by_result = False, True
             ordering = False  # TensorFlow moves a shuffle after the division of the files
+            if node.name in self._graph.before_shuffle and self._graph.selects_by_position(node):
+                yield change(
+                    "order",
+                    "TensorFlow moves the shuffle of the names after it, so it takes other names, "
+                    "and up to all elements differ",
+                    "shuffle the list of names, before the dataset is made",
+                    refused=True,
+                )
         unknown = [*facts.unknown, *(() if is_examined(node) else (node.op,))]
         if not self._graph.is_examined(node):
             unknown.append("a dataset that the function uses")
@@ -336,7 +326,7 @@ class Semantics:
         if (
             (by_source or mode == "OFF")
             and any(each.kept_order for each in before)
-            and self._selects_by_position(node, self._graph.effect(node))
+            and self._graph.selects_by_position(node)
         ):
             yield change(
                 "random",
@@ -381,6 +371,16 @@ class Semantics:
                     f"{times(mode, workers)}",
                     f"call shard(SHARD_HINT, SHARD_HINT) after {user_name(kind)}()",
                 )
+        if mode == "DYNAMIC" and self._graph.reads_all(node) and any(each.late for each in before):
+            yield change(
+                "counting",
+                "after shuffle() or repeat(), each data worker reads the whole source for it, so "
+                f"each element occurs {times(mode, workers)}",
+                "use num_parallel_calls=tf.data.AUTOTUNE in interleave()"
+                if kind == "Interleave"
+                else f"call {user_name(kind)}() after distribute",
+                refused=True,
+            )
         if mode == "DYNAMIC" and kind in UNDIVIDED:
             yield change("undivided", "it cannot be divided, so reading fails", UNDIVIDED[kind])
         elif path:
@@ -470,7 +470,8 @@ class Semantics:
                 return  # these numbers are not a part of its elements
             what = "each data worker counts from the start, so what uses the number may differ"
             what += f", and a number may occur {often}"
-            yield change("counting", what, f"call enumerate() {_ANY}")
+            method = self._name(node).partition("(")[0]  # or zip() with a counter
+            yield change("counting", what, f"call {method}() {_ANY}")
         elif effect == "counting" and (kind != "Shard" or self._graph.constant(node, 1) != -1):
             if self._graph.keeps_all(node) or node.name in self._graph.only_numbers:
                 return
@@ -513,7 +514,7 @@ class Semantics:
             yield change(
                 "counting",
                 "each data worker makes windows of its elements, so their number may differ"
-                f"{self._windows(node, workers)}{later}",
+                f"{self._graph.added_windows(node, workers)}{later}",
                 after,
             )
         elif kind == "GroupByWindow" and facts.condenses:
@@ -541,14 +542,6 @@ class Semantics:
                     f"{keys}each data worker may be short{later}"
                 )
                 yield change("grouping", what, after)
-
-    def _windows(self, node: Any, workers: int) -> str:
-        """Return the largest change of the number of windows, or an empty text."""
-        size, shift, stride = (self._graph.constant(node, index) for index in (1, 2, 3))
-        if not size or not shift or not stride:
-            return ""
-        length = (size - 1) * stride + 1
-        return f" by up to {(workers - 1) * math.ceil(length / shift)}"
 
     def _joined(self, batch: Any, change: Callable[..., Change]) -> Change:
         """Return the change of batches whose rows an operation joins."""
@@ -644,12 +637,15 @@ class Semantics:
                 "worker and in each epoch",
                 f"{unseeded}with a seed that is a part of the element",
             )
-        elif variables and facts.assigns:
+        elif (variables or tables) and facts.assigns:
+            kind_of_state = "variable" if variables else "table"
             yield change(
                 "captured",
-                "each data worker changes its own copy of a variable, in each epoch from the start",
+                f"each data worker changes its own copy of a {kind_of_state}, in each epoch from "
+                "the start",
                 "change it after distribute",
             )
+            tables = False
         elif variables:
             yield change(
                 "captured",
@@ -657,7 +653,7 @@ class Semantics:
                 "distribute the dataset again after a variable has changed",
             )
         if facts.states:
-            names = " and ".join(state.name for state in facts.states)
+            names = " and ".join(dict.fromkeys(state.name for state in facts.states))
             yield change(
                 "python",
                 f"each data worker has a copy of {names} as it is now",
@@ -690,6 +686,11 @@ class Semantics:
         name = user_name(node_kind(node)) if stage is None else stage.name
         if node_kind(node) == "DirectedInterleave" and not self._graph.selects_at_random(node):
             name = name.replace("sample_from_datasets", "choose_from_datasets", 1)
-        if self._graph.is_enumeration(node) and len(self._graph.before(node)) == 2:
+        before = self._graph.before(node)
+        if (
+            node_kind(node) == "Zip"
+            and len(before) == 2
+            and any(map(self._graph.is_counter, before))
+        ):
             name = name.replace("zip", "enumerate", 1)
         return name if stage is not None else f"{name}()"

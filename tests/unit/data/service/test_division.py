@@ -322,9 +322,9 @@ def test_state_of_a_function_is_not_shared_by_number() -> None:
     ("dataset", "first"),
     [
         (filtered().batch(4).unbatch(), "batch(4)"),
-        (filtered().ragged_batch(4), "batch(4)"),
+        (filtered().ragged_batch(4), "ragged_batch()"),
         (filtered().batch(4).rebatch(2), "batch(4)"),
-        (filtered().apply(tf.data.experimental.dense_to_ragged_batch(4)), "batch(4)"),
+        (filtered().apply(tf.data.experimental.dense_to_ragged_batch(4)), "ragged_batch()"),
     ],
 )
 def test_stages_with_several_operations_are_separated(dataset: Any, first: str) -> None:
@@ -371,3 +371,21 @@ def test_operation_that_is_not_covered_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(operations, "OPERATIONS", known)
     with pytest.raises(errors.DataChanged, match="FilterDataset is not covered"):
         divide(filtered(), "DYNAMIC", False)
+
+
+@pytest.mark.parametrize("mode", ["FILE", "FILE_OR_DATA"])
+def test_operation_before_the_readers_of_files_cannot_run_here(mode: str) -> None:
+    names = D.from_tensor_slices(["a", "b", "c"])
+    read = names.shuffle(3, seed=1).flat_map(tf.data.TextLineDataset)
+    with pytest.raises(errors.DataChanged, match="precedes the readers") as caught:
+        divide(read, mode, False)
+    assert caught.value.fix == "omit its seed"
+    read = names.shuffle(3).flat_map(tf.data.TextLineDataset)
+    assert divide(read, mode, False) is None
+
+
+def test_ragged_batch_runs_as_a_whole() -> None:
+    ragged = filtered().map(lambda x: tf.range(x)).ragged_batch(2)
+    found = division(ragged, "DYNAMIC")
+    assert kinds(found, found.boundary) == ["Map"]
+    assert kinds(found, found.local)[:2] == ["Map", "Batch"]

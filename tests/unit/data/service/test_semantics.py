@@ -1076,6 +1076,84 @@ def test_elements_of_an_unknown_operation_are_not_promised() -> None:
     assert not any(semantics.Semantics(definition).keeps_elements(mode) for mode in MODES)
 
 
+def test_weights_of_a_dataset_select_at_random() -> None:
+    weights = D.from_tensors([0.5, 0.5]).repeat()
+    sampled = D.sample_from_datasets([numbers(), numbers()], weights=weights)
+    assert changes(sampled, "DYNAMIC") == []
+    (change,) = changes(sampled, "DATA")
+    assert change.operation.startswith("sample_from_datasets(")
+    assert change.refused
+
+
+def test_table_that_the_function_changes_is_a_copy() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+
+    def count(x: Any) -> Any:
+        number = table.lookup(x) + 1
+        table.insert(x, number)
+        return number
+
+    (change,) = changes(numbers().map(count), "DYNAMIC")
+    assert change.what.startswith("each data worker changes its own copy of a table")
+
+
+def test_zip_with_a_counter_has_its_own_name() -> None:
+    (change,) = changes(D.zip((numbers(), D.counter(5))), "DYNAMIC")
+    assert (change.kind, change.operation.partition("(")[0]) == ("counting", "zip")
+    assert change.fix.startswith("call zip() after distribute")
+
+
+def spread(dataset: Any, **options: Any) -> Any:
+    return dataset.interleave(lambda *_: D.range(3), cycle_length=2, **options)
+
+
+#: Pipelines of which each data worker reads the whole source in mode "dynamic".
+READ_AS_A_WHOLE: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: spread(shuffled()),
+    "shuffle with a seed": lambda: spread(numbers().shuffle(3, seed=1)),
+    "names of files": lambda: D.list_files(__file__).interleave(tf.data.TextLineDataset),
+    "repeat": lambda: spread(numbers().repeat(2)),
+    "endless": lambda: spread(numbers().repeat()),
+    "later": lambda: spread(shuffled().map(lambda x: x + 1).batch(2).prefetch(2)),
+    "cache": lambda: spread(shuffled().cache()),
+    "parallel": lambda: spread(spread(shuffled(), num_parallel_calls=2)),
+    "groups": lambda: grouped(lambda group: group.batch(2), shuffled()),
+    "single source": lambda: spread(D.from_tensors(3).shuffle(3)),
+}
+
+
+@pytest.mark.parametrize("name", READ_AS_A_WHOLE)
+def test_source_that_each_data_worker_reads_is_refused(name: str) -> None:
+    pipeline = graph_inspection.examine(READ_AS_A_WHOLE[name]()).semantics
+    found = [each for each in pipeline.changes("DYNAMIC", 2) if each.refused]
+    assert [each.kind for each in found] == ["counting"]
+    assert "each data worker reads the whole source" in found[0].what
+    step = "call group_by_window() after distribute"
+    if name != "groups":
+        step = "use num_parallel_calls=tf.data.AUTOTUNE in interleave()"
+    assert found[0].fix == step
+    assert not pipeline.keeps_elements("DYNAMIC")
+    for mode in ("DATA", "OFF", "FILE", "HINT"):
+        assert "whole source" not in str(pipeline.changes(mode, 2))
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: spread(shuffled(), num_parallel_calls=tf.data.AUTOTUNE),
+        lambda: spread(numbers().repeat(1)),
+        lambda: spread(numbers().cache().repeat(2)),
+        lambda: spread(shuffled().concatenate(numbers())),
+        lambda: spread(shuffled().enumerate()),
+        lambda: spread(numbers().flat_map(lambda x: D.range(x).shuffle(3))),
+        lambda: numbers().flat_map(lambda x: spread(D.range(x).shuffle(3))),
+        lambda: shuffled().flat_map(D.range),
+    ],
+)
+def test_source_that_the_data_workers_share_is_not_refused(create: Callable[[], Any]) -> None:
+    assert "whole source" not in str(changes(create(), "DYNAMIC"))
+
+
 def test_drawn_numbers_that_are_dropped_are_missing() -> None:
     drawn = D.random(1).take(11).shard(SHARE, SHARE)
     assert kinds(drawn.batch(3, drop_remainder=True), "HINT") == {"counting"}
@@ -1249,6 +1327,13 @@ ON_NAMES: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "enumerate": (lambda names: names.enumerate().map(lambda _, name: name), set()),
     "zip": (lambda names: D.zip((names, numbers())), set()),
     "shuffle": (lambda names: names.shuffle(9), set()),
+    "take of a shuffle": (lambda names: names.shuffle(9).take(3), {"order"}),
+    "later": (lambda names: names.shuffle(9).map(lambda x: x).skip(1).prefetch(1), {"order"}),
+    "shard": (lambda names: names.shuffle(9).shard(2, 0), {"order"}),
+    "numbers": (lambda names: names.shuffle(9).enumerate().map(lambda _, name: name), {"order"}),
+    "pairs": (lambda names: D.zip((names.shuffle(9), numbers())), {"order"}),
+    "windows": (lambda names: names.shuffle(9).window(2).flat_map(lambda w: w), {"order"}),
+    "shuffle of a take": (lambda names: names.take(3).shuffle(9), set()),
     "any order": (
         lambda names: names.map(lambda x: x, num_parallel_calls=2, deterministic=False),
         {"order"},
