@@ -18,7 +18,9 @@ from tfd_notebook.data.service.known_numbers import (
     COUNTER,
     EACH_ROW,
     ROWS,
+    axes_of_ellipsis,
     is_number,
+    joins_bits,
     numbers_of,
     parts_of,
 )
@@ -27,6 +29,7 @@ from tfd_notebook.data.service.row_ops import (
     ELEMENTWISE,
     FROM_RAGGED,
     OF_AXES,
+    OF_FIRST_INPUT,
     OF_LAST_AXES,
     OF_OTHER_RANK,
     OF_SAME_RANK,
@@ -211,7 +214,8 @@ class BatchRows:
         if node.op in TO_RAGGED and status == _BY_ROW and folds == {1}:
             return {each: Rows(_BY_PART) for each in TO_RAGGED[node.op]}
         if node.op in FROM_RAGGED and inputs[FROM_RAGGED[node.op]].status == _BY_PART:
-            return [Rows(_BY_ROW)]
+            is_joined = node.op == "RaggedBincount" and inputs[2].status  # with its size
+            return [Rows(_JOINED if is_joined else _BY_ROW)]
         if node.op in ELEMENTWISE and status != _JOINED:
             return [_elementwise(node, inputs)._replace(fold=folds.pop())]
         if status == _BY_ROW and _keeps_rows(node, inputs):
@@ -284,10 +288,8 @@ def _of_one(node: Any, inputs: list[Rows]) -> Rows:
 def _elementwise(node: Any, inputs: list[Rows]) -> Rows:
     dependent = [each for each in inputs if each.status]
     status = max(each.status for each in dependent)
-    ranks = {len(each.shape) for each in inputs if each.shape is not None}
-    own = {len(each.shape) for each in dependent if each.shape is not None}
-    if len(own) > 1 or (own and max(ranks) > max(own)):
-        return Rows(_JOINED)  # the shorter shape begins with another axis
+    if _rank(inputs) == 0 or not _is_separate(node, inputs):
+        return Rows(_JOINED)
     if node.op in ("BroadcastTo", "Select") or node.op.startswith(
         ("DecodePa", "DecodeRaw", "Parse")
     ):
@@ -296,6 +298,29 @@ def _elementwise(node: Any, inputs: list[Rows]) -> Rows:
     if shape is not None and node.op in RESIZING:
         shape = (shape[0], *(-1,) * (len(shape) - 1))
     return Rows(status, shape)
+
+
+def _is_separate(node: Any, inputs: list[Rows]) -> bool:
+    """Return False if an elementwise op has an argument with which it joins rows."""
+    first, *others = inputs
+    if node.op in OF_FIRST_INPUT:
+        return not any(each.status for each in others)
+    if node.op == "BroadcastTo":
+        sizes = others[0].numbers
+        return sizes is not None and first.shape is not None and len(sizes) == len(first.shape)
+    return not node.op.startswith("Quantize") or bool(node.attr["range_given"].b)
+
+
+def _rank(inputs: list[Rows]) -> int | None:
+    """Return the number of axes of the inputs with rows, and None if it is unknown.
+
+    It is 0 if an input has more axes, so that the shorter shape begins with another axis.
+    """
+    ranks = [(len(each.shape), each.status) for each in inputs if each.shape is not None]
+    own = {rank for rank, status in ranks if status}
+    if len(own) > 1 or (own and max(ranks)[0] > max(own)):
+        return 0
+    return max(own, default=None)
 
 
 def _broadcast(shapes: list[tuple[int, ...] | None]) -> tuple[int, ...] | None:
@@ -310,6 +335,8 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
     """Return True if the result of an op has the rows in its first axis."""
     first, *others = inputs
     alone = first.status == _BY_ROW and not any(each.status for each in others)
+    dependent = [each for each in inputs if each.status]
+    rank = 0 if any(each.shape is None for each in dependent) else _rank(inputs) or 0
 
     def constant(index: int) -> Any:
         numbers = inputs[index].numbers if index < len(inputs) else None
@@ -322,19 +349,22 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
         axes = constant(len(inputs) - 1)
         return alone and axes is not None and all(map(first.axis, axes.ravel()))
     if op in OF_LAST_AXES:
-        return all(len(each.shape or ()) > OF_LAST_AXES[op] for each in inputs if each.status)
+        needed = OF_LAST_AXES[op]
+        if op == "MatrixDiagV3":
+            needed = 1 if inputs[1].numbers is not None and inputs[1].numbers.size == 1 else 2
+        elif op == "Bitcast" and not joins_bits(node):
+            needed = 0
+        return rank > needed
     if op in ("Split", "SplitV"):
         value, axes = (others[0], constant(0)) if op == "Split" else (first, constant(2))
         return bool(value.status and axes is not None and value.axis(axes.ravel()[0]))
     if op == "Einsum":
         terms, _, result = node.attr["equation"].s.decode().partition("->")
         read = [t for t, each in zip(terms.split(","), inputs, strict=True) if each.status]
-        label = result[:1]
-        return (
-            label.isalpha()
-            and terms.count(label) == len(read)
-            and all(term.startswith(label) for term in read)
-        )
+        label = result[: 3 if result.startswith("...") else 1]
+        if not label.isalpha() and not axes_of_ellipsis(terms, [e.shape for e in inputs]):
+            return False
+        return terms.count(label) == len(read) and all(term.startswith(label) for term in read)
     if op == "DenseBincount":
         return len(first.shape or ()) == 2 and not inputs[1].status
     if op in ("ExpandDims", "ConcatV2"):
@@ -343,8 +373,7 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
             return False
         if op == "ExpandDims":
             return alone and int(axes.ravel()[0]) != 0 and first.axis(axes.ravel()[0]) != -1
-        dependent = next(each for each in inputs if each.status == _BY_ROW)
-        return bool(dependent.axis(axes.ravel()[0]))
+        return bool(dependent[0].axis(axes.ravel()[0]))
     if op == "Pack":
         return bool(node.attr["axis"].i > 0 or node.attr["axis"].i == -1)
     if op == "Unpack":
@@ -358,12 +387,8 @@ def _keeps_rows(node: Any, inputs: list[Rows]) -> bool:
         expected = {"Transpose": 0, "Tile": 1}.get(op, 0)
         return alone and numbers is not None and bool((numbers[0] == expected).all())
     if op in ("MatMul", "BatchMatMul", "BatchMatMulV2"):
-        if not alone:
-            return op != "MatMul" and all(len(each.shape or ()) > 2 for each in inputs)
-        rank = len(first.shape or ())
-        return (rank == 2 and not node.attr["transpose_a"].b and not node.attr["adj_x"].b) or (
-            rank > 2
-        )
+        transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+        return rank > 2 or (rank == 2 and alone and not transposed)
     if op == "StridedSlice":
         begin, end, strides = map(constant, (1, 2, 3))
         if strides is None or not alone:
@@ -433,9 +458,13 @@ def _reshaped(value: Rows, sizes: Rows) -> Rows:
 
 def _shape_after(node: Any, inputs: list[Rows]) -> tuple[int, ...] | None:
     """Return the shape of a result with the rows in its first axis, or None."""
-    shape = inputs[1 if node.op == "Split" else 0].shape
+    shape = next(each.shape for each in inputs if each.status)
     if node.op == "Einsum":
-        return (-1,) * len(node.attr["equation"].s.decode().partition("->")[2])
+        terms, _, result = node.attr["equation"].s.decode().partition("->")
+        width = axes_of_ellipsis(terms, [each.shape for each in inputs])
+        if "..." in result and not width:
+            return None
+        return (-1,) * (len(result.replace("...", "")) + (width if "..." in result else 0))
     if node.op == "TensorListStack":
         sizes = inputs[1].numbers
         if sizes is None or not sizes.ndim or np.isnan(sizes).any():

@@ -31,6 +31,9 @@ def numbers_of(node: Any, values: Sequence[Any]) -> Any:
         return _constant(node)
     if node.op == "SelectV2" and is_number(values[1], EACH_ROW) and is_number(values[2], 0):
         return values[1]  # as tf.vectorized_map does for a batch of one row
+    if node.op == "Pack":
+        unknown = next((value * np.nan for value in values if value is not None), None)
+        values = [unknown if value is None else value for value in values]
     if node.op not in _OPS or not values or any(value is None for value in values):
         return None
     try:
@@ -45,6 +48,24 @@ def parts_of(value: Any, sizes: Any, axis: Any) -> list[Any]:
     if value is None or value.ndim != 1 or sizes is None or not (sizes >= 0).all():
         return [None] * count
     return np.split(value, np.cumsum(sizes).astype(int)[:-1])
+
+
+def axes_of_ellipsis(terms: str, shapes: Sequence[Any]) -> int:
+    """Return the number of axes of the ellipsis of an einsum, and 0 if it differs or is unknown."""
+    found = {
+        0 if shape is None else len(shape) - len(term.replace("...", ""))
+        for term, shape in zip(terms.split(","), shapes, strict=True)
+        if "..." in term
+    }
+    return found.pop() if len(found) == 1 else 0
+
+
+def joins_bits(node: Any) -> bool:
+    """Return True if a ``tf.bitcast`` has larger elements as its result."""
+    import tensorflow as tf
+
+    before, after = (tf.as_dtype(node.attr[name].type).size for name in ("T", "type"))
+    return bool(after > before)
 
 
 def is_number(value: Any, number: int) -> bool:
@@ -82,7 +103,8 @@ def _of_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_at_least(_: Any, first: Any, second: Any) -> Any:
     """Compare numbers other than the number of rows."""
-    return (first >= second) * 1.0 if (abs(first) < _LENGTH).all() else None
+    is_known = (abs(first) < _LENGTH).all() and (abs(second) < _LENGTH).all()
+    return (first >= second) * 1.0 if is_known else None
 
 
 #: The values of ops. `ROWS` passes those that are right for each number of rows.
@@ -107,6 +129,7 @@ _OPS: Mapping[str, Callable[..., Any]] = {
     ),
     "Range": _range,
     "Reshape": lambda _, a, shape: a.reshape(shape.astype(int)),
+    "SelectV2": lambda _, a, b, c: np.where(a, b, c) if (a == a).all() else None,
     "Squeeze": lambda _, a: a.squeeze(),
     "StridedSlice": _part,
     "Sub": lambda _, a, b: a - b,
