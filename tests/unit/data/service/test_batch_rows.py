@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook.data.service import changes as reports
-from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service import graph_inspection, row_ops
 
 D = tf.data.Dataset
 
@@ -418,6 +419,38 @@ def is_separate(function: Callable[[Any], Any], rows: Any) -> bool:
 )
 def test_function_gives_a_row_the_same_result_in_any_batch(kind: str, name: str) -> None:
     assert is_separate(SEPARATE[kind][name], ROWS[kind])
+
+
+#: Ops whose inputs are not all tensors of the same shape.
+_OTHER_INPUTS = (
+    "AddN AdjustHue AdjustSaturation AvgPool AvgPool3D BiasAdd BroadcastTo Bucketize Cast "
+    "CheckNumerics Conv2D Conv3D DecodeBase64 DecodeCSV DecodeCompressed DecodePaddedRaw DecodeRaw "
+    "DepthToSpace DepthwiseConv2dNative Dilation2D EnsureShape ExtractImagePatches "
+    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel ImageProjectiveTransformV2 "
+    "ImageProjectiveTransformV3 LookupTableFind LookupTableFindV2 MaxPool MaxPool3D ParseExample "
+    "ParseExampleV2 QuantizeAndDequantizeV2 QuantizeAndDequantizeV4 RegexFullMatch RegexReplace "
+    "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate Select "
+    "SelectV2 SpaceToDepth StaticRegexFullMatch StaticRegexReplace StringJoin StringToHashBucket "
+    "StringToHashBucketFast StringToHashBucketStrong Substr UnicodeTranscode"
+)
+
+
+@pytest.mark.parametrize("op", sorted(row_ops.ELEMENTWISE - set(_OTHER_INPUTS.split())))
+def test_elementwise_op_gives_a_row_the_same_result_in_any_batch(op: str) -> None:
+    function = getattr(tf.raw_ops, op)
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.default is each.empty]
+    examined = 0
+    for kind in (tf.float32, tf.int32, tf.bool, tf.string, tf.complex64):
+        numbers = tf.cast(ROWS["images"] * 9, tf.int32)
+        rows = tf.strings.as_string(numbers) if kind == tf.string else tf.cast(numbers, kind)
+        try:
+            function(**dict.fromkeys(names, rows))
+        except (TypeError, ValueError, tf.errors.OpError):
+            continue  # another type
+        examined += 1
+        assert is_separate(lambda part: function(**dict.fromkeys(names, part)), rows)
+    assert examined
 
 
 #: Functions that change the number of rows, without a change of their numbers.
