@@ -218,17 +218,33 @@ def _filled(function: types.FunctionType) -> Iterator[str]:
 
 
 def _changed_object(before: list[Any], store: Any) -> list[Any]:
-    """Return the instructions that load the object of an augmented assignment, then `store`."""
-    while before and before[-1].opname not in _COPIES:
-        before.pop()
-    while before and before[-1].opname in _COPIES:
-        before.pop()
-    if store.opname == "STORE_SUBSCR":  # the key, or the parts of a slice
-        del before[-1 - (before[-1].argval if before[-1].opname == "BUILD_SLICE" else 0) :]
-    path = [*before[-1:], store]
-    while path[0].opname == "LOAD_ATTR" and len(path) <= len(before):
-        path.insert(0, before[-len(path)])
-    return path
+    """Return the instructions that load the object of an augmented assignment, then `store`.
+
+    Only `store` if it is none, as in ``a[i + 1] = x``, whose index is computed.
+    """
+    copies = [number for number, each in enumerate(before) if each.opname in _COPIES]
+    if not copies or before[-1].opname == store.opname:
+        return [store]
+    end = copies[-1]
+    while end and before[end - 1].opname in _COPIES:
+        end -= 1
+    is_item = store.opname == "STORE_SUBSCR"
+    if is_item and copies[-1] == end and before[end].opname != "DUP_TOP_TWO":
+        return [store]  # a pair of copies is of an object and its key
+    if is_item:
+        end = _start(before, end)
+    loads = [each for each in before[_start(before, end) : end] if "LOAD" in each.opname]
+    attributes = itertools.takewhile(lambda each: each.opname == "LOAD_ATTR", loads[1:])
+    return [*loads[:1], *attributes, store] if loads else [store]
+
+
+def _start(instructions: list[Any], end: int) -> int:
+    """Return the number of the first instruction that computes the value on top at `end`."""
+    size = 0
+    while size < 1 and end:
+        end -= 1
+        size += dis.stack_effect(instructions[end].opcode, instructions[end].arg)
+    return end
 
 
 _COUNT_STEP = "call the function after distribute, or make what it counts a part of the element"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib
+import inspect
 import itertools
 import logging
 import random
@@ -165,6 +167,67 @@ def writes_into(x: Any) -> Any:
 )
 def test_arguments_with_defaults_are_shared_by_calls(function: Any, names: tuple[str, ...]) -> None:
     assert found(function) == names
+
+
+totals, nested = [0, 0, 0], {"a": {"n": 0}}
+
+
+def writes_by_computed_key(x: Any) -> Any:
+    totals[int(x) % 2 + 1] = x
+    local = [0] * 9
+    local[x // 2] = 1
+    return local[0]
+
+
+def counts_by_computed_key(x: Any) -> Any:
+    totals[int(x) % 3] += 1
+    return x
+
+
+def counts_in_nested(x: Any) -> Any:
+    nested["a"]["n"] += 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (writes_by_computed_key, ()),
+        (counts_by_computed_key, ("totals (which it changes)",)),
+        (counts_in_nested, ("nested (which it changes)",)),
+    ],
+)
+def test_arithmetic_in_a_key_is_no_change(function: Any, names: tuple[str, ...]) -> None:
+    assert found(function) == names
+
+
+def test_code_of_any_function_is_examined() -> None:
+    from tfd_notebook.data.service import python_state
+
+    modules = [*map(importlib.import_module, MODULES.split()), *vars(np).values()]
+    functions = {
+        function
+        for each in modules
+        if inspect.ismodule(each)
+        for owner in (each, *filter(inspect.isclass, vars(each).values()))
+        for function in vars(owner).values()
+        if inspect.isfunction(function)
+    }
+    assert len(functions) > 3_000
+    for function in functions:
+        [*python_state._counted(function), *python_state._filled(function)]
+
+
+MODULES = (
+    "argparse asyncio ast base64 calendar codecs collections concurrent.futures configparser "
+    "copy csv ctypes dataclasses datetime decimal difflib dis doctest email.message enum fractions "
+    "ftplib functools gettext gzip heapq html.parser http.client http.cookiejar imaplib inspect "
+    "ipaddress json.decoder logging mailbox multiprocessing.pool numpy.ma.core optparse "
+    "os pathlib pdb pickle pickletools platform plistlib pprint pydoc random re shutil smtplib "
+    "socket sqlite3 ssl statistics string subprocess tarfile tempfile textwrap threading "
+    "tokenize traceback types typing unittest.case unittest.mock urllib.parse "
+    "urllib.request uuid warnings weakref xml.dom.minidom zipfile"
+)
 
 
 def shifted(rng: Any, x: Any, *, scale: Any = None) -> Any:
