@@ -69,7 +69,7 @@ flaky: $(VENV)/.test $(VENV)/.front ## the tests of make test N times, each thir
 # These two have limits by their numbers. faulthandler would end them after six minutes.
 LONG := -o faulthandler_timeout=0
 PIPELINES ?= 10000
-test-semantics: $(VENV)/.test ## random pipelines through a service and without one; PIPELINES=10000 takes two hours
+test-semantics: $(VENV)/.test ## random pipelines and all pairs of operations, with and without a service; PIPELINES=10000 takes two hours
 	TFD_TEST_PIPELINES=$(PIPELINES) $(PYTEST) $(LONG) -s tests/contracts/test_semantics.py
 
 INPUTS ?= 1000000
