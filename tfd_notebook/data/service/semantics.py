@@ -175,9 +175,11 @@ class Semantics:
         In mode ``"OFF"``, each of them then delivers all of these elements.
         """
         changing = ["pairing", "order", "counting", "neighbors", "undivided", "cached", "unknown"]
-        if mode not in ("OFF", "DATA"):
-            changing.append("external")
         operations = self._listed(mode, 2)
+        if mode not in ("OFF", "DATA") or (
+            mode == "DATA" and any(each.kind == "Snapshot" for each in operations)
+        ):
+            changing.append("external")
         if any(
             mode in _ALONE and each.kind not in REPLACING and counters(facts.states)
             for each in operations
@@ -391,6 +393,10 @@ class Semantics:
                 what += (
                     ". Later, it delivers the whole file instead of its share, so elements may be "
                     f"missing, or occur {times(mode, workers)}"
+                )
+            if kind == "Snapshot" and by_result:
+                what += (
+                    f". One that starts later reads them in another order, {lost(mode, workers)}"
                 )
             yield change("external", what, "write after distribute, where one process does it")
 
@@ -638,13 +644,11 @@ class Semantics:
                 f"{unseeded}with a seed that is a part of the element",
             )
         elif (variables or tables) and facts.assigns:
-            kind_of_state = "variable" if variables else "table"
-            yield change(
-                "captured",
-                f"each data worker changes its own copy of a {kind_of_state}, in each epoch from "
-                "the start",
-                "change it after distribute",
+            what = (
+                f"each data worker changes its own copy of a {'variable' if variables else 'table'}"
             )
+            what += ", in each epoch from the start"
+            yield change("captured", what, "change it after distribute")
             tables = False
         elif variables:
             yield change(

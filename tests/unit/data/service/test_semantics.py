@@ -919,6 +919,14 @@ def test_file_of_a_cache_replaces_the_share_of_a_data_worker() -> None:
     assert change.what.startswith("with a second data worker, each data worker writes")
 
 
+def test_snapshot_that_is_read_while_it_is_written_loses_elements() -> None:
+    pipeline = graph_inspection.examine(numbers().snapshot("somewhere")).semantics
+    (change,) = pipeline.changes("DATA", 2)
+    assert "up to 50% of the elements are missing" in change.what
+    assert not pipeline.keeps_elements("DATA")
+    assert pipeline.keeps_elements("OFF")
+
+
 def dependent(x: Any) -> Any:
     return D.range(x).cache("somewhere")
 
