@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import heapq
 import importlib
 import inspect
 import itertools
@@ -19,7 +20,13 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook.data.service.graph_inspection import examine
-from tfd_notebook.data.service.python_state import copied_state, counters
+from tfd_notebook.data.service.python_state import (
+    COUNTER,
+    FILLED,
+    copied_state,
+    counters,
+    names_random,
+)
 
 Range = tf.data.Dataset.range
 
@@ -202,7 +209,7 @@ def test_arithmetic_in_a_key_is_no_change(function: Any, names: tuple[str, ...])
 
 
 def test_code_of_any_function_is_examined() -> None:
-    from tfd_notebook.data.service import python_state
+    from tfd_notebook.data.service.function_changes import changed_by
 
     modules = [*map(importlib.import_module, MODULES.split()), *vars(np).values()]
     functions = {
@@ -214,8 +221,8 @@ def test_code_of_any_function_is_examined() -> None:
         if inspect.isfunction(function)
     }
     assert len(functions) > 3_000
-    for function in functions:
-        [*python_state._counted(function), *python_state._filled(function)]
+    for function in sorted(functions, key=lambda each: each.__code__.co_filename)[::3]:
+        changed_by(function, function.__globals__)
 
 
 MODULES = (
@@ -285,7 +292,7 @@ class Counting:
         return x
 
     def method(self, x: Any) -> Any:
-        self.count = self.count + int(x)  # no augmented assignment, which is not found
+        self.count = self.count + int(x)
         self.sums["a"] += int(x)
         return x
 
@@ -365,12 +372,12 @@ def filling() -> dict[str, Callable[[Any], Any]]:
     return {"count": count, "select": select, "append": append, "cache": cache}
 
 
-FILLING = filling()
+FILLING, FILLING_USED = filling(), ("append", "select", "count")
 COUNTERS: dict[str, tuple[Any, set[str]]] = {
     "nonlocal": (counting(), {"count", "sums"}),
     "global": (count_globally, {"total"}),
     "callable": (Counting(), {"self.count"}),
-    "method": (Counting().method, {"self.sums"}),
+    "method": (Counting().method, {"self.count", "self.sums"}),
     "inner function": (lambda x: count_globally(x), {"count_globally.total"}),
     "counts by key": (FILLING["count"], {"counts"}),
     "known elements": (FILLING["select"], {"known"}),
@@ -382,10 +389,224 @@ COUNTERS: dict[str, tuple[Any, set[str]]] = {
 }
 
 
+class Tracking:
+    """A class whose methods change it, or keep what a first call creates."""
+
+    def __init__(self) -> None:
+        self.mean, self.last, self.count, self.loaded = 0.0, None, 0, None
+        self.ready = False
+        self.results: dict[Any, Any] = {}
+
+    def average(self, x: Any) -> Any:
+        self.mean = 0.9 * self.mean + 0.1 * x
+        return x
+
+    def difference(self, x: Any) -> Any:
+        result = 0 if self.last is None else x - self.last
+        self.last = x
+        return result
+
+    def tick(self) -> None:
+        self.count += 1
+
+    def unused(self) -> None:
+        self.ready = not self.ready
+
+    def __call__(self, x: Any) -> Any:
+        self.tick()
+        return x
+
+    def process(self, x: Any) -> Any:
+        self.tick()
+        return x
+
+    def set(self, x: Any) -> Any:
+        setattr(self, "count", self.count + 1)  # noqa: B010 - the case
+        return x
+
+    def load(self, x: Any) -> Any:
+        if not self.ready:
+            self.loaded = limit
+            self.ready = True
+        if not hasattr(self, "model"):
+            self.model = limit
+        self.model = self.model or limit
+        self.model = limit if self.model is None else self.model
+        return x + self.model[0] + self.loaded[0]
+
+    def load_early(self, x: Any) -> Any:
+        if self.loaded is not None:
+            return self.loaded
+        self.loaded = x
+        return self.loaded
+
+    def result(self, x: Any) -> Any:
+        if x not in self.results:
+            self.results[x] = x * 2
+        return self.results[x]
+
+
+tracking, last, history, ordered = Tracking(), [0], np.zeros(5), collections.OrderedDict()
+groups: dict[Any, list[Any]] = {}
+known: dict[Any, Any] = {}
+largest = 0
+scratch = np.zeros(9)
+
+
+def keep_largest(x: Any) -> Any:
+    global largest
+    largest = max(largest, x)
+    return largest
+
+
+def count_in_attribute(x: Any) -> Any:
+    count_in_attribute.n = count_in_attribute.n + 1  # type: ignore[attr-defined]
+    return x
+
+
+def difference(x: Any) -> Any:
+    result = x - last[0]
+    last[0] = x
+    return result
+
+
+def append_by_alias(x: Any) -> Any:
+    alias = last
+    alias.append(x)
+    return len(alias)
+
+
+def add_by_alias(x: Any) -> Any:
+    alias = history
+    alias += x
+    return alias.sum()
+
+
+def shift(x: Any) -> Any:
+    history[1:] = history[:-1]
+    history[0] = x
+    return history.sum()
+
+
+def group(x: Any) -> Any:
+    groups.setdefault(x, []).append(x)
+    return len(groups[x])
+
+
+def heap(x: Any) -> Any:
+    heapq.heappush(last, x)
+    return last[0]
+
+
+def copy_to(x: Any) -> Any:
+    result = x - history
+    np.copyto(history, x)
+    return result.sum()
+
+
+def order(x: Any) -> Any:
+    ordered.move_to_end(x)
+    return x
+
+
+def is_new(x: Any) -> Any:
+    if x in known:
+        return False
+    known[x] = True
+    return True
+
+
+def cache_early(x: Any) -> Any:
+    value = known.get(x)
+    if value is None:
+        value = known[x] = x * 2
+    return value
+
+
+def cache_by_error(x: Any) -> Any:
+    try:
+        return known[x]
+    except KeyError:
+        known[x] = x * 2
+    return known[x]
+
+
+def cache_by_default(x: Any) -> Any:
+    return known.setdefault(x, x * 2)
+
+
+def write_scratch(x: Any) -> Any:
+    for number in range(len(scratch)):
+        scratch[number] = x
+    return (scratch * 2).sum()
+
+
+COUNTERS |= {
+    "average": (tracking.average, {"self.mean"}),
+    "difference to the last": (tracking.difference, {"self.last"}),
+    "helper method": (tracking, {"self.count"}),
+    "called method": (lambda x: tracking.process(x), {"tracking.count"}),
+    "called object": (lambda x: tracking(x), {"tracking.count"}),
+    "setattr": (tracking.set, {"self.count"}),
+    "loaded by a flag": (tracking.load, set()),
+    "loaded after a return": (tracking.load_early, set()),
+    "cache of an object": (tracking.result, set()),
+    "largest": (keep_largest, {"largest"}),
+    "attribute of a function": (count_in_attribute, {"count_in_attribute.n"}),
+    "item": (difference, {"last"}),
+    "alias": (append_by_alias, {"last"}),
+    "alias of an array": (add_by_alias, {"history"}),
+    "shift": (shift, {"history"}),
+    "setdefault": (group, {"groups"}),
+    "heap": (heap, {"last"}),
+    "copyto": (copy_to, {"history"}),
+    "move_to_end": (order, {"ordered"}),
+    "membership": (is_new, {"known"}),
+    "cache with get": (cache_early, set()),
+    "cache by error": (cache_by_error, set()),
+    "cache by default": (cache_by_default, set()),
+    "scratch": (write_scratch, set()),
+}
+
+
 @pytest.mark.parametrize("name", COUNTERS)
 def test_variable_that_a_function_changes_is_found(name: str) -> None:
     function, expected = COUNTERS[name]
     assert {each.partition(" (")[0] for each in found(function)} == expected
+
+
+def collect(x: Any) -> Any:
+    last.append(x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (collect, FILLED),
+        (FILLING["append"], COUNTER),
+        (heap, COUNTER),
+        (FILLING["select"], COUNTER),
+    ],
+)
+def test_container_that_results_depend_on_counts(function: Any, kind: str) -> None:
+    dataset = Range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64))
+    (token,) = examine(dataset).tokens
+    assert {state.kind for state in copied_state(token)} == {kind}
+
+
+def test_function_without_source_has_all_that_it_stores() -> None:
+    code = """
+class Tracking:
+    def __call__(self, x):
+        global total
+        self.loaded, total, items[0] = 1, 2, x
+        return x
+"""
+    module: dict[str, Any] = {"items": [1], "__name__": "any"}
+    exec(code, module)
+    names = {each.partition(" (")[0] for each in found(module["Tracking"]())}
+    assert names == {"self.loaded", "total", "items"}
 
 
 @pytest.mark.parametrize("assigns", [True, False])
@@ -490,3 +711,16 @@ def test_file_that_is_only_written_has_no_state(tmp_path: Path) -> None:
 
         assert found(write) == ()
         assert found(lambda x: x + len(next(read))) == ("read (TextIOWrapper)",)
+
+
+@pytest.mark.parametrize("name", ["as_completed", "imap_unordered"])
+def test_order_of_parallel_calls_is_random(name: str) -> None:
+    dataset = Range(3).map(lambda x: tf.numpy_function(PARALLEL[name], [x], tf.int64))
+    (token,) = examine(dataset).tokens
+    assert names_random(token)
+
+
+PARALLEL: dict[str, Any] = {
+    "as_completed": lambda x: next(x.as_completed(x)),
+    "imap_unordered": lambda x: next(x.imap_unordered(abs, x)),
+}
