@@ -460,9 +460,10 @@ class Build:
     def _sample(self, dataset: Any, other: Step, seed: int | None, stop: bool) -> Any:
         # Without a seed, the number of elements before the first end is random.
         stop = stop and seed is not None
-        return D.sample_from_datasets(
-            [dataset, self._source(*other)], seed=seed, stop_on_empty_dataset=stop
-        )
+        others = self._source(*other)
+        if self._mixes:
+            others = others.map(lambda x: x + 41)  # with the same values, unique() keeps all
+        return D.sample_from_datasets([dataset, others], seed=seed, stop_on_empty_dataset=stop)
 
     def _choose(self, dataset: Any, other: Step) -> Any:
         choice = D.range(2).repeat(60 if self._mixes else 6)
@@ -478,7 +479,7 @@ class Build:
         return dataset.map(lambda x: x + self.variable)
 
     def _table(self, dataset: Any) -> Any:
-        return dataset.map(lambda x: x + self.table.lookup(x))
+        return dataset.map(lambda x: x + self.table.lookup(x % 200))
 
     def _python(self, dataset: Any) -> Any:
         return dataset.map(lambda x: _python_call(lambda v: v + np.int64(1), x))
