@@ -310,6 +310,7 @@ class Workers:
                     cpu = (now - begun) / seconds
                 elif row.cpu_percent is not None:
                     cpu = row.cpu_percent / 100
+                sent = row.bytes_per_s  # of a worker that had not been measured at the beginning
                 if row.bytes_sent is not None and before.bytes_sent is not None:
                     sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
             result.append(
