@@ -463,9 +463,9 @@ class DatasetGraph:
         return OPERATIONS["Map"] if self.is_single(node) else OPERATIONS.get(node_kind(node))
 
     def is_single(self, node: Any) -> bool:
-        """Return True if each batch has one element."""
-        batches = ("Batch", "PaddedBatch", "Rebatch")
-        return node_kind(node) in batches and self.constant(node, 1) == 1
+        """Return True if each batch, or the buffer of a shuffle, has one element."""
+        kinds = ("Batch", "PaddedBatch", "Rebatch", "Shuffle")
+        return node_kind(node) in kinds and self.constant(node, 1) == 1
 
     def _counts(self, scan: Any) -> bool:
         """Return True for the scan of ``tf.data.Dataset.counter``."""

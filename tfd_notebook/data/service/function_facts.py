@@ -63,6 +63,7 @@ class Facts(NamedTuple):
     states: tuple[State, ...] = ()  # objects of Python functions
     unknown: tuple[str, ...] = ()
     names: bool = False  # a Python function that may draw numbers
+    groups: bool = False  # elements to batches
     drops: bool = False  # an incomplete last batch
     condenses: bool = False  # a dataset to a result, or to some of its elements
     reads: bool = False  # files
@@ -224,6 +225,7 @@ def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
         states=copied_state(token) if token else (),
         unknown=(node.op,) if is_dataset(node) and not is_examined(node) else (),
         names=bool(token) and names_random(token),
+        groups=effect == "grouping",
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
         condenses=node.op == "ReduceDataset"
         or effect in ("counting", "neighbors", "pairing", "reducing"),

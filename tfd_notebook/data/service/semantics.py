@@ -287,7 +287,7 @@ class Semantics:
         workers: int,
     ) -> Iterator[Change]:
         kind = node_kind(node)
-        effect = OPERATIONS.get(kind)
+        effect = OPERATIONS.get("Map" if self._graph.is_single(node) else kind)
         name = self._name(node)
 
         def change(kind: str, what: str, fix: str, refused: bool = False) -> Change:
@@ -298,7 +298,7 @@ class Semantics:
             divided = before  # each source is divided separately, even if it is one unit
         drops = effect == "grouping" and self._graph.drops_last(node)
         if effect != "counting" and not drops:  # the selector of sample_from_datasets
-            divided = [each for each in divided if not each.only_drawn]
+            divided = [each for each in divided if each.hinted or not each.only_drawn]
         by_source = bool(divided) and (
             mode in _BY_SOURCE or (mode == "HINT" and any(each.hinted for each in before))
         )
@@ -532,10 +532,10 @@ class Semantics:
             )
         elif node.name in self._graph.joined_batches and not all(each.shuffled for each in before):
             yield self._joined(node, change)
-        elif (
-            effect in ("grouping", "neighbors") and not endless and not self._graph.is_single(node)
-        ):
+        elif effect in ("grouping", "neighbors") and not endless:
             keys = "each key and " if kind == "GroupByWindow" else ""
+            if keys and not facts.groups:
+                return  # each element of a group is one of its own
             if facts.drops if keys else self._graph.drops_last(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "

@@ -30,6 +30,7 @@ D = tf.data.Dataset
 GENERATOR = np.random.default_rng(1)
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 SHARE = tf.data.experimental.SHARD_HINT
+FILES = [__file__, graph_inspection.__file__]
 
 
 def changes(dataset: Any, mode: str, workers: int = 2) -> list[reports.Change]:
@@ -332,7 +333,7 @@ CHANGED: dict[str, tuple[Callable[[], Any], set[str], set[str], set[str]]] = {
         {"order"},
         set(),
     ),
-    "files": (lambda: D.list_files(__file__), set(), {"order"}, set()),
+    "files": (lambda: D.list_files(FILES), set(), {"order"}, set()),
     "seeded shuffle": (lambda: numbers().shuffle(3, seed=1), set(), set(), {"random"}),
     "one seeded order": (
         lambda: numbers().shuffle(3, seed=1, reshuffle_each_iteration=False),
@@ -1059,7 +1060,7 @@ def test_each_data_worker_delivers_the_same_elements(create: Callable[[], Any]) 
         lambda: numbers().shuffle(3).window(2, shift=1),
         lambda: numbers().shuffle(3).enumerate(),
         lambda: D.zip((numbers(), numbers().shuffle(3))),
-        lambda: D.list_files(__file__).take(1),
+        lambda: D.list_files(FILES).take(1),
         lambda: numbers().flat_map(lambda x: D.range(x).shuffle(3).take(1)),
         lambda: numbers().flat_map(lambda x: D.range(x).shuffle(3)).take(1),
         lambda: numbers().map(lambda x: x, num_parallel_calls=2, deterministic=False).take(1),
@@ -1119,7 +1120,7 @@ def spread(dataset: Any, **options: Any) -> Any:
 READ_AS_A_WHOLE: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: spread(shuffled()),
     "shuffle with a seed": lambda: spread(numbers().shuffle(3, seed=1)),
-    "names of files": lambda: D.list_files(__file__).interleave(tf.data.TextLineDataset),
+    "names of files": lambda: D.list_files(FILES).interleave(tf.data.TextLineDataset),
     "repeat": lambda: spread(numbers().repeat(2)),
     "endless": lambda: spread(numbers().repeat()),
     "later": lambda: spread(shuffled().map(lambda x: x + 1).batch(2).prefetch(2)),
@@ -1165,7 +1166,7 @@ def test_source_that_the_data_workers_share_is_not_refused(create: Callable[[], 
 def test_drawn_numbers_that_are_dropped_are_missing() -> None:
     drawn = D.random(1).take(11).shard(SHARE, SHARE)
     assert kinds(drawn.batch(3, drop_remainder=True), "HINT") == {"counting"}
-    assert kinds(drawn.batch(3), "HINT") == set()
+    assert kinds(drawn.batch(3), "HINT") == {"grouping"}
     assert kinds(D.random().batch(3, drop_remainder=True), "DYNAMIC") == set()
 
 
@@ -1759,3 +1760,18 @@ def test_refusal_names_the_refused_operation_first_and_few_others() -> None:
 def test_invalid_semantics_are_refused(value: object) -> None:
     with pytest.raises(errors.UnknownName, match="semantics"):
         reports.check_semantics(value)
+
+
+def test_shuffle_of_one_element_keeps_the_order() -> None:
+    for mode in MODES:
+        assert kinds(numbers().shuffle(1), mode) == set()
+    assert kinds(numbers().shuffle(1).window(2).flat_map(lambda w: w.batch(2)), "DYNAMIC") == {
+        "neighbors"
+    }
+
+
+def test_groups_whose_elements_are_delivered_one_by_one_have_no_last_group() -> None:
+    grouped = numbers().group_by_window(lambda x: x % 2, lambda _, group: group, 3)
+    assert kinds(grouped, "DYNAMIC") == set()
+    batches = numbers().group_by_window(lambda x: x % 2, lambda _, group: group.batch(3), 3)
+    assert kinds(batches, "DYNAMIC") == {"grouping"}
