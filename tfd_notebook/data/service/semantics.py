@@ -535,7 +535,7 @@ class Semantics:
         elif effect in ("grouping", "neighbors") and not endless:
             keys = "each key and " if kind == "GroupByWindow" else ""
             if keys and not facts.groups:
-                return  # each element of a group is one of its own
+                return  # it delivers the elements one by one
             if facts.drops if keys else self._graph.drops_last(node):
                 what = (
                     "each data worker drops its incomplete last batch, so elements are missing, at "
