@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import gc
 import itertools
 import linecache
 import re
+import threading
 import types
 from collections.abc import (
     Iterable,
@@ -33,6 +35,7 @@ _WRITERS = frozenset(("copyto", "fill_diagonal", "place", "put", "putmask"))
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_parsing = threading.Lock()
 _ANY_KEY, _READ = "[...]", ast.Load()
 
 
@@ -96,10 +99,17 @@ def _nodes(code: types.CodeType, module: dict[str, Any]) -> Iterator[Any]:
 def _functions(lines: tuple[str, ...]) -> dict[tuple[int, str], list[Any]]:
     """Return the functions of a file or cell by first line and name."""
     found: dict[tuple[int, str], list[Any]] = {}
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError, RecursionError):
-        return found
+    # If a collection of garbage interrupts it, two threads that parse fail in Python 3.11.
+    with _parsing:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            tree = ast.parse("".join(lines))
+        except (SyntaxError, ValueError, RecursionError):
+            return found
+        finally:
+            if collects:
+                gc.enable()
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS):
             line = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))

@@ -10,7 +10,9 @@ import inspect
 import itertools
 import logging
 import random
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,33 @@ def test_code_of_any_function_is_examined() -> None:
     assert len(functions) > 3_000
     for function in sorted(functions, key=lambda each: each.__code__.co_filename)[::3]:
         changed_by(function, function.__globals__)
+
+
+def test_threads_can_examine_functions_at_once() -> None:
+    from tfd_notebook.data.service import function_changes
+
+    class Garbage:
+        """Its collection lets other threads run."""
+
+        def __init__(self) -> None:
+            self.self = self
+
+        def __del__(self) -> None:
+            sum(range(100))
+
+    def examine_one(module: str) -> dict[str, bool]:
+        Garbage()
+        function = next(filter(inspect.isfunction, vars(importlib.import_module(module)).values()))
+        function_changes._functions.cache_clear()
+        return function_changes.changed_by(function, function.__globals__)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            [*threads.map(examine_one, ["argparse", "ast", "inspect", "pickle"] * 8)]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 MODULES = (
