@@ -150,8 +150,9 @@ class BatchRows:
         if depth > _DEPTH:
             return _ALL_JOINED
         names = self._functions.arguments_of(name)
+        captured = map(_of_captured, self._functions.shapes_of(name)[len(arguments) :])
         values: dict[str, _Outputs] = {
-            each: [value] for each, value in zip(names, arguments, strict=False)
+            each: [value] for each, value in zip(names, (*arguments, *captured), strict=False)
         }
         nodes = {node.name: node for node, _, _ in self._functions.body_of(name)}
         results = self._functions.results_of(name)
@@ -288,7 +289,8 @@ def _of_one(node: Any, inputs: list[Rows]) -> Rows:
 def _elementwise(node: Any, inputs: list[Rows]) -> Rows:
     dependent = [each for each in inputs if each.status]
     status = max(each.status for each in dependent)
-    if _rank(inputs) == 0 or not _is_separate(node, inputs):
+    rank = _rank(inputs)
+    if rank == 0 or not _is_separate(node, inputs) or _is_by_position(node, inputs, rank):
         return Rows(_JOINED)
     if node.op in ("BroadcastTo", "Select") or node.op.startswith(
         ("DecodePa", "DecodeRaw", "Parse")
@@ -309,6 +311,18 @@ def _is_separate(node: Any, inputs: list[Rows]) -> bool:
         sizes = others[0].numbers
         return sizes is not None and first.shape is not None and len(sizes) == len(first.shape)
     return not node.op.startswith("Quantize") or bool(node.attr["range_given"].b)
+
+
+def _is_by_position(node: Any, inputs: list[Rows], rank: int | None) -> bool:
+    """Return True if the result for a row depends on its position in the batch."""
+    if node.op in OF_FIRST_INPUT or node.op.startswith(("Decode", "Lookup", "Parse")):
+        return False
+    others = [e for e in inputs if not e.status and e.shape and len(e.shape) == rank]
+    return any(
+        each.shape[0] > 1 and (each.numbers is None or (each.numbers != each.numbers[:1]).any())
+        for each in others
+        if each.shape
+    )
 
 
 def _rank(inputs: list[Rows]) -> int | None:
@@ -501,6 +515,11 @@ def _of_shape(shape: Any) -> Rows:
         return Rows(_BY_ROW)
     sizes = tuple(dimension.size for dimension in shape.dim)
     return Rows(_BY_ROW if sizes else _NOT, sizes)  # a scalar has no rows
+
+
+def _of_captured(shape: Any) -> Rows:
+    """Return a value that does not depend on the batch. `shape` may be None."""
+    return Rows() if shape is None else _of_shape(shape)._replace(status=_NOT)
 
 
 def _constant_shape(node: Any) -> tuple[int, ...] | None:

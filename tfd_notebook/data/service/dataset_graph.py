@@ -12,6 +12,7 @@ from tfd_notebook._compat.tf_data.graph import captured_inputs, data_inputs, exp
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, inputs_first
 from tfd_notebook.data.service.batch_rows import BatchRows
 from tfd_notebook.data.service.function_facts import (
+    SHAPES,
     Facts,
     Functions,
     Write,
@@ -530,6 +531,8 @@ def _without_data(definition: Any) -> Any:
     for function in definition.library.function:
         copied = small.library.function.add()
         copied.signature.CopyFrom(function.signature)
+        for number, attributes in function.arg_attr.items():
+            copied.arg_attr[number].attr[SHAPES].CopyFrom(attributes.attr[SHAPES])
         copied.node_def.extend(_without_constants(function.node_def))
         copied.ret.update(function.ret)
     return small

@@ -78,6 +78,8 @@ class Facts(NamedTuple):
         return Facts(*(a + b if isinstance(a, tuple) else a or b for a, b in pairs))
 
 
+#: The attribute of an argument with its shape.
+SHAPES = "_output_shapes"
 #: Most nodes have no such property, and call no function.
 _NONE = Facts()
 
@@ -112,6 +114,15 @@ class Functions:
         """Return the names of the arguments of a function, with those that it captures."""
         function = self._library.get(name)
         return [] if function is None else [each.name for each in function.signature.input_arg]
+
+    def shapes_of(self, name: str) -> list[Any]:
+        """Return the shapes of the arguments of a function, as protocol buffers, or None."""
+        function = self._library.get(name)
+        if function is None:
+            return []
+        attributes = [function.arg_attr.get(n) for n in range(len(function.signature.input_arg))]
+        shapes = [each and each.attr[SHAPES].list.shape for each in attributes]
+        return [each[0] if each else None for each in shapes]
 
     def results_of(self, name: str) -> list[str]:
         """Return the outputs of nodes that a function returns."""

@@ -46,6 +46,11 @@ def next_of(rows: Any) -> Any:
     return rows[:-1], rows[1:]
 
 
+def captured(values: Any) -> Callable[[Any], Any]:
+    tensor = tf.constant(values, tf.int64)
+    return lambda rows: rows * tensor
+
+
 #: Batches, and a function that joins their rows.
 JOINING_ROWS: dict[str, Callable[[], Any]] = {
     "sequences": lambda: numbers().batch(4).map(lambda rows: (rows[:-1], rows[1:])),
@@ -60,6 +65,9 @@ JOINING_ROWS: dict[str, Callable[[], Any]] = {
     "size of padded rows": lambda: padded().map(tf.size),
     "last axis": lambda: numbers().batch(4).map(lambda rows: tf.reduce_sum(rows, -1)),
     "differences": lambda: numbers().batch(4).map(lambda rows: rows[:, None] - rows),
+    "by position": lambda: numbers().batch(4).map(lambda rows: rows * [1, 2, 3, 4]),
+    "by captured position": lambda: numbers().batch(4).map(captured([1, 2, 3, 4])),
+    "more axes": lambda: numbers().batch(4).map(captured([[1], [2]])),
     "all pairs": lambda: numbers().batch(4).map(lambda rows: rows[:, None] - rows[None, :]),
     "reversed": lambda: numbers().batch(4).map(lambda rows: (rows, rows[::-1])),
     "rolled": lambda: numbers().batch(4).map(lambda rows: (rows, tf.roll(rows, 1, 0))),
@@ -232,6 +240,10 @@ SEPARATE_ROWS: dict[str, Callable[[], Any]] = {
     "stack": lambda: numbers().batch(4).map(lambda rows: tf.stack([rows, rows], -1)),
     "squeeze": lambda: images().map(lambda rows: tf.squeeze(rows[..., :1], -1)),
     "table": lambda: numbers().batch(4).map(lambda rows: tf.gather(tf.range(20), rows)),
+    "captured number": lambda: numbers().batch(4).map(captured(3)),
+    "captured columns": lambda: numbers().batch(4).map(lambda x: captured([1, 2])(x[:, None])),
+    "captured row": lambda: numbers().batch(4).map(lambda x: captured([[1, 2]])(x[:, None])),
+    "ones": lambda: numbers().batch(4).map(lambda rows: rows * [2, 2, 2, 2]),
     "weights": lambda: images().map(lambda rows: tf.matmul(rows[:, :, 0, 0], tf.ones([4, 2]))),
     "pad": lambda: images().map(lambda rows: tf.pad(rows, [[0, 0], [1, 1], [1, 1], [0, 0]])),
     "sizes": lambda: images().map(lambda rows: (rows, tf.shape(rows)[0])),
