@@ -75,13 +75,18 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
     code = function.__code__
     arguments = {*code.co_varnames[: code.co_argcount]}
     shared = {*code.co_freevars, *defaults_of(function), *(arguments & {"self", "cls"})}
-    nodes = [*_nodes(code, function.__globals__)]
-    if not nodes:
+    examined = _nodes(code, function.__globals__)
+    try:
+        changes = [
+            _Examination(each, _locals_of(code), shared, values).changed() for each in examined
+        ]
+    except RecursionError:  # in an expression with hundreds of levels
+        changes = []
+    if not changes:
         return dict.fromkeys(_stored_in(code, shared, values), True)
     found: dict[str, bool] = {}
-    for node in nodes:
-        for name, used in _Examination(node, _locals_of(code), shared, values).changed():
-            found[name] = used or found.get(name, False)
+    for name, used in itertools.chain.from_iterable(changes):
+        found[name] = used or found.get(name, False)
     return found
 
 

@@ -638,6 +638,16 @@ class Tracking:
     assert names == {"self.loaded", "total", "items"}
 
 
+def test_expression_of_many_levels_is_examined(tmp_path: Path, monkeypatch: Any) -> None:
+    text = (
+        f"total = 0\n\ndef add(x):\n    global total\n    total = x{' + x' * 2_000}\n    return x\n"
+    )
+    (tmp_path / "of_many_levels.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = found(importlib.import_module("of_many_levels").add)
+    assert names == ("total (which it changes)",)
+
+
 @pytest.mark.parametrize("assigns", [True, False])
 def test_variable_that_a_function_assigns_is_no_constant(assigns: bool) -> None:
     number = tf.Variable(0, dtype=tf.int64)
