@@ -18,7 +18,7 @@ def stacks() -> dict[int, list[FrameType]]:
 
     The threads continue to run meanwhile. The result keeps the variables of the frames.
     """
-    with _without_collection():
+    with without_collection():
         innermost = sys._current_frames()
         innermost.pop(threading.get_ident(), None)
         return {ident: list(callers(frame)) for ident, frame in innermost.items()}
@@ -26,7 +26,7 @@ def stacks() -> dict[int, list[FrameType]]:
 
 def variable_in(frame: FrameType, name: str) -> Any:
     """Return a local variable of a frame of another thread, or None."""
-    with _without_collection():
+    with without_collection():
         return frame.f_locals.get(name)
 
 
@@ -39,7 +39,7 @@ def callers(innermost: FrameType) -> Iterator[FrameType]:
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Prevent garbage collections in a block.
 
     One may run a callback that releases the GIL in the middle of a call. Before Python 3.12, calls

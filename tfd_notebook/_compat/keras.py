@@ -1,10 +1,12 @@
-"""Keras under distribution strategies that it does not support."""
+"""Keras under distribution strategies that it does not support, and the epochs of ``fit``."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from tfd_notebook._compat.frames import callers
 
 
 def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
@@ -23,3 +25,19 @@ def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
         return distribute(*args, **options)
 
     strategy.experimental_distribute_dataset = checked_distribute
+
+
+def most_batches() -> int | None:
+    """Return the most batches that the calling ``fit`` reads in this epoch, or None.
+
+    For a dataset whose number of batches is unknown, Keras 3 counts those of the first epoch, and
+    reads at most one more in each later epoch.
+    """
+    if "keras.src.trainers.epoch_iterator" not in sys.modules:
+        return None
+    for frame in callers(sys._getframe(1)):
+        reading = frame.f_locals.get("epoch_iterator")
+        if reading is not None and frame.f_globals.get("__name__", "").startswith("keras.src."):
+            is_known = reading.steps_per_epoch or reading.data_adapter.num_batches
+            return None if is_known else getattr(reading, "_num_batches", None)
+    return None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -477,3 +478,28 @@ class TestReported:
         assert str(caught.value.task) in ("data_worker:0", "data_worker:1")
         assert "stage map" in str(caught.value)
         assert isinstance(caught.value, tf.errors.InvalidArgumentError)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_epochs_that_keras_ends_early_are_named(
+    later: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """It counts the batches of the first epoch, which more data workers can exceed."""
+    examples = tf.data.Dataset.range(100).map(lambda x: (tf.ones([2]), tf.ones([1])))
+    with tfd.Cluster(launcher="inprocess", data_workers=1, name="counted") as cluster:
+        parts = [tf.data.Dataset.batch, tf.data.Dataset.apply]
+        arguments = [10, cluster.distribute("dynamic")]
+        dataset = examples
+        for number in (1, 0) if later else (0, 1):
+            dataset = parts[number](dataset, arguments[number])
+        network = keras.Sequential([keras.layers.Dense(1)])
+        network.compile("sgd", "mse")
+        scale = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, _: epoch == 1 and cluster.scale(data_workers=4)
+        )
+        network.fit(dataset, epochs=4, verbose=0, callbacks=[scale])
+        texts = [str(each.message) for each in recwarn if "Keras" in str(each.message)]
+        assert len(texts) == (not later)
+        if texts:
+            assert "at most 11 batches" in texts[0]
+            assert "4 data workers" in texts[0]

@@ -220,7 +220,10 @@ def _distributor(
         validation.print_delivery(cluster, reading.mode, pipeline.semantics, infinite)
         refused = validation.refused_later(pipeline.semantics, reading.mode, semantics)
         checked = captured if semantics != "tensorflow" else ()
-        before = validation.BeforeReading(cluster, job_name, checked, refused, reading.mode)
+        groups = validation.short_batches(pipeline.semantics, reading.mode)
+        before = validation.BeforeReading(
+            cluster, job_name, checked, refused, reading.mode, cardinality, len(groups)
+        )
         # Stages that count elements, such as batch, produce an incomplete last one on each worker.
         expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         splits = splits_of(dataset, by_file=reading.mode in STATIC)

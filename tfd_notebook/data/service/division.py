@@ -404,6 +404,9 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
     elif mode not in _DIVIDING:
         reason = "in this mode, the data workers can deliver elements several times"
         fix = 'use processing_mode="dynamic"'
+    elif operation.flow.earlier:
+        reason = "its function keeps values of earlier elements, which arrive in no fixed order"
+        fix = fix if mode == "DATA" else known["python"].fix
     elif node.name not in division.shuffled and (
         operation.effect == "pairing" or operation.kind in _ORDERED or "neighbors" in known
     ):

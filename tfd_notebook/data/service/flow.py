@@ -27,6 +27,7 @@ class Flow:
     kept_order: bool = False  # a shuffle gives all epochs one random order
     repeated: bool = False  # an element can occur again
     late: bool = False  # the iterator of a source is created when an element is read
+    earlier: bool = False  # its Python function keeps values of earlier elements
 
 
 @dataclass

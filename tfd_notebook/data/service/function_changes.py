@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import gc
 import itertools
 import linecache
 import re
-import threading
 import types
 from collections.abc import (
     Iterable,
@@ -21,6 +19,7 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
+from tfd_notebook._compat.frames import without_collection
 from tfd_notebook.data.service.py_functions import defaults_of, names_in
 
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
@@ -35,8 +34,14 @@ _WRITERS = frozenset(("copyto", "fill_diagonal", "place", "put", "putmask"))
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-_parsing = threading.Lock()
 _ANY_KEY, _READ = "[...]", ast.Load()
+#: In place of a path, for what the arguments of a call give.
+_ARGUMENTS = "(arguments)"
+
+#: What a function changes: a container without a use of its items, what calls count, or a value
+#: that the elements of earlier calls give.
+FILLED, COUNTER, EARLIER = "container", "counter", "value of earlier elements"
+_KINDS = (FILLED, COUNTER, EARLIER)
 
 
 class _Test(NamedTuple):
@@ -52,9 +57,10 @@ class _Store(NamedTuple):
     path: str
     read: frozenset[str]  # before it
     tests: tuple[_Test, ...]
+    kind: str
 
 
-def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[str, bool]:
+def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the objects outside of a function that its calls change, by their names.
 
     Omitted are variables that it only sets, or only in its first call, such as a model that it
@@ -69,8 +75,8 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
 
     Returns
     -------
-    dict of str to bool
-        False for a container that it only fills, without a use of the items.
+    dict of str to str
+        The kind of each change.
     """
     code = function.__code__
     arguments = {*code.co_varnames[: code.co_argcount]}
@@ -83,10 +89,10 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
     except RecursionError:  # in an expression with hundreds of levels
         changes = []
     if not changes:
-        return dict.fromkeys(_stored_in(code, shared, values), True)
-    found: dict[str, bool] = {}
-    for name, used in itertools.chain.from_iterable(changes):
-        found[name] = used or found.get(name, False)
+        return dict.fromkeys(_stored_in(code, shared, values), EARLIER)
+    found: dict[str, str] = {}
+    for name, kind in itertools.chain.from_iterable(changes):
+        found[name] = max(kind, found.get(name, FILLED), key=_KINDS.index)
     return found
 
 
@@ -104,17 +110,11 @@ def _nodes(code: types.CodeType, module: dict[str, Any]) -> Iterator[Any]:
 def _functions(lines: tuple[str, ...]) -> dict[tuple[int, str], list[Any]]:
     """Return the functions of a file or cell by first line and name."""
     found: dict[tuple[int, str], list[Any]] = {}
-    # If a collection of garbage interrupts it, two threads that parse fail in Python 3.11.
-    with _parsing:
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+    try:
+        with without_collection():  # which lets two threads parse at once, as Python 3.11 cannot
             tree = ast.parse("".join(lines))
-        except (SyntaxError, ValueError, RecursionError):
-            return found
-        finally:
-            if collects:
-                gc.enable()
+    except (SyntaxError, ValueError, RecursionError):
+        return found
     for node in ast.walk(tree):
         if isinstance(node, _FUNCTIONS):
             line = min(each.lineno for each in (node, *getattr(node, "decorator_list", ())))
@@ -148,11 +148,15 @@ class _Examination:
         self, node: Any, local: set[str], shared: set[str], values: Mapping[str, Any]
     ) -> None:
         self._local, self._unshared, self._values = local, local - shared, values
-        self._known: dict[str, tuple[str, frozenset[str]]] = {}  # local variables
+        #: Local variables, with their paths and those of the values that they are computed from.
+        self._known: dict[str, tuple[str, frozenset[str]]] = {}
+        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            if each.arg in self._unshared:
+                self._known[each.arg] = ("", frozenset([_ARGUMENTS]))
         self._read: frozenset[str] = frozenset()
         self._searched: set[str] = set()  # by ``in``
-        self._changed: set[str] = set()
-        self._filled: set[str] = set()
+        self._changed: set[tuple[str, str]] = set()  # names, and kinds
+        self._filled: dict[str, str] = {}
         self._stores: list[_Store] = []
         self._tests: tuple[_Test, ...] = ()
         self._numbers = itertools.count()
@@ -161,12 +165,12 @@ class _Examination:
         else:
             self._visit_all(node.body)
 
-    def changed(self) -> Iterator[tuple[str, bool]]:
-        """Yield the names of the changed objects, and whether the function uses their items."""
-        yield from ((name, True) for name in self._changed)
+    def changed(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of the changed objects, and the kinds of the changes."""
+        yield from self._changed
         used = {_name(path) for path in self._read}
-        for name in self._filled:
-            yield name, name in self._searched or _has_part(used, name)
+        for name, kind in self._filled.items():
+            yield name, kind if name in self._searched or _has_part(used, name) else FILLED
         for store in self._stores:
             name = _name(store.path)
             if store.path.endswith(_ANY_KEY):  # a cache, unless the function only uses the keys
@@ -174,7 +178,7 @@ class _Examination:
             else:
                 is_changed = _has_part(store.read, store.path) and not self._is_first(store)
             if is_changed:
-                yield name, True
+                yield name, store.kind
 
     def _is_first(self, store: _Store) -> bool:
         """Return True if only a first call stores it, after a test of what is stored there."""
@@ -236,12 +240,12 @@ class _Examination:
             if not is_augmented:
                 self._known[target.id] = (self._path(value), sources)
             elif _is_changed_in_place(self._values.get(path)):
-                self._changed.add(path)
+                self._changed.add((path, self._kind(sources)))
             return
         if not isinstance(target, ast.Subscript):  # other variables may keep the value until now
             self._read |= {each for each, _ in self._known.values()}
         if not self._keeps(path, value):
-            self._store(path, sources | ({path} if is_augmented else set()))
+            self._store(path, [*sources, *([path] if is_augmented else [])])
 
     def _keeps(self, path: str, value: Any) -> bool:
         """Return True if a value is that of `path`, if there is one, as in ``path or load()``."""
@@ -251,10 +255,16 @@ class _Examination:
         return is_choice and path in (self._path(value.body), self._path(value.orelse))
 
     def _store(self, path: str, sources: Iterable[str]) -> None:
+        sources = [*sources]
+        kind = self._kind(sources)
         if path and _has_part(map(_name, sources), _name(path)):
-            self._changed.add(_name(path))
+            self._changed.add((_name(path), kind))
         elif path:
-            self._stores.append(_Store(path, self._read, self._tests))
+            self._stores.append(_Store(path, self._read, self._tests, kind))
+
+    def _kind(self, sources: Iterable[str]) -> str:
+        """Return the kind of a change to what `sources` give. A test may depend on an element."""
+        return EARLIER if self._tests or _ARGUMENTS in sources else COUNTER
 
     # ------------------------------------------------------------------ expressions
     def _evaluate(self, expression: Any) -> None:
@@ -273,9 +283,9 @@ class _Examination:
         name = _called(call)
         first = self._path(call.args[0]) if call.args else ""
         if isinstance(call.func, ast.Attribute) and _FILLING.fullmatch(name):
-            self._fill(self._path(call.func.value), name.startswith("pop"))
+            self._fill(self._path(call.func.value), call.args, name.startswith("pop"))
         if name in _FILLERS:
-            self._fill(first, name.startswith("heappop"))
+            self._fill(first, call.args[1:], name.startswith("heappop"))
         elif name in _WRITERS:
             self._store(first, self._paths(*call.args[1:]))
         elif name == "setattr" and len(call.args) == 3:
@@ -284,12 +294,13 @@ class _Examination:
             if each.arg == "out":
                 self._store(self._path(each.value), self._paths(*call.args))
 
-    def _fill(self, path: str, uses: bool) -> None:
+    def _fill(self, path: str, items: Iterable[Any], uses: bool) -> None:
         """Record that items are added to a container outside of the function, or removed."""
         root, *others = _name(path).split(".")
         value = self._values.get(root)
         if isinstance(value, _CONTAINERS) or (others and not isinstance(value, types.ModuleType)):
-            self._filled.add(_name(path))
+            kind = self._kind(self._paths(*items))
+            self._filled[_name(path)] = max(kind, self._filled.get(_name(path), COUNTER))
             self._read |= {path} if uses else frozenset()
 
     def _paths(self, *nodes: Any, is_owner: bool = False) -> Iterator[str]:

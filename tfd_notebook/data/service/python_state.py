@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.tf_data.py_functions import closed_over
-from tfd_notebook.data.service.function_changes import changed_by
+from tfd_notebook.data.service.function_changes import COUNTER, EARLIER, FILLED, changed_by
 from tfd_notebook.data.service.py_functions import (
     defaults_of,
     is_users,
@@ -42,8 +42,7 @@ _NAMED = 3
 #: Methods that change a variable or a table.
 _ASSIGNING = frozenset(("assign", "assign_add", "assign_sub", "insert", "remove"))
 
-GENERATOR, COUNTER, FILLED = "generator", "counter", "container"
-CONTENT = "variable or table"
+GENERATOR, CONTENT = "generator", "variable or table"
 #: Classes of objects whose state changes while they are used, by module and name.
 _CLASSES = {
     GENERATOR: (
@@ -71,7 +70,7 @@ class State(NamedTuple):
     ----------
     name : str
         Its path and its class.
-    kind : {"generator", "counter", "container", "variable or table"}
+    kind : {"generator", "counter", "value of earlier elements", "container", "variable or table"}
         A counter is any object that the calls of the function change, except a container. The
         results need not depend on the items of that.
     """
@@ -115,12 +114,12 @@ def _changes(functions: Sequence[tuple[str, types.FunctionType]]) -> Iterator[St
     for path, function in functions:
         values = {**function.__globals__, **closed_over(function), **defaults_of(function)}
         owner = path.rpartition(".")[0] or "self"
-        for name, is_used in changed_by(function, values).items():
+        for name, kind in changed_by(function, values).items():
             place = name if path in ("", "__call__") else joined(path, name)
             if name.startswith("self."):
                 place = joined(owner, name.removeprefix("self."))
             if not name.startswith("self.") or _method(path) in called:
-                yield State(f"{place} (which it changes)", COUNTER if is_used else FILLED)
+                yield State(f"{place} (which it changes)", kind)
 
 
 def _method(path: str) -> str:
@@ -156,26 +155,37 @@ def _imported(classes: Iterable[tuple[str, str]]) -> Iterator[type]:
                 yield operator.attrgetter(name)(sys.modules[module])
 
 
-_COUNT_STEP = "call the function after distribute, or make what it counts a part of the element"
+_COUNT_STEP = "call the function after distribute, or deliver what it counts with each element"
 #: The next step for an object that Python functions refer to, by its kind.
 _STATE_STEPS = {
     GENERATOR: "create it inside the function, or use functions of the modules random and "
     "numpy.random, whose seeds differ on each data worker",
     COUNTER: _COUNT_STEP,
+    EARLIER: 'use processing_mode="data" and data workers in other processes, which call the '
+    "function for all elements in their order",
     FILLED: _COUNT_STEP,
     CONTENT: "distribute the dataset again after it has changed",
 }
 
 
-def counters(states: Iterable[State], kinds: Sequence[str] = (COUNTER, FILLED, GENERATOR)) -> str:
+def counters(
+    states: Iterable[State], kinds: Sequence[str] = (COUNTER, EARLIER, FILLED, GENERATOR)
+) -> str:
     """Return the names of the objects that the calls of Python functions change."""
     return " and ".join(state.name for state in states if state.kind in kinds)
 
 
-def renewal(states: Iterable[State]) -> str:
-    """Return the next step for objects with state that Python functions refer to."""
+def renewal(states: Iterable[State], divided: bool = True) -> str:
+    """Return the next step for objects with state that Python functions refer to.
+
+    If `divided` is false, each data worker calls the functions for all elements.
+    """
     kinds = {state.kind for state in states}
+    if EARLIER in kinds:  # its step is one for all that a function changes
+        kinds -= {COUNTER, FILLED}
     steps = {kind: step for kind, step in _STATE_STEPS.items() if kind in kinds}
+    if EARLIER in kinds and not divided:
+        steps[EARLIER] = "no step is needed if only the function uses it"
     if len(set(steps.values())) == 1:
         return next(iter(steps.values()))
     return ". ".join(

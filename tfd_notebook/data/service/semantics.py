@@ -15,6 +15,7 @@ from tfd_notebook._compat.tf_data.pipeline_model import Stage, nodes_of, user_na
 from tfd_notebook.data.service.changes import Change, joining, lost, times
 from tfd_notebook.data.service.dataset_graph import DatasetGraph, reshuffles, stops_early
 from tfd_notebook.data.service.flow import Flow, Operation
+from tfd_notebook.data.service.function_changes import COUNTER, EARLIER
 from tfd_notebook.data.service.function_facts import Facts
 from tfd_notebook.data.service.operations import (
     EXPANDING,
@@ -23,7 +24,7 @@ from tfd_notebook.data.service.operations import (
     is_examined,
     node_kind,
 )
-from tfd_notebook.data.service.python_state import COUNTER, counters, renewal
+from tfd_notebook.data.service.python_state import counters, renewal
 from tfd_notebook.data.service.random_parts import CERTAINLY, REPLACING, RandomParts
 
 #: Modes in which each data worker gets a share of the sources, or of the results.
@@ -275,6 +276,7 @@ class Semantics:
             or any(each.kept_order for each in before),
             self._graph.repeats(node) or any(each.repeated for each in before),
             self._graph.is_late(node) or (len(before) == 1 and before[0].late),
+            any(state.kind == EARLIER for state in facts.states),
         )
 
     def _changes(
@@ -341,7 +343,7 @@ class Semantics:
         if by_result:
             yield from self._by_result(kind, ordering, node, change, facts, before, mode, workers)
         alike = by_result and not by_source and self._graph.repeats_numbers(node)
-        yield from self._repeated(kind, node, change, facts, alike, by_result)
+        yield from self._repeated(kind, node, change, facts, alike, by_result, by_source)
         if mode == "DYNAMIC" and self._graph.repeats(node) and any(each.cached for each in before):
             yield change(
                 "cached",
@@ -428,7 +430,7 @@ class Semantics:
         if alone or node_kind(node) not in REPLACING:
             names = counters(facts.states)
         else:  # the numbers of a random generator are as good for any element
-            names = counters(facts.states, [COUNTER])
+            names = counters(facts.states, [COUNTER, EARLIER])
         if not names or not (alone or flow.divided):
             return []
         calls = "each of them calls the function for all elements"
@@ -628,11 +630,13 @@ class Semantics:
         facts: Facts,
         alike: bool,
         whole: bool,
+        divided: bool,
     ) -> Iterator[Change]:
         """Yield the changes of random numbers and of captured state, in all modes.
 
         If `alike` is true, each element has the same numbers of a seed on each data worker. If
-        `whole` is true, each data worker needs the same order.
+        `whole` is true, each data worker needs the same order. If `divided` is true, it gets a part
+        of the elements.
         """
         unseeded = "use tf.random.uniform or the like without a seed, or tf.random.stateless_* "
         variables, tables = self._graph.captured_state(node)
@@ -657,12 +661,11 @@ class Semantics:
                 "distribute the dataset again after a variable has changed",
             )
         if facts.states:
-            names = " and ".join(dict.fromkeys(state.name for state in facts.states))
-            yield change(
-                "python",
-                f"each data worker has a copy of {names} as it is now",
-                renewal(facts.states),
-            )
+            names = " and ".join({state.name: None for state in facts.states})
+            what = f"each data worker has a copy of {names} as it is now"
+            if divided and counters(facts.states, [COUNTER, EARLIER]):
+                what += ", and changes it, so up to all results differ"
+            yield change("python", what, renewal(facts.states, divided))
         if tables:
             yield change(
                 "captured",
@@ -672,11 +675,7 @@ class Semantics:
         source = kind in ("Random", "Sampling") and self._graph.is_seeded(node)
         fix = "omit the seed" if source else f"{unseeded}with a seed that is a part of the element"
         if (facts.seeded or source) and not alike:
-            yield change(
-                "random",
-                "the seed gives the same numbers on each data worker",
-                fix,
-            )
+            yield change("random", "the seed gives the same numbers on each data worker", fix)
         if OPERATIONS.get(kind) == "ordering" and self._graph.is_seeded(node) and reshuffles(node):
             yield change(
                 "random",

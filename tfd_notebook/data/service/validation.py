@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from tfd_notebook._compat.keras import most_batches
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.elements import encoding_error
 from tfd_notebook._compat.tf_data.source_locations import warn
@@ -341,8 +342,9 @@ class BeforeReading:
 
     A call raises an error if no element can arrive, because the cluster has stopped or has no
     data worker. It also raises one if data workers were added that would join elements wrongly,
-    or lose some. It warns once if other readers have finished the named job. It also warns once of
-    each variable or table that has changed since it was sent.
+    or lose some. It warns once if other readers have finished the named job, and of each variable
+    or table that has changed since it was sent. It also warns once if Keras may end the epoch
+    early.
 
     Parameters
     ----------
@@ -354,6 +356,10 @@ class BeforeReading:
     refused : Change, optional
         The reason to refuse the dataset with more than one data worker.
     mode : str
+    batches : int
+        The number of batches without a service. -1 if it is unknown.
+    groups : int
+        Number of operations of which each data worker may make a short batch.
 
     Attributes
     ----------
@@ -368,8 +374,11 @@ class BeforeReading:
         captured: Sequence[CapturedState] = (),
         refused: Change | None = None,
         mode: str = "",
+        batches: int = -1,
+        groups: int = 0,
     ) -> None:
         self._cluster = cluster
+        self._batches, self._groups, self._workers = batches, groups, 0
         self._captured = list(captured)
         self._refused, self._mode = refused, mode
         self._name = full_name
@@ -390,6 +399,7 @@ class BeforeReading:
             handle = captured.resource.handle
             self._captured = [each for each in self._captured if each.resource.handle is not handle]
             warn(f"{captured}. Next: {RENEW}. Later changes are only listed by tfd.doctor(dataset)")
+        self._check_batches(workers)
         journal = self._cluster.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
@@ -409,6 +419,24 @@ class BeforeReading:
             f"job {self._name!r} has delivered this epoch to other readers, and no element is "
             "left. For a complete epoch pass a new job_name=",
         )
+
+    def _check_batches(self, workers: int) -> None:
+        """Warn if Keras reads fewer batches than the epoch can have."""
+        limit = most_batches() if self._groups else None
+        if limit is None:  # its first epoch, in which it counts
+            self._workers = workers
+            return
+        most = self._batches + (workers - 1) * self._groups
+        if self._batches < 0:
+            most = limit - 1 + (workers - self._workers) * self._groups
+        if most > limit:
+            self._groups = 0
+            warn(
+                f"elements may be missing in this epoch and in the next ones: Keras reads at most "
+                f"{limit} batches, because its first epoch had {limit - 1}. With {workers} data "
+                f"workers, an epoch can have {most}. Next: call batch() after distribute, or use "
+                'semantics="same"',
+            )
 
 
 def listed_as(job_name: str | None) -> str | None:
@@ -460,9 +488,14 @@ def print_delivery(
     print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}{batches}.')
 
 
+def short_batches(pipeline: Semantics, mode: str, workers: int = 2) -> list[Change]:
+    """Return the changes by operations of which each data worker makes a short batch."""
+    return [each for each in pipeline.changes(mode, workers) if each.kind == "grouping"]
+
+
 def _incomplete(pipeline: Semantics, mode: str, workers: int) -> str:
     """Return a sentence about batches that more data workers end, or an empty text."""
-    changes = [each for each in pipeline.changes(mode, workers) if each.kind == "grouping"]
+    changes = short_batches(pipeline, mode, workers)
     if workers < 2 or not changes:
         return ""
     by_key = any("each key" in each.what for each in changes)

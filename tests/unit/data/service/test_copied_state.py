@@ -21,14 +21,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfd_notebook.data.service.function_changes import COUNTER, EARLIER, FILLED
 from tfd_notebook.data.service.graph_inspection import examine
-from tfd_notebook.data.service.python_state import (
-    COUNTER,
-    FILLED,
-    copied_state,
-    counters,
-    names_random,
-)
+from tfd_notebook.data.service.python_state import copied_state, counters, names_random
 
 Range = tf.data.Dataset.range
 
@@ -613,12 +608,16 @@ def collect(x: Any) -> Any:
     ("function", "kind"),
     [
         (collect, FILLED),
-        (FILLING["append"], COUNTER),
-        (heap, COUNTER),
-        (FILLING["select"], COUNTER),
+        (heap, EARLIER),
+        *((FILLING[each], EARLIER) for each in FILLING_USED),
+        (Counting(), COUNTER),
+        (count_globally, COUNTER),
+        (tracking.average, EARLIER),
+        (difference, EARLIER),
+        (keep_largest, EARLIER),
     ],
 )
-def test_container_that_results_depend_on_counts(function: Any, kind: str) -> None:
+def test_changed_object_has_a_kind(function: Any, kind: str) -> None:
     dataset = Range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64))
     (token,) = examine(dataset).tokens
     assert {state.kind for state in copied_state(token)} == {kind}
