@@ -219,6 +219,15 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
     ),
     (
         re.compile(
+            r"[Cc]annot create split providers for dataset of type (\w+?)(?:Dataset)?(?:V\d)?\b"
+        ),
+        errors.DataError,
+        'mode "dynamic" cannot split a source of type {1}',
+        None,
+        'use processing_mode="data", or read this dataset without a service',
+    ),
+    (
+        re.compile(
             r"(?:an un|not find a )shardable source.*?op: \"(\w+?)(?:Dataset)?(?:V\d)?\"", re.S
         ),
         errors.DataError,
@@ -231,8 +240,8 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
 
 #: The next step if a dataset has fewer files or elements than data workers.
 FEWER_WORKERS = (
-    "use fewer data workers, or read a dataset this small without a service. For few files, "
-    'use processing_mode="dynamic"'
+    "use fewer data workers, or read a dataset this small without a service. For files, or "
+    'another source that can be split, use processing_mode="dynamic"'
 )
 
 

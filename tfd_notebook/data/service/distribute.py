@@ -217,7 +217,6 @@ def _distributor(
         ):
             read = read.apply(assert_cardinality(cardinality))
         infinite = cardinality == INFINITE_CARDINALITY
-        validation.print_delivery(cluster, reading.mode, pipeline.semantics, infinite)
         refused = validation.refused_later(pipeline.semantics, reading.mode, semantics)
         checked = captured if semantics != "tensorflow" else ()
         groups = validation.short_batches(pipeline.semantics, reading.mode)
@@ -239,6 +238,8 @@ def _distributor(
             cached=validation.keeps_workers(pipeline.semantics, reading.mode, semantics),
             shares=shares_of(dataset, reading.mode),
         )
+        failure = delivery.failure(validation.require_workers(cluster))
+        validation.print_delivery(cluster, reading.mode, pipeline.semantics, infinite, failure)
         read._tfd_service = ServiceReadOptions(
             delivery,
             dataset,
@@ -494,6 +495,10 @@ def save(
     check_seconds("timeout", timeout, 0)
     check_dataset(dataset)
     elements.check_datasets(dataset.element_spec)
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(
+            "saving failed: the dataset has no end", fix="omit repeat(), or call take() after it"
+        )
     validation.prepare(cluster, dataset, "DYNAMIC", check_semantics(semantics))
     address = cluster.service_target.partition("://")[2]
 

@@ -122,7 +122,8 @@ def check_changes(
     if semantics == "same" and changes:
         raise DataChanged(
             f'{changes[0]} (mode "{mode.lower()}")',
-            fix='use cluster.distribute(..., semantics="same") outside of a tf.function',
+            fix='use dataset.apply(cluster.distribute(..., semantics="same")) outside of a '
+            "tf.function. To save it, call save(path) of the result",
         )
     known = [] if warned_mode is None else pipeline.changes(warned_mode, workers, in_process)
     new = [change for change in reported(changes) if change.refused or change not in known]
@@ -449,10 +450,12 @@ def print_delivery(
     mode: str,
     pipeline: Semantics | None = None,
     infinite: bool = False,
+    failure: str = "",
 ) -> None:
     """Print, once for each cluster and mode, how the data workers share the data.
 
     The note contains how often an epoch has every element only if `pipeline` keeps its elements.
+    It contains `failure`, the reason for which an epoch fails, in place of that.
     It is printed again for the first pipeline that has incomplete batches.
     """
     printed = _printed_modes.setdefault(cluster, set())
@@ -483,7 +486,9 @@ def print_delivery(
         text = "each data worker reads the share that shard(SHARD_HINT, SHARD_HINT) selects"
     else:
         text = "each data worker reads a fixed share"
-        if keeps:
+        if failure:
+            text += f". But {failure}"
+        elif keeps:
             text += ", so an epoch contains every element once"
     print_note(f'cluster {cluster.name!r}: mode "{mode.lower()}" - {text}{batches}.')
 

@@ -109,6 +109,16 @@ def test_error_has_no_count_that_is_unknown(
         list(read)
 
 
+def test_line_of_distribute_names_the_failure(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tfd.Cluster(data_workers=2, launcher="inprocess", name="line") as cluster:
+        records(files[:1]).apply(cluster.distribute("file"))
+        printed = capsys.readouterr().err
+        assert "But with 2 data workers an epoch fails, because the dataset has 1 file" in printed
+        assert "every element" not in printed
+
+
 def test_error_of_a_registered_dataset_has_the_count(cluster: tfd.Cluster, files: Files) -> None:
     registered = cluster.register(records(files[:2]), semantics="tensorflow")
     with pytest.raises(errors.DataError, match=r"too few files or elements \(2 files\)"):

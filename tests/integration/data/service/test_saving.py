@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.errors import TimeLimit
+from tfd_notebook.errors import DataChanged, TimeLimit, UsageError
 
 pytestmark = pytest.mark.integration
 
@@ -73,6 +73,22 @@ def test_save_waits_by_default(cluster: tfd.Cluster, tmp_path: Path) -> None:
     saving = cluster.save(tf.data.Dataset.range(3), str(tmp_path / "saved"))
     assert saving.done
     assert saving.progress().elements == 3
+
+
+def test_dataset_without_end_is_refused(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no end\nNext: omit repeat\(\), or call take"):
+        cluster.save(tf.data.Dataset.range(3).repeat(), str(tmp_path / "saved"))
+
+
+def test_step_of_same_saves_the_elements(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    numbers = tf.data.Dataset.range(9)
+    pairs = tf.data.Dataset.zip((numbers, numbers))
+    path = str(tmp_path / "saved")
+    with pytest.raises(DataChanged, match=r"To save it, call save\(path\) of the result"):
+        cluster.save(pairs, path, semantics="same")
+    pairs.apply(cluster.distribute("dynamic", semantics="same")).save(path)
+    loaded = tf.data.Dataset.load(path)
+    assert sorted(loaded.as_numpy_iterator()) == [(number, number) for number in range(9)]
 
 
 def test_dataset_from_outside_is_saved_in_a_tf_function(

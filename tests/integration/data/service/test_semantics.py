@@ -127,7 +127,7 @@ def test_source_that_cannot_be_divided_is_named(
     source = create(tmp_path)
     with pytest.warns(UserWarning, match='reading fails.*use processing_mode="data"'):
         read = source.apply(cluster.distribute("dynamic"))
-    with pytest.raises(errors.TfdError, match="split providers"):
+    with pytest.raises(errors.DataError, match="cannot split a source of type"):
         list(read)
     for divided in (
         source.apply(cluster.distribute("data")),
