@@ -30,8 +30,8 @@ def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
 def most_batches() -> int | None:
     """Return the most batches that the calling ``fit`` reads in this epoch, or None.
 
-    For a dataset whose number of batches is unknown, Keras 3 counts those of the first epoch, and
-    reads at most one more in each later epoch.
+    If the number of batches is unknown, Keras 3 counts those of the first epoch. In each later
+    epoch it reads at most one more.
     """
     if "keras.src.trainers.epoch_iterator" not in sys.modules:
         return None

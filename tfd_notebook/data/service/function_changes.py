@@ -38,8 +38,8 @@ _ANY_KEY, _READ = "[...]", ast.Load()
 #: In place of a path, for what the arguments of a call give.
 _ARGUMENTS = "(arguments)"
 
-#: What a function changes: a container without a use of its items, what calls count, or a value
-#: that the elements of earlier calls give.
+#: The kinds of changes. A container is filled, without a use of its items. A counter depends on
+#: the number of calls only.
 FILLED, COUNTER, EARLIER = "container", "counter", "value of earlier elements"
 _KINDS = (FILLED, COUNTER, EARLIER)
 
