@@ -35,6 +35,10 @@ _JOIN = (
     "from_tensor_slices, before they are shuffled or filtered"
 )
 _SELECT = "select file names or indices in its place, before the dataset is made"
+_SHUFFLED = (
+    "call shuffle() with a seed and reshuffle_each_iteration=False, so that each epoch selects the "
+    'same elements, and use processing_mode="data"'
+)
 #: Next steps for operations that need the order of the elements, by their kind.
 _FIXES = {"Zip": _JOIN, "Take": _SELECT, "Skip": _SELECT, "Shard": _SELECT}
 #: Modes in which the data workers together deliver each element once.
@@ -412,6 +416,8 @@ def _check(operation: Operation, division: Division, mode: str, in_process: bool
     ):
         reason = "the elements arrive in no fixed order, so it cannot select or join the right ones"
         offers, fix = True, _FIXES.get(operation.kind, fix)
+        if fix == _SELECT and any(division.operations[n].flow.shuffled for n in operation.inputs):
+            fix = _SHUFFLED
     elif any(
         division.dataset_of(each) is None
         for each in operation.inputs

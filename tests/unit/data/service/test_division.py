@@ -389,3 +389,29 @@ def test_ragged_batch_runs_as_a_whole() -> None:
     found = division(ragged, "DYNAMIC")
     assert kinds(found, found.boundary) == ["Map"]
     assert kinds(found, found.local)[:2] == ["Map", "Batch"]
+
+
+def test_step_for_a_selection_of_shuffled_elements_keeps_it_apart() -> None:
+    with pytest.raises(errors.DataChanged, match="reshuffle_each_iteration=False"):
+        divide(D.range(200).shuffle(200, seed=1).take(40), "DYNAMIC", False)
+    step = D.range(200).shuffle(200, seed=1, reshuffle_each_iteration=False).take(40)
+    assert divide(step, "DATA", False) is None
+
+
+@pytest.mark.parametrize("mode", ["DYNAMIC", "DATA"])
+def test_function_that_keeps_values_of_earlier_elements_is_refused(mode: str) -> None:
+    total = 0
+
+    def sum_of(x: Any) -> Any:
+        nonlocal total
+        total += x
+        return total
+
+    sums = filtered().map(lambda x: tf.numpy_function(sum_of, [x], tf.int64))
+    with pytest.raises(errors.DataChanged, match="keeps values of earlier elements") as caught:
+        divide(sums, mode, False)
+    step = "data workers in other processes" if mode == "DYNAMIC" else 'semantics="checked"'
+    assert step in str(caught.value)
+    assert 'semantics="same"' not in keeping(
+        graph_inspection.examine(sums).semantics, [], "DYNAMIC", False, sums
+    )
