@@ -181,12 +181,12 @@ class Semantics:
             mode == "DATA" and any(each.kind == "Snapshot" for each in operations)
         ):
             changing.append("external")
-        if any(
-            mode in _ALONE and each.kind not in REPLACING and counters(facts.states)
-            for each in operations
-            if (facts := self._graph.facts_of(each.node)).states
-        ):
-            return False  # each data worker takes other elements from an iterator
+        for each in operations:
+            states = self._graph.facts_of(each.node).states
+            if mode not in _ALONE and each.flow.divided and counters(states, [COUNTER, EARLIER]):
+                return False  # of other elements, or in another order
+            if mode in _ALONE and each.kind not in REPLACING and counters(states):
+                return False  # each data worker takes other elements from an iterator
         actual = self._graph.file_or_data[0] if mode == "FILE_OR_DATA" else mode
         flows = {each.node.name: each.flow for each in operations}
         for each in operations:

@@ -1775,3 +1775,21 @@ def test_groups_whose_elements_are_delivered_one_by_one_have_no_last_group() -> 
     assert kinds(grouped, "DYNAMIC") == set()
     batches = numbers().group_by_window(lambda x: x % 2, lambda _, group: group.batch(3), 3)
     assert kinds(batches, "DYNAMIC") == {"grouping"}
+
+
+def test_counter_in_a_function_ends_the_promise_of_every_element() -> None:
+    count = 0
+
+    def add(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return x + count
+
+    counted = numbers().map(lambda x: tf.numpy_function(add, [x], tf.int64))
+    semantics = graph_inspection.examine(counted).semantics
+    assert not semantics.keeps_elements("DYNAMIC")
+    assert semantics.keeps_elements("DATA")
+    (change,) = semantics.changes("DYNAMIC", 2)
+    assert "so up to all results differ" in change.what
+    (change,) = semantics.changes("DATA", 2)
+    assert "differ" not in change.what
