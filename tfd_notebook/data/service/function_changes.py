@@ -20,7 +20,8 @@ from collections.abc import (
 from typing import Any, NamedTuple
 
 from tfd_notebook._compat.frames import without_collection
-from tfd_notebook.data.service.py_functions import defaults_of, names_in
+from tfd_notebook._compat.tf_data.py_functions import closed_over
+from tfd_notebook.data.service.py_functions import defaults_of, is_users, names_in
 
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet)
 #: Methods that add items to a container, or remove some, not by key.
@@ -28,6 +29,7 @@ _FILLING = re.compile(
     "add|append(left)?|clear|discard|extend(left)?|insert|move_to_end|pop(item|left)?|put|remove|"
     "reverse|rotate|sort|subtract|update"
 )
+_REMOVING = re.compile("clear|discard|move_to_end|pop(item|left)?|remove")
 #: Functions that do this to their first argument, and those that write its items.
 _FILLERS = frozenset(("heapify", "heappop", "heappush", "heappushpop", "heapreplace", "insort"))
 _WRITERS = frozenset(("copyto", "fill_diagonal", "place", "put", "putmask"))
@@ -35,6 +37,8 @@ _WRITERS = frozenset(("copyto", "fill_diagonal", "place", "put", "putmask"))
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _ANY_KEY, _READ = "[...]", ast.Load()
+#: Number of functions that call each other.
+_DEPTH = 4
 #: In place of a path, for what the arguments of a call give.
 _ARGUMENTS = "(arguments)"
 
@@ -55,12 +59,18 @@ class _Store(NamedTuple):
     """A value that an object outside of a function gets."""
 
     path: str
-    read: frozenset[str]  # before it
+    before: int  # number of reads before it
     tests: tuple[_Test, ...]
     kind: str
+    is_given: bool  # by the arguments
 
 
-def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[str, str]:
+def changed_by(
+    function: types.FunctionType,
+    values: Mapping[str, Any],
+    bound: Iterable[str] = (),
+    callers: tuple[types.CodeType, ...] = (),
+) -> dict[str, str]:
     """Return the objects outside of a function that its calls change, by their names.
 
     Omitted are variables that it only sets, or only in its first call, such as a model that it
@@ -72,6 +82,10 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
     function : function
     values : mapping of str to object
         The values of the variables outside of it, by name.
+    bound : iterable of str
+        The names of arguments that have one value in all calls.
+    callers : tuple of code
+        The functions that call it.
 
     Returns
     -------
@@ -79,12 +93,16 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
         The kind of each change.
     """
     code = function.__code__
-    arguments = {*code.co_varnames[: code.co_argcount]}
-    shared = {*code.co_freevars, *defaults_of(function), *(arguments & {"self", "cls"})}
+    arguments = code.co_varnames[: code.co_argcount]
+    is_method = function.__qualname__.rpartition(".")[0][-1:] not in ("", ">")
+    owner = arguments[:1] if is_method else ()
+    shared = {*code.co_freevars, *defaults_of(function), *owner}
+    shared |= {*arguments} & {*bound, "self", "cls"}
     examined = _nodes(code, function.__globals__)
     try:
         changes = [
-            _Examination(each, _locals_of(code), shared, values).changed() for each in examined
+            _Examination(each, _locals_of(code), shared, values, (*callers, code)).changed()
+            for each in examined
         ]
     except RecursionError:  # in an expression with hundreds of levels
         changes = []
@@ -92,6 +110,8 @@ def changed_by(function: types.FunctionType, values: Mapping[str, Any]) -> dict[
         return dict.fromkeys(_stored_in(code, shared, values), EARLIER)
     found: dict[str, str] = {}
     for name, kind in itertools.chain.from_iterable(changes):
+        if owner and name.startswith(f"{owner[0]}."):
+            name = f"self{name[len(owner[0]) :]}"
         found[name] = max(kind, found.get(name, FILLED), key=_KINDS.index)
     return found
 
@@ -145,18 +165,25 @@ class _Examination:
     """The statements of a function, in their order."""
 
     def __init__(
-        self, node: Any, local: set[str], shared: set[str], values: Mapping[str, Any]
+        self,
+        node: Any,
+        local: set[str],
+        shared: set[str],
+        values: Mapping[str, Any],
+        callers: tuple[types.CodeType, ...],
     ) -> None:
+        self._callers = callers
         self._local, self._unshared, self._values = local, local - shared, values
         #: Local variables, with their paths and those of the values that they are computed from.
         self._known: dict[str, tuple[str, frozenset[str]]] = {}
         for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
             if each.arg in self._unshared:
                 self._known[each.arg] = ("", frozenset([_ARGUMENTS]))
-        self._read: frozenset[str] = frozenset()
+        self._read: list[tuple[str, tuple[_Test, ...]]] = []
         self._searched: set[str] = set()  # by ``in``
         self._changed: set[tuple[str, str]] = set()  # names, and kinds
         self._filled: dict[str, str] = {}
+        self._added: set[str] = set()  # those of which not only items are removed
         self._stores: list[_Store] = []
         self._tests: tuple[_Test, ...] = ()
         self._numbers = itertools.count()
@@ -168,17 +195,28 @@ class _Examination:
     def changed(self) -> Iterator[tuple[str, str]]:
         """Yield the names of the changed objects, and the kinds of the changes."""
         yield from self._changed
-        used = {_name(path) for path in self._read}
+        used = {_name(path) for path, _ in self._read}
+        keyed = {_name(each.path) for each in self._stores if each.path.endswith(_ANY_KEY)}
         for name, kind in self._filled.items():
-            yield name, kind if name in self._searched or _has_part(used, name) else FILLED
+            if name in self._added or name not in keyed:  # else a cache of limited size
+                yield name, kind if name in self._searched or _has_part(used, name) else FILLED
         for store in self._stores:
             name = _name(store.path)
             if store.path.endswith(_ANY_KEY):  # a cache, unless the function only uses the keys
                 is_changed = name in self._searched and not _has_part(used, name)
             else:
-                is_changed = _has_part(store.read, store.path) and not self._is_first(store)
+                is_changed = self._is_read_later(store)
+                is_changed = is_changed and (store.is_given or not self._is_first(store))
             if is_changed:
                 yield name, store.kind
+
+    def _is_read_later(self, store: _Store) -> bool:
+        """Return True if a call can read the value of an earlier call."""
+        return any(
+            _has_part([path], store.path)
+            and (number < store.before or not {*store.tests} <= {*tests})
+            for number, (path, tests) in enumerate(self._read)
+        )
 
     def _is_first(self, store: _Store) -> bool:
         """Return True if only a first call stores it, after a test of what is stored there."""
@@ -204,7 +242,9 @@ class _Examination:
                 self._evaluate(child)
             elif isinstance(child, ast.ExceptHandler):
                 self._visit_all(child.body, _Test(next(self._numbers), frozenset()))
-            elif isinstance(child, (ast.withitem, ast.match_case)):
+            elif isinstance(child, ast.match_case):
+                self._visit_all(child.body, self._test(None))
+            elif isinstance(child, ast.withitem):
                 self._visit(child)
         for target, value in _assignments_by(statement):
             self._assign(target, value, isinstance(statement, ast.AugAssign))
@@ -218,12 +258,16 @@ class _Examination:
 
     def _tested(self, test: Any) -> Iterator[str]:
         """Yield the objects that are tested to have a value."""
-        if isinstance(test, ast.UnaryOp):
+        if test is None:  # of a pattern
+            yield ""
+        elif isinstance(test, ast.UnaryOp):
             yield from self._tested(test.operand)
         elif isinstance(test, ast.BoolOp):
             yield from itertools.chain.from_iterable(map(self._tested, test.values))
         elif isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot)):
             yield self._path(test.left)
+        elif isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.In, ast.NotIn)):
+            yield self._part(test.comparators[0], _key(test.left))
         else:
             yield self._path(test)
 
@@ -243,7 +287,7 @@ class _Examination:
                 self._changed.add((path, self._kind(sources)))
             return
         if not isinstance(target, ast.Subscript):  # other variables may keep the value until now
-            self._read |= {each for each, _ in self._known.values()}
+            self._reads(each for each, _ in self._known.values())
         if not self._keeps(path, value):
             self._store(path, [*sources, *([path] if is_augmented else [])])
 
@@ -260,7 +304,11 @@ class _Examination:
         if path and _has_part(map(_name, sources), _name(path)):
             self._changed.add((_name(path), kind))
         elif path:
-            self._stores.append(_Store(path, self._read, self._tests, kind))
+            given = _ARGUMENTS in sources
+            self._stores.append(_Store(path, len(self._read), self._tests, kind, given))
+
+    def _reads(self, paths: Iterable[str]) -> None:
+        self._read += [(path, self._tests) for path in paths if path]
 
     def _kind(self, sources: Iterable[str]) -> str:
         """Return the kind of a change to what `sources` give. A test may depend on an element."""
@@ -277,31 +325,53 @@ class _Examination:
                 self._assign(each.target, _item_of(each.iter))
             elif isinstance(each, ast.Compare):
                 self._searched |= {_name(self._path(other)) for other in _searched_by(each)}
-        self._read |= {*self._paths(expression)}
+        self._reads(self._paths(expression))
 
     def _call(self, call: ast.Call) -> None:
         name = _called(call)
         first = self._path(call.args[0]) if call.args else ""
         if isinstance(call.func, ast.Attribute) and _FILLING.fullmatch(name):
-            self._fill(self._path(call.func.value), call.args, name.startswith("pop"))
+            removes = _REMOVING.fullmatch(name) is not None
+            uses = name.startswith("pop")
+            self._fill(self._path(call.func.value), call.args, uses, not removes)
         if name in _FILLERS:
-            self._fill(first, call.args[1:], name.startswith("heappop"))
+            self._fill(first, call.args[1:], name.startswith("heappop"), True)
         elif name in _WRITERS:
             self._store(first, self._paths(*call.args[1:]))
-        elif name == "setattr" and len(call.args) == 3:
-            self._store(self._path(call), self._paths(call.args[2]))
+        elif len(call.args) == {"setattr": 3, "setdefault": 2}.get(name):
+            self._store(self._path(call), self._paths(call.args[-1]))
+        self._call_of_user(call)
         for each in call.keywords:
             if each.arg == "out":
                 self._store(self._path(each.value), self._paths(*call.args))
 
-    def _fill(self, path: str, items: Iterable[Any], uses: bool) -> None:
+    def _call_of_user(self, call: ast.Call) -> None:
+        """Record what a function changes that gets objects as its arguments."""
+        function = self._values.get(self._path(call.func))
+        if not isinstance(function, types.FunctionType) or not is_users(function):
+            return
+        names = function.__code__.co_varnames
+        given = {
+            n: path for n, each in zip(names, call.args, strict=False) if (path := self._path(each))
+        }
+        given |= {e.arg: path for e in call.keywords if e.arg and (path := self._path(e.value))}
+        if given and len(self._callers) < _DEPTH:
+            values = {**function.__globals__, **closed_over(function)}
+            values |= {name: self._values.get(path) for name, path in given.items()}
+            for name, kind in changed_by(function, values, given, self._callers).items():
+                root, dot, rest = name.partition(".")
+                if root in given:
+                    self._changed.add((_name(given[root]) + dot + rest, kind))
+
+    def _fill(self, path: str, items: Iterable[Any], uses: bool, adds: bool) -> None:
         """Record that items are added to a container outside of the function, or removed."""
         root, *others = _name(path).split(".")
         value = self._values.get(root)
         if isinstance(value, _CONTAINERS) or (others and not isinstance(value, types.ModuleType)):
             kind = self._kind(self._paths(*items))
             self._filled[_name(path)] = max(kind, self._filled.get(_name(path), COUNTER))
-            self._read |= {path} if uses else frozenset()
+            self._added |= {_name(path)} if adds else set()
+            self._reads([path] if uses else [])
 
     def _paths(self, *nodes: Any, is_owner: bool = False) -> Iterator[str]:
         """Yield the paths of the objects outside of the function that expressions read."""
@@ -325,14 +395,16 @@ class _Examination:
         if isinstance(node, ast.Subscript):
             if isinstance(node.slice, ast.Slice):
                 return self._path(node.value)
-            is_known = isinstance(node.slice, ast.Constant)
-            return self._part(node.value, f"[{ast.unparse(node.slice)}]" if is_known else _ANY_KEY)
-        if isinstance(node, ast.Call) and _called(node) in ("get", "setdefault"):
-            return self._part(getattr(node.func, "value", None), _ANY_KEY)
-        if isinstance(node, ast.Call) and _called(node) in ("getattr", "hasattr", "setattr"):
-            name = node.args[1] if len(node.args) > 1 else None
-            if isinstance(name, ast.Constant):
-                return self._part(node.args[0], f".{name.value!s}")
+            return self._part(node.value, _key(node.slice))
+        if not isinstance(node, ast.Call) or not node.args:
+            return ""
+        name, (first, *others) = _called(node), node.args
+        if name == "type":
+            return self._part(first, ".__class__")
+        if name in ("get", "setdefault") and isinstance(node.func, ast.Attribute):
+            return self._part(node.func.value, _key(first))
+        if name in ("getattr", "hasattr", "setattr") and isinstance(others[0], ast.Constant):
+            return self._part(first, f".{others[0].value!s}")
         return ""
 
     def _part(self, owner: Any, part: str) -> str:
@@ -378,6 +450,10 @@ def _written_by(node: Any) -> Iterator[Any]:
         if name in _FILLERS | _WRITERS:
             yield from node.args[:1]
         yield from (each for each in node.keywords if each.arg == "out")
+
+
+def _key(key: ast.expr) -> str:
+    return f"[{ast.unparse(key)}]" if isinstance(key, ast.Constant) else _ANY_KEY
 
 
 def _name(path: str) -> str:

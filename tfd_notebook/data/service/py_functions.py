@@ -258,9 +258,12 @@ def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
         if _is_library(value.__globals__.get("__name__")):
             return
         yield from py_functions.closed_over(value).items()
-        for name in names_in(value.__code__):
-            if name in value.__globals__:
-                yield name, value.__globals__[name]
+        used = names_in(value.__code__)
+        for name in used & value.__globals__.keys():
+            yield name, (found := value.__globals__[name])
+            if inspect.ismodule(found) and not _is_installed(found):
+                parts = used & vars(found).keys()
+                yield from ((f"{name}.{part}", vars(found)[part]) for part in parts)
         yield from defaults_of(value).items()
     elif isinstance(value, functools.partial):
         names = _arguments(value.func) if inspect.isfunction(value.func) else ()
@@ -294,8 +297,13 @@ def _is_library(module: str | None) -> bool:
 
 def _is_users_class(kind: type) -> bool:
     """Return True for a class that the user has defined, not an installed package."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return not _is_library(kind.__module__) and "-packages" not in file
+    module = sys.modules.get(kind.__module__)
+    return not (_is_library(kind.__module__) or _is_installed(module))
+
+
+def _is_installed(module: types.ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return "-packages" in file or _is_library(getattr(module, "__name__", None))
 
 
 def _items(container: Any) -> Iterator[tuple[str, Any]]:

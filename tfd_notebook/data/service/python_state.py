@@ -88,13 +88,15 @@ def copied_state(token: str) -> tuple[State, ...]:
     leaves = tuple(each for kind in classes.values() for each in kind)
     found: dict[State, None] = {}
     functions: list[tuple[str, types.FunctionType]] = []
+    objects: dict[str, Any] = {}
     for path, value in reachable(token, _DEPTH, leaves):
         kind = next((kind for kind, types in classes.items() if isinstance(value, types)), None)
         if kind is not None and not _is_output(value):
             found[State(f"{path} ({type(value).__name__})", kind)] = None
         elif inspect.isfunction(value) and is_users(value):
             functions.append((path, value))
-    found |= dict.fromkeys(_changes(functions))
+        objects.setdefault(path, value)
+    found |= dict.fromkeys(_changes(functions, objects))
     assigns = any(_ASSIGNING & names_in(function.__code__) for _, function in functions)
     if assigns:
         found = {each._replace(kind=each.kind.replace(CONTENT, COUNTER)): None for each in found}
@@ -104,27 +106,34 @@ def copied_state(token: str) -> tuple[State, ...]:
     return tuple(named)
 
 
-def _changes(functions: Sequence[tuple[str, types.FunctionType]]) -> Iterator[State]:
+def _changes(
+    functions: Sequence[tuple[str, types.FunctionType]], objects: dict[str, Any]
+) -> Iterator[State]:
     """Yield the objects that functions change, without the methods that none of them calls."""
     called, before = {""}, set[str]()
     while called != before:
         before = called
-        named = (names_in(each.__code__) for path, each in functions if _method(path) in called)
-        called = called.union(*named)
+        codes = (each.__code__ for path, each in functions if _method(path) in called)
+        called = called.union(*({*names_in(code), *code.co_freevars} for code in codes))
     for path, function in functions:
         values = {**function.__globals__, **closed_over(function), **defaults_of(function)}
-        owner = path.rpartition(".")[0] or "self"
-        for name, kind in changed_by(function, values).items():
-            place = name if path in ("", "__call__") else joined(path, name)
+        is_users_own, (owner, _, _) = path in ("", "__call__"), path.rpartition(".")
+        bound = objects if is_users_own else ()  # by partial()
+        for name, kind in changed_by(
+            function, {**values, **dict(objects)} if bound else values, bound
+        ).items():
+            place = name if is_users_own else joined(path, name)
             if name.startswith("self."):
-                place = joined(owner, name.removeprefix("self."))
-            if not name.startswith("self.") or _method(path) in called:
-                yield State(f"{place} (which it changes)", kind)
+                place = joined(owner or "self", name.removeprefix("self."))
+                if _method(path) not in called or isinstance(objects.get(owner), type):
+                    continue  # or of an object that a call creates
+            yield State(f"{place} (which it changes)", kind)
 
 
 def _method(path: str) -> str:
     """Return the name of the function at `path`, which is that of an object that is called."""
-    return path.removesuffix("__call__").rstrip(".").rpartition(".")[2]
+    last = path.removesuffix("__call__").rstrip(".").rpartition(".")[2]
+    return last.partition("[")[0]
 
 
 def _is_output(value: Any) -> bool:

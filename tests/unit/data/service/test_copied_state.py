@@ -573,7 +573,7 @@ COUNTERS |= {
     "called object": (lambda x: tracking(x), {"tracking.count"}),
     "setattr": (tracking.set, {"self.count"}),
     "loaded by a flag": (tracking.load, set()),
-    "loaded after a return": (tracking.load_early, set()),
+    "first element": (tracking.load_early, {"self.loaded"}),
     "cache of an object": (tracking.result, set()),
     "largest": (keep_largest, {"largest"}),
     "attribute of a function": (count_in_attribute, {"count_in_attribute.n"}),
@@ -590,6 +590,91 @@ COUNTERS |= {
     "cache by error": (cache_by_error, set()),
     "cache by default": (cache_by_default, set()),
     "scratch": (write_scratch, set()),
+}
+
+
+def push(items: list[Any], x: Any) -> int:
+    items.append(x)
+    return len(items)
+
+
+class Other:
+    """A class whose methods do not name their object ``self``."""
+
+    def __init__(this) -> None:  # noqa: N805 - the case
+        this.count = 0
+
+    def __call__(this, x: Any) -> Any:  # noqa: N805 - the case
+        this.count += 1
+        return x
+
+    def of_class(this, x: Any) -> Any:  # noqa: N805 - the case
+        type(this).total = type(this).total + x
+        return x
+
+    total = 0
+
+
+def closure_of_closures() -> Callable[[Any], Any]:
+    tracked = Tracking()
+
+    def number(x: Any) -> Any:
+        tracked.tick()
+        return x + tracked.count
+
+    return lambda x: number(x)
+
+
+def previous_by_key(x: Any) -> Any:
+    result = x - known.get("last", 0)
+    known["last"] = x
+    return result
+
+
+def last_even(x: Any) -> Any:
+    match int(x) % 2:
+        case 0:
+            last[0] = x
+    return last[0]
+
+
+def number_of_word(x: Any) -> Any:
+    return known.setdefault(x, len(known))
+
+
+def cache_of_some(x: Any) -> Any:
+    if x not in ordered:
+        ordered[x] = x * 2
+        if len(ordered) > 9:
+            ordered.popitem(last=False)
+    ordered.move_to_end(x)
+    return ordered[x]
+
+
+def of_a_local_object(x: Any) -> Any:
+    tracked = Tracking()
+    tracked.tick()
+    return x + tracked.count
+
+
+def load_by_key(x: Any) -> Any:
+    if "model" not in known:
+        known["model"] = limit
+    return known["model"][0] + x
+
+
+COUNTERS |= {
+    "changed argument": (lambda x: push(last, x), {"last"}),
+    "bound argument": (functools.partial(push, last), {"items"}),
+    "other name of self": (Other(), {"self.count"}),
+    "attribute of a class": (Other().of_class, {"self.__class__.total"}),
+    "closure of closures": (closure_of_closures(), {"number.tracked.count"}),
+    "previous by key": (previous_by_key, {"known"}),
+    "set in a case": (last_even, {"last"}),
+    "number of a word": (number_of_word, {"known"}),
+    "cache of limited size": (cache_of_some, set()),
+    "local object": (of_a_local_object, set()),
+    "loaded by key": (load_by_key, set()),
 }
 
 
