@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -173,6 +174,7 @@ _UNLISTED_WORKER = re.compile(r"Worker (\S+) is not in the workers list")
 _TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 #: TensorFlow names files also if elements are divided. Its number does not include all of them.
 _TOO_FEW_SHARES = re.compile(r"only has \d+ file.*?required (\d+) shards")
+_NO_DIRECTORY = re.compile(r"(\S+)/[^\s/]*_\d+\.(?:data-|index|lockfile)\S*; No such file")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 #: Files that do not belong to the user, on this host or a worker's. These are frozen modules, the
@@ -283,6 +285,9 @@ def translate(error: Any, consumers: Consumers, use: Delivery | None = None) -> 
             f"needs at least one for each of the {workers} data workers"
         )
         return _combined(errors.DataError, error, what, None, FEWER_WORKERS)
+    if (absent := _NO_DIRECTORY.search(message)) and not os.path.isdir(absent[1]):
+        what = f"cache(file) failed, because {where} has no directory {absent[1]}"
+        return _combined(errors.DataError, error, what, task, "create it, or use another path")
     for pattern, kind, problem, concerned, fix in _KNOWN:
         if found := pattern.search(message):
             what = problem.format(found[0], *found.groups())

@@ -187,6 +187,10 @@ class _Explanation:
         """Return True if a function does not return in the rest of the time."""
         if self._measurement.stalled < _MEASURING_SHARE * self._seconds / 2:
             return False
+        cluster = None if self._use is None else self._use.delivery.cluster()
+        left = max(_BLOCKED_SECONDS, self._until - time.monotonic())
+        if cluster is not None and cluster.blocked_functions(left):
+            return True
         found = first = running_function(self._last)
         while found is not None and first is not None and found[2] is first[2]:
             if time.monotonic() > self._until:

@@ -696,6 +696,14 @@ def test_file_cache_of_another_iterator_is_explained(
     assert "cache(file) after distribute" in str(caught.value.fix)
 
 
+def test_directory_that_a_cache_does_not_have_is_named(
+    cluster: tfd.Cluster, tmp_path: Path
+) -> None:
+    numbers = D.range(5).cache(str(tmp_path / "absent" / "cache"))
+    with pytest.raises(errors.DataError, match=r"has no directory \S+absent\nNext: create it"):
+        list(numbers.apply(cluster.distribute("dynamic", semantics="tensorflow")))
+
+
 def test_complete_file_of_a_cache_is_delivered_by_each_data_worker(
     cluster: tfd.Cluster, tmp_path: Path
 ) -> None:
