@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook.agent.bridges import stdio
@@ -22,10 +22,11 @@ from tfd_notebook.errors import (
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.base import ALL_ROLES, AdoptedCluster, Launcher, OnEvent, TaskHost
 from tfd_notebook.launchers.client import agent_host, host_addresses, tls_tunnels
+from tfd_notebook.launchers.client.agent_client import HostOf
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
-from tfd_notebook.launchers.client.multi_host import TaskHostGroup, Tunnels
+from tfd_notebook.launchers.client.multi_host import Place, TaskHostGroup, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
@@ -267,20 +268,22 @@ class RemoteLauncher(Launcher):
         if not self._secure:
             networks = host_addresses.networks_to_allow(hosts, addresses)
         task_hosts = []
+        place = self._placement([host.label for host in hosts])
         self._preload(hosts, config)
-        for host, allowed_networks in zip(hosts, networks, strict=True):
+        for position, (host, allowed_networks) in enumerate(zip(hosts, networks, strict=True)):
             directory = agent_host.open_cluster(
                 host.session.client,
                 config,
                 _from_host(host, on_event),
                 self.task_environment(config),
                 allowed_networks,
+                self._host_of_task(place, position, addresses[position]),
             )
             allow = (*config.allow, *allowed_networks)
             task_hosts.append(RemoteTaskHost(host, config.name, directory, allow, self.ends_with))
             for what in host.warnings(self._grace):
                 on_event(Notice("warning", what))
-        return self._group(task_hosts, config, on_event)
+        return self._group(task_hosts, place, config, on_event)
 
     def _preload(self, hosts: Sequence[RemoteHost], config: ClusterConfig) -> None:
         """Import TensorFlow on all hosts concurrently."""
@@ -295,18 +298,38 @@ class RemoteLauncher(Launcher):
         self, hosts: Sequence[RemoteHost], config: ClusterConfig, on_event: OnEvent
     ) -> tuple[TaskHostGroup, list[AdoptedCluster]]:
         """Return the hosts of a running cluster and its state on each; see `RemoteAgents`."""
-        self._advertise(hosts)
+        addresses = self._advertise(hosts)
         task_hosts, adopted = [], []
-        for host in hosts:
-            part = agent_host.adopt(host.session.client, config.name, _from_host(host, on_event))
+        place = self._placement([host.label for host in hosts])
+        for position, host in enumerate(hosts):
+            part = agent_host.adopt(
+                host.session.client,
+                config.name,
+                _from_host(host, on_event),
+                self._host_of_task(place, position, addresses[position]),
+            )
             task_hosts.append(RemoteTaskHost(host, config.name, part.directory))
             adopted.append(part)
-        return self._group(task_hosts, config, on_event), adopted
+        return self._group(task_hosts, place, config, on_event), adopted
+
+    def _host_of_task(self, place: Place, position: int, address: str) -> HostOf:
+        """Return the argument `host_of` of `AgentClient.listen` for the host at `position`."""
+
+        def host_of(task: str) -> str | None:
+            role, _, index = task.partition(":")
+            if place(role, int(index)) != position:
+                return None
+            return self.host_of(Role(role)) or address
+
+        return host_of
 
     def _group(
-        self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
+        self,
+        task_hosts: Sequence[RemoteTaskHost],
+        place: Place,
+        config: ClusterConfig,
+        on_event: OnEvent,
     ) -> TaskHostGroup:
-        place = self._placement([host.label for host in task_hosts])
         tunnels = self.tunnels(task_hosts, config, on_event) if self._secure else None
         record = DetachedClusterRecord(
             config.name, self.name, self.options, [host.agent for host in task_hosts]
@@ -331,7 +354,7 @@ class RemoteLauncher(Launcher):
         """Return the labels of the hosts that run the tasks of a role, by role."""
         return self._place
 
-    def _placement(self, labels: list[str]) -> Callable[[str, int], int]:
+    def _placement(self, labels: list[str]) -> Place:
         positions: dict[str, list[int]] = {}
         for role, chosen in self.place_on(labels).items():
             unknown = [label for label in chosen if label not in labels]
@@ -433,23 +456,21 @@ class RemoteAgents:
     ) -> tuple[TaskHostGroup, AdoptedCluster]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
         cluster, parts = self._launcher.adopt(self._hosts, config, on_event)
-        events = []
-        for position, (task_host, part) in enumerate(zip(cluster.hosts, parts, strict=True)):
+        events: list[TaskChanged] = []
+        for task_host, part in zip(cluster.hosts, parts, strict=True):
             if not part.description:
                 raise StateError(
                     f"the description of cluster {config.name!r} on {task_host.label} is "
                     "incomplete",
                     fix=f"tfd stop {config.name}, and start it again",
                 )
-            events += [
-                (position, dataclasses.replace(event, host=task_host.label)) for event in part.tasks
-            ]
+            events += [dataclasses.replace(event, host=task_host.label) for event in part.tasks]
         try:
             cluster.adopt(events)
         except BaseException:
             cluster.detach()
             raise
-        return cluster, dataclasses.replace(parts[0], tasks=[event for _, event in events])
+        return cluster, dataclasses.replace(parts[0], tasks=events)
 
     def end(self, cluster: str) -> None:
         """Stop the rest of the cluster; never raises."""

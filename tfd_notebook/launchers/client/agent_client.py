@@ -34,6 +34,9 @@ from tfd_notebook.net import agent_protocol, messages, validation
 #: Seconds that a request waits for earlier requests to be sent.
 _SUBMIT_SECONDS = 60.0
 
+#: Returns the name or address of a task's host; None for a task of another client.
+HostOf = Callable[[str], str | None]
+
 log = logging.getLogger("tfd_notebook")
 
 
@@ -78,6 +81,8 @@ class AgentClient:
         #: Frames without a reply, which are sent again over the next channel.
         self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
+        #: By cluster, the function that returns the host of a task; see `listen`.
+        self._hosts: dict[str, HostOf] = {}
         #: Host and port of each task, by cluster and task. Port 0 is unknown.
         self._tasks: dict[str, dict[str, tuple[str, int]]] = {}
         #: The clusters to which only this client adds tasks.
@@ -224,9 +229,16 @@ class AgentClient:
                 fix="the host may be overloaded; see cluster.logs() and `tfd list`",
             ) from None
 
-    def listen(self, cluster: str, on_event: OnEvent | None) -> None:
-        """Pass the events of `cluster` to `on_event`; None removes the listener."""
+    def listen(self, cluster: str, on_event: OnEvent | None, host_of: HostOf | None = None) -> None:
+        """Pass the events of `cluster` to `on_event`; None removes the listener.
+
+        The agent may name the tasks for which `host_of` returns a host. Default: all tasks of the
+        cluster, each at the host where it is first reported.
+        """
         with self._lock:
+            self._hosts.pop(cluster, None)
+            if host_of is not None:
+                self._hosts[cluster] = host_of
             if on_event is None:
                 self._listeners.pop(cluster, None)
                 self._tasks.pop(cluster, None)
@@ -311,7 +323,7 @@ class AgentClient:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
                 if body["event"] == "task":
-                    self._check_task(body, "task")
+                    self._check_task(body["cluster"], body["task"], body["address"], "task")
                 _notify(listener, from_json(body))
 
     def _record_expected_tasks(self, method: str, arguments: dict[str, Any]) -> None:
@@ -328,16 +340,15 @@ class AgentClient:
                 tasks[f"{task['role']}:{task['index']}"] = task["host"], task["port"]
 
     def _check_tasks(self, method: str, arguments: dict[str, Any], value: Any) -> None:
-        """Raise InvalidMessage if a reply concerns tasks that were not requested."""
-        cluster = arguments.get("cluster", "")
+        """Raise InvalidMessage if a reply names tasks that are not those of its request."""
+        cluster, path = arguments.get("cluster", ""), f"reply to {method!r}"
+        requested = _requested_tasks(arguments)
+        if method in ("reserve_ports", "open_ranks") and value.keys() != requested:
+            expected = ", ".join(sorted(requested)) or "no task"
+            raise validation.invalid(path, list(value), expected)
         if method == "reserve_ports":
-            requested = {f"{task['role']}:{task['index']}" for task in arguments.get("tasks", ())}
-            if value.keys() != requested:
-                expected = ", ".join(sorted(requested)) or "no task"
-                raise validation.invalid("reply to 'reserve_ports'", list(value), expected)
             for name, address in value.items():
-                event = {"cluster": cluster, "task": name, "address": address}
-                self._check_task(event, "reply to 'reserve_ports'")
+                self._check_task(cluster, name, address, path)
                 endpoint = Endpoint.parse(address)
                 with self._lock:
                     self._tasks[cluster][name] = endpoint.host, endpoint.port
@@ -346,34 +357,39 @@ class AgentClient:
                 hosts = {name: host for name, (host, _) in self._tasks.get(cluster, {}).items()}
             for name, address in value.items():
                 if Endpoint.parse(address).host != hosts.get(name):
-                    raise validation.invalid("reply to 'open_ranks'", address, "its own host")
-            if value.keys() != set(arguments["tasks"]):
-                raise validation.invalid("reply to 'open_ranks'", list(value), "the workers")
+                    raise validation.invalid(path, address, "its own host")
         elif method == "adopt":
             for event in value["tasks"]:
                 if event["cluster"] != cluster:
                     raise validation.invalid("task.cluster", event["cluster"], cluster)
-                self._check_task(event, "task")
+                self._check_task(cluster, event["task"], event["address"], "task")
 
-    def _check_task(self, event: dict[str, Any], path: str) -> None:
-        """Raise InvalidMessage for a task that was not requested, or has another address."""
-        cluster, name = event["cluster"], event["task"]
-        endpoint = Endpoint.parse(event["address"]) if event["address"] else None
+    def _check_task(self, cluster: str, name: str, address: str, path: str) -> None:
+        """Raise InvalidMessage for a task that the agent may not name, or has another address.
+
+        Each task of an event or a reply at an address is checked here.
+        """
+        endpoint = Endpoint.parse(address) if address else None
         with self._lock:
             exclusive = cluster in self._exclusive
+            host_of = self._hosts.get(cluster)
             tasks = self._tasks.setdefault(cluster, {})
             if name not in tasks:
                 if exclusive:
                     raise validation.invalid(path, name, "a task requested with 'reserve_ports'")
+                # Another process may have added it.
+                host = None if host_of is None else host_of(name)
+                if host_of is not None and host is None:
+                    raise validation.invalid(path, name, f"a task of {self.label}")
                 if endpoint is not None:
-                    tasks[name] = endpoint.host, 0
-            elif endpoint is not None:
+                    tasks[name] = host or endpoint.host, 0
+            if endpoint is not None:
                 host, port = tasks[name]
                 # Another process may have removed the task and added it again.
                 same_port = endpoint.port == port or not port or not exclusive
                 if endpoint.host != host or not same_port:
                     expected = f"{host}, port {port or 'any'}"
-                    raise validation.invalid(f"{path}.address", event["address"], expected)
+                    raise validation.invalid(f"{path}.address", address, expected)
 
     def _resync(self) -> None:
         """Request the current state of all clusters, after the agent dropped missed events."""
@@ -420,6 +436,16 @@ class AgentClient:
     def why_lost(self) -> str:
         """The reason for which the agent cannot be reached; empty while it can."""
         return self._lost or ""
+
+
+def _requested_tasks(arguments: dict[str, Any]) -> set[str]:
+    """Return the names of the tasks in the arguments of a request."""
+    tasks = [arguments.get("task"), *arguments.get("tasks", ()), *arguments.get("addresses", ())]
+    return {
+        f"{task['role']}:{task['index']}" if isinstance(task, dict) else task
+        for task in tasks
+        if task
+    }
 
 
 def _notify(listener: OnEvent, event: Event) -> None:

@@ -27,6 +27,8 @@ _DISPATCHER = f"{Role.DISPATCHER}:0"
 #: Requests to the host of the dispatcher.
 _DISPATCHER_REQUESTS = ("journal", "journal_size", "free_disk_space")
 
+#: Takes role and index of a task and returns the position of its host in the cluster.
+Place = Callable[[str, int], int]
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -58,7 +60,7 @@ class TaskHostGroup(ForwardingTaskHost):
     hosts : sequence of AgentTaskHost
         The first one runs the dispatcher, unless `place` assigns it to another.
     place : callable
-        Takes role and index of a task and returns the position of its host in `hosts`.
+        Returns the position of a task's host in `hosts`. No host can change it.
     tunnels : Tunnels, optional
         The tunnels through which tasks communicate.
     record : DetachedClusterRecord
@@ -68,7 +70,7 @@ class TaskHostGroup(ForwardingTaskHost):
     def __init__(
         self,
         hosts: Sequence[AgentTaskHost],
-        place: Callable[[str, int], int],
+        place: Place,
         tunnels: Tunnels | None,
         record: DetachedClusterRecord,
     ) -> None:
@@ -78,7 +80,6 @@ class TaskHostGroup(ForwardingTaskHost):
         self.directory = hosts[place(Role.DISPATCHER, 0)].directory
         self._place = place
         self._tunnels = tunnels
-        self._positions: dict[str, int] = {}
         self._ports: dict[str, int] = {}
         #: Ports of ranks that have tunnels.
         self._rank_ports: list[int] = []
@@ -100,11 +101,11 @@ class TaskHostGroup(ForwardingTaskHost):
         if self._tunnels is not None:
             self._tunnels.end()
 
-    def adopt(self, events: Iterable[tuple[int, TaskChanged]]) -> None:
-        """Record the hosts of the tasks: for each task the host's position, and its event."""
-        for position, event in events:
-            self._positions[event.task] = position
+    def adopt(self, events: Iterable[TaskChanged]) -> None:
+        """Open the tunnels to running tasks again."""
+        for event in events:
             if self._tunnels is not None:
+                position = self._position(event.task)
                 port = Endpoint.parse(event.address).port
                 self._check_target(port, position)
                 self._reopen(self._tunnels, port, position)
@@ -138,7 +139,7 @@ class TaskHostGroup(ForwardingTaskHost):
         return self._place(role, index)
 
     def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
-        known = {name: self._positions[name] for name in tasks if name in self._positions}
+        known = {name: self._position(name) for name in tasks}
         requests = {
             position: remote_tasks
             for position in range(len(self.hosts))
@@ -205,7 +206,6 @@ class TaskHostGroup(ForwardingTaskHost):
         addresses: dict[str, str] = {}
         try:
             for task in tasks:
-                self._positions[task.name] = self._place(task.role, task.index)
                 addresses[task.name] = self._reserve_port(task, timeout)
         except BaseException:
             if addresses:
@@ -215,7 +215,7 @@ class TaskHostGroup(ForwardingTaskHost):
 
     def _reserve_port(self, task: TaskSpec, timeout: float) -> str:
         """Reserve a port for one task. With tunnels, it must be free on every host."""
-        position = self._positions[task.name]
+        position = self._place(task.role, task.index)
         host = self.hosts[position]
         for attempt in range(_PORT_TRIES):
             address = host.reserve_ports([task], timeout=timeout)[task.name]
@@ -239,7 +239,7 @@ class TaskHostGroup(ForwardingTaskHost):
         addresses = {name: address for reply in replies for name, address in reply.items()}
         if self._tunnels is not None:
             for name, address in addresses.items():
-                port, position = Endpoint.parse(address).port, self._positions[name]
+                port, position = Endpoint.parse(address).port, self._position(name)
                 self._check_target(port, position)
                 self._tunnels.open(port, position)
                 self._rank_ports.append(port)
@@ -293,14 +293,18 @@ class TaskHostGroup(ForwardingTaskHost):
 
     # Distribution of calls
 
+    def _position(self, task: str) -> int:
+        role, _, index = task.partition(":")
+        # The first host rejects calls about other names.
+        return self._place(role, int(index)) if index.isdecimal() else 0
+
     def _host_of(self, task: str) -> AgentTaskHost:
-        # The first host rejects calls about unknown tasks.
-        return self.hosts[self._positions.get(task, 0)]
+        return self.hosts[self._position(task)]
 
     def _by_host(self, tasks: Iterable[str]) -> dict[int, list[str]]:
         names: dict[int, list[str]] = {}
         for name in tasks:
-            names.setdefault(self._positions.get(name, 0), []).append(name)
+            names.setdefault(self._position(name), []).append(name)
         return names
 
     def _call_all(self, method: Callable[[AgentTaskHost], T]) -> list[T]:

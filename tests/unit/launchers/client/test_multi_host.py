@@ -146,7 +146,6 @@ def test_lost_host_hides_no_stacks_of_the_others(
     hosts: Any = [WithStacks("one"), WithStacks("two")]
     record = DetachedClusterRecord("c", "ssh", {}, ["a", "b"])
     group = TaskHostGroup(hosts, lambda role, index: index, None, record)
-    group.adopt((i, TaskChanged(f"worker:{i}", TaskState.READY)) for i in range(2))
     replies = group.stacks(["worker:0", "worker:1"])
     assert {name: reply["note"] for name, reply in replies.items()} == {
         "worker:0": "one",
@@ -188,9 +187,9 @@ def test_host_cannot_claim_the_port_of_another_host(
         group.open_ranks(["worker:1"])
     event = TaskChanged("worker:1", TaskState.READY, "", "localhost:4000")
     attached = TaskHostGroup(hosts, lambda role, index: index, tunnels, record)
-    attached.adopt([(0, dataclasses.replace(event, task="worker:0"))])
+    attached.adopt([dataclasses.replace(event, task="worker:0")])
     with pytest.raises(PortInUse, match=r"two: .*port 4000: its tunnel leads to one"):
-        attached.adopt([(1, event)])
+        attached.adopt([event])
     assert set(tunnels.opened) == {(4000, 0)}
 
 

@@ -1,0 +1,231 @@
+"""Messages of hosts that name tasks of other hosts, through the connections of a launcher."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook import errors
+from tfd_notebook.cluster.gpu_allocation import GpuAllocation
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.handshake import HostHandshake
+from tfd_notebook.launchers.client.multi_host import TaskHostGroup
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, pack
+from tfd_notebook.net import agent_protocol
+
+CONFIG = ClusterConfig("c", "named", {Role.WORKER: 2})
+DESCRIPTION = {
+    "config": pack(CONFIG),
+    "task_manager": {
+        "counts": {"worker": 2},
+        "gpu_allocation": GpuAllocation().pack(),
+        "static_addresses": [],
+        "removed_addresses": [],
+        "work_dir": None,
+    },
+    "used": False,
+}
+ADDRESSES = {"one": "10.0.0.1", "two": "10.0.0.2"}
+#: An address that no host of the cluster has.
+CHOSEN = "203.0.113.66:4666"
+
+
+def task(name: str, address: str) -> dict[str, Any]:
+    return {
+        **{"event": "task", "cluster": "c", "task": name, "state": "ready", "reason": "ok"},
+        **{"address": address, "pid": 5, "restarts": 0, "open_to": "this host", "log": []},
+    }
+
+
+class Peer:
+    """The channel to an agent that follows the protocol, and sends what a test adds."""
+
+    def __init__(self) -> None:
+        self.tasks: list[dict[str, Any]] = []
+        #: Replies that replace those of an agent, by request.
+        self.replies: dict[str, Any] = {}
+        self.requests: list[str] = []
+        self._port = 4000
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._put({"event": "hello", "version": agent_protocol.VERSION, "pid": 1, "full": True})
+
+    def send(self, data: bytes) -> None:
+        frame = agent_protocol.decode(data)
+        assert frame is not None
+        method, arguments = frame.body["method"], frame.body["arguments"]
+        if method == "close_session":
+            self.close()
+        if method in ("open_session", "close_session"):
+            return
+        self.requests.append(method)
+        reply = {"reply_to": frame.body["id"], "ok": True, "value": self._value(method, arguments)}
+        if method in self.replies and "error" in self.replies[method]:
+            reply = {"reply_to": frame.body["id"], "ok": False, **self.replies[method]}
+        self._put(reply)
+
+    def _value(self, method: str, arguments: dict[str, Any]) -> Any:
+        if method in self.replies:
+            return self.replies[method]
+        if method == "reserve_ports":
+            named = {f"{t['role']}:{t['index']}": t["host"] for t in arguments["tasks"]}
+            addresses = {name: f"{host}:{self._port}" for name, host in named.items()}
+            for name, address in addresses.items():
+                self._put(task(name, address))
+            return addresses
+        adopted = {"description": DESCRIPTION, "directory": "/d", "lease": 50.0}
+        values = {
+            "preload": [],
+            "open": "/d",
+            "lease": 50.0,
+            "logs": ["text", 4],
+            "adopt": {**adopted, "tasks": self.tasks, "time_limit_left": None},
+        }
+        return values.get(method)
+
+    def event(self, body: dict[str, Any], client: AgentClient) -> None:
+        """Send an event, and wait until it is handled."""
+        self._put(body)
+        if client.alive:
+            with_reply = client.submit("preload")
+            try:
+                with_reply.result(60)
+            except errors.AgentLost:
+                assert not client.alive
+
+    def _put(self, body: dict[str, Any]) -> None:
+        self._lines.put(agent_protocol.encode(body, 1))
+
+    def lines(self) -> Iterator[bytes]:
+        yield from iter(self._lines.get, None)
+
+    def close(self) -> None:
+        self._lines.put(None)
+
+
+class PeerHost(RemoteHost):
+    def __init__(self, label: str) -> None:
+        super().__init__(label)
+        self.peer = Peer()
+
+    @property
+    def client(self) -> AgentClient:
+        return self.session.client
+
+    def connect(self, agent: str, start: bool) -> Peer:
+        self.peer_address, self.own_address = ADDRESSES[self.label], "10.0.0.9"
+        self.handshake = HostHandshake("0", "3", "python", None, self.label, "")
+        return self.peer
+
+
+class Tunnels:
+    """Tunnels that record the position of the host to which each port leads."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, int] = {}
+
+    def open(self, port: int, host: int) -> None:
+        self.opened[port] = host
+
+    def close(self, port: int) -> None: ...
+    def end(self) -> None: ...
+
+
+class Named(RemoteLauncher):
+    name = "named"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.opened = Tunnels()
+        self.one, self.two = PeerHost("one"), PeerHost("two")
+
+    def hosts(self) -> list[RemoteHost]:
+        return [self.one, self.two]
+
+    def tunnels(self, task_hosts: Sequence[Any], *_: Any) -> Tunnels:
+        return self.opened
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def launcher() -> Iterator[Named]:
+    launcher = Named()
+    yield launcher
+    for host in (launcher.one, launcher.two):
+        host.close_session()
+
+
+def attach(launcher: Named) -> tuple[TaskHostGroup, Monitor]:
+    """Attach to the cluster as `tfd.attach` does."""
+    monitor = Monitor(CONFIG)
+    group, adopted = launcher.reconnect("c", ["a", "b"]).adopt(CONFIG, monitor.apply)
+    for event in adopted.tasks:
+        monitor.apply(event)
+    return group, monitor
+
+
+def start(launcher: Named) -> tuple[TaskHostGroup, Monitor]:
+    """Start the cluster: ``worker:0`` runs on the host "one", and ``worker:1`` on "two"."""
+    monitor = Monitor(CONFIG)
+    (group,) = launcher.connect(CONFIG, monitor.apply)
+    assert isinstance(group, TaskHostGroup)
+    group.reserve_ports([TaskSpec(Role.WORKER, index, "") for index in range(2)])
+    return group, monitor
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("claimed", ["worker:0", "worker:1"])
+def test_attached_host_cannot_claim_a_task_or_an_address(secure: bool, claimed: str) -> None:
+    launcher = Named(secure=secure)
+    addresses = ["localhost", "localhost"] if secure else list(ADDRESSES.values())
+    launcher.one.peer.tasks = [task("worker:0", f"{addresses[0]}:4000")]
+    launcher.two.peer.tasks = [task("worker:1", f"{addresses[1]}:4001")]
+    group, monitor = attach(launcher)
+    assert [row.address for row in monitor.tasks()] == [
+        f"{addresses[0]}:4000",
+        f"{addresses[1]}:4001",
+    ]
+    assert launcher.opened.opened == ({4000: 0, 4001: 1} if secure else {})
+    group.logs("worker:0", 10)
+    assert "logs" in launcher.one.peer.requests
+    assert "logs" not in launcher.two.peer.requests
+    group.detach()
+
+    launcher = Named(secure=secure)
+    launcher.one.peer.tasks = [task("worker:0", f"{addresses[0]}:4000")]
+    chosen = "localhost:4666" if secure and claimed == "worker:0" else CHOSEN
+    launcher.two.peer.tasks = [task(claimed, chosen)]
+    invalid = "task 'worker:0'" if claimed == "worker:0" else f"task.address '{CHOSEN}'"
+    with pytest.raises(errors.AgentLost, match=f"session with two .* invalid {invalid}") as caught:
+        attach(launcher)
+    assert caught.value.fix
+    assert launcher.opened.opened == {}
+    for host in (launcher.one, launcher.two):
+        host.close_session()
+
+
+@pytest.mark.parametrize("host", ["one", "two"])
+def test_task_of_another_process_must_be_at_its_host(launcher: Named, host: str) -> None:
+    group, monitor = start(launcher)
+    group.lease(3600.0)
+    sender = launcher.one if host == "one" else launcher.two
+    sender.peer.event(task("worker:2", f"{ADDRESSES[host]}:4002"), sender.client)
+    added = monitor.snapshot().task("worker:2")
+    if host == "one":
+        assert added is not None
+        assert (added.address, added.host) == ("10.0.0.1:4002", "one")
+        launcher.one.peer.event(task("worker:4", CHOSEN), launcher.one.client)
+        assert monitor.snapshot().task("worker:4") is None
+        assert "task.address" in launcher.one.client.why_lost
+    else:
+        assert added is None
+        assert "invalid task 'worker:2': expected a task of two" in launcher.two.client.why_lost
