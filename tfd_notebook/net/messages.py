@@ -288,7 +288,7 @@ _handshake = record(
     token=text,
     cull_seconds=optional(number),
     import_error=text,
-    error=error,
+    error=record({"code": text, "what": text}, task=nothing, fix=optional(text)),
 )
 
 

@@ -237,11 +237,17 @@ def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
         method, value = chance.choice(list(REPLIES.items()))
         sent: list[bytes] = []
         client = AgentClient("agent", HOST, sent.append)
-        waiting = client.submit(method)
-        packed = {"code": "TFD105", "what": "w", "task": None, "fix": None}
+        requested = {"stacks": ["worker:0"], "reserve_ports": [packed("worker:0", "localhost")]}
+        waiting = client.submit(
+            method,
+            cluster="c",
+            tasks=requested.get(method, []),
+            addresses={"worker:0": "10.0.0.5:4000"},
+        )
+        failure = {"code": "TFD105", "what": "w", "task": None, "fix": None}
         body = {"reply_to": 1, "ok": True, "value": value}
         if chance.random() < 0.2:
-            body = {"reply_to": 1, "ok": False, "error": packed}
+            body = {"reply_to": 1, "ok": False, "error": failure}
         client.handle_line(frame(spoilt(body, chance)))
         if not client.alive:
             refused += 1
@@ -251,7 +257,7 @@ def test_corrupt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
             value = waiting.result()
             if isinstance(value, AdoptedCluster):
                 tasks = [{"cluster": "c", **event.to_json()} for event in value.tasks]
-                value = {**vars(value), "tasks": tasks}
+                value = json.loads(json.dumps({**vars(value), "tasks": tasks}))
             messages.reply_value(method, value)
         elif waiting.done():
             assert isinstance(waiting.exception(), errors.TfdError)
@@ -522,6 +528,16 @@ def test_invalid_message_ends_the_session_and_names_the_host() -> None:
 
 
 # The handshake
+
+
+def test_error_in_a_handshake_names_no_task() -> None:
+    error = {"code": "TFD200", "what": "w", "task": "worker:0", "fix": None}
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, "error": error})
+    with pytest.raises(errors.InvalidMessage, match=rf"{HOST}: invalid handshake\.error\.task"):
+        read_handshake(HOST, iter([line.encode()]))
+    line = "TFDHELLO " + json.dumps({**HANDSHAKE, "error": {**error, "task": None}})
+    with pytest.raises(errors.LaunchError, match=f"{HOST}: w"):
+        read_handshake(HOST, iter([line.encode()]))
 
 
 @pytest.mark.parametrize("seed", range(4))

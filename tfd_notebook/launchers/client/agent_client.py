@@ -285,6 +285,7 @@ class AgentClient:
         # Checked while the request is still pending, so that an invalid reply fails it, too.
         if failed:
             value = messages.error(body.get("error"), "error")
+            self._check_error(method, arguments, value)
         else:
             value = messages.reply_value(method, body.get("value"))
             self._check_tasks(method, arguments, value)
@@ -322,8 +323,10 @@ class AgentClient:
             with self._lock:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
-                if body["event"] == "task":
-                    self._check_task(body["cluster"], body["task"], body["address"], "task")
+                for part in (body, *body.get("gpus", ())):
+                    if part.get("task"):
+                        address = part.get("address", "")
+                        self._check_task(body["cluster"], part["task"], address, body["event"])
                 _notify(listener, from_json(body))
 
     def _record_expected_tasks(self, method: str, arguments: dict[str, Any]) -> None:
@@ -358,16 +361,34 @@ class AgentClient:
             for name, address in value.items():
                 if Endpoint.parse(address).host != hosts.get(name):
                     raise validation.invalid(path, address, "its own host")
+        elif method in ("stacks", "check_reachability"):
+            for name in value.keys() - requested:
+                raise validation.invalid(path, name, "the requested tasks")
+        elif method == "inspect":
+            for name in value:
+                self._check_task(cluster, name, "", path)
         elif method == "adopt":
             for event in value["tasks"]:
                 if event["cluster"] != cluster:
                     raise validation.invalid("task.cluster", event["cluster"], cluster)
                 self._check_task(cluster, event["task"], event["address"], "task")
 
+    def _check_error(self, method: str, arguments: dict[str, Any], error: dict[str, Any]) -> None:
+        """Raise InvalidMessage if an error names a task of another host."""
+        named = _requested_tasks(arguments)
+        if method == "run_rank":
+            named.add(f"rank {arguments['task'].partition(':')[2]}")
+        task = error.get("task")
+        if task and task not in named:
+            if "cluster" not in arguments:
+                raise validation.invalid("error.task", task, "no task")
+            task = validation.task_name(task, "error.task")
+            self._check_task(arguments["cluster"], task, "", "error.task")
+
     def _check_task(self, cluster: str, name: str, address: str, path: str) -> None:
         """Raise InvalidMessage for a task that the agent may not name, or has another address.
 
-        Each task of an event or a reply at an address is checked here.
+        Each task in an event or a reply is checked here.
         """
         endpoint = Endpoint.parse(address) if address else None
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.handshake import HostHandshake
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model.events import Notice
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, pack
 from tfd_notebook.net import agent_protocol
 
@@ -213,6 +215,60 @@ def test_attached_host_cannot_claim_a_task_or_an_address(secure: bool, claimed: 
         host.close_session()
 
 
+CLAIMS: dict[str, dict[str, Any]] = {
+    "task": task("worker:1", CHOSEN),
+    "measure": {
+        **{"event": "measure", "cluster": "c", "task": "worker:1", "cpu_percent": 0.0},
+        **{"rss_mb": 1e6, "pss_mb": 1e6, "bytes_sent": 7, "working": None, "late": True},
+    },
+    "gpus": {
+        "event": "gpus",
+        "cluster": "c",
+        "gpus": [{"index": 0, "name": "X", "memory": 1, "task": "worker:1", "used": 1}],
+    },
+    "notice": {
+        **{"event": "notice", "cluster": "c", "severity": "error", "what": "claimed"},
+        **{"task": "worker:1", "fix": "run this"},
+    },
+}
+
+
+@pytest.mark.parametrize("leased", [False, True])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_events_about_tasks_of_another_host_are_refused(
+    launcher: Named, claim: str, leased: bool
+) -> None:
+    group, monitor = start(launcher)
+    if leased:
+        group.lease(3600.0)
+    for peer, client in ((h.peer, h.client) for h in (launcher.one, launcher.two)):
+        peer.event({"event": "lease", "cluster": "c", "seconds_left": 5.0}, client)
+    before = monitor.snapshot().task("worker:1")
+    assert before is not None
+    launcher.one.peer.event(CLAIMS[claim], launcher.one.client)
+    after = monitor.snapshot().task("worker:1")
+    assert after is not None
+    lost = {"state": after.state, "reason": after.reason, "pid": after.pid}
+    assert after == dataclasses.replace(before, **lost)
+    assert not [
+        e for e in monitor.snapshot().events if isinstance(e, Notice) and e.fix == "run this"
+    ]
+    assert "the session with one was ended" in launcher.one.client.why_lost
+    assert "'worker:1'" in launcher.one.client.why_lost
+    assert launcher.two.client.alive
+
+
+def test_events_about_own_tasks_are_applied(launcher: Named) -> None:
+    _, monitor = start(launcher)
+    for claim in ("measure", "gpus", "notice"):
+        launcher.two.peer.event(CLAIMS[claim], launcher.two.client)
+    row = monitor.snapshot().task("worker:1")
+    assert row is not None
+    assert row.rss_mb == 1e6
+    assert row.gpu
+    assert any(isinstance(event, Notice) and event.fix for event in monitor.snapshot().events)
+
+
 @pytest.mark.parametrize("host", ["one", "two"])
 def test_task_of_another_process_must_be_at_its_host(launcher: Named, host: str) -> None:
     group, monitor = start(launcher)
@@ -229,3 +285,51 @@ def test_task_of_another_process_must_be_at_its_host(launcher: Named, host: str)
     else:
         assert added is None
         assert "invalid task 'worker:2': expected a task of two" in launcher.two.client.why_lost
+
+
+def test_reply_about_reachability_names_requested_tasks_only(launcher: Named) -> None:
+    group, _ = start(launcher)
+    addresses = {f"worker:{i}": f"127.0.0.1:{i + 1}" for i in range(2)}
+    launcher.one.peer.replies["check_reachability"] = {"worker:99": ["refused", "10.0.0.5"]}
+    launcher.two.peer.replies["check_reachability"] = {"worker:0": ["", "10.0.0.2"]}
+    sentences = group.unreachable_peers(addresses)
+    assert all(sentence.startswith("this kernel cannot reach") for sentence in sentences)
+    assert "session with one" in launcher.one.client.why_lost
+    assert "'worker:99'" in launcher.one.client.why_lost
+    assert launcher.two.client.alive
+
+
+@pytest.mark.parametrize("method", ["inspect", "stacks", "kill"])
+def test_reply_about_a_task_of_another_host_is_refused(launcher: Named, method: str) -> None:
+    group, _ = start(launcher)
+    error = {"code": "TFD100", "what": "claimed", "task": "worker:1", "fix": "run this"}
+    replies: dict[str, Any] = {
+        "inspect": {"worker:1": {"stale": ["claimed"], "ops": []}},
+        "stacks": {"worker:1": {"note": "claimed", "threads": []}},
+        "kill": {"error": error},
+    }
+    launcher.one.peer.replies[method] = replies[method]
+    if method == "inspect":
+        launcher.two.peer.replies["inspect"] = {}
+        with pytest.raises(errors.AgentLost, match=r"session with one .*'worker:1'"):
+            group.inspect()
+    elif method == "kill":
+        with pytest.raises(errors.AgentLost, match=r"session with one .*error.task 'worker:1'"):
+            group.kill("worker:0")
+    else:
+        stacks = group.stacks(["worker:0"])
+        assert "session with one" in stacks["worker:0"]["note"]
+    assert not launcher.one.client.alive
+
+
+def test_error_about_the_requested_task_is_raised(launcher: Named) -> None:
+    group, _ = start(launcher)
+    error = {"code": "TFD100", "what": "no such process", "task": "worker:0", "fix": None}
+    launcher.one.peer.replies["kill"] = {"error": error}
+    with pytest.raises(errors.TfdError, match=r"worker:0: .*no such process"):
+        group.kill("worker:0")
+    rank = {**error, "task": "rank 0"}
+    launcher.one.peer.replies["run_rank"] = {"error": rank}
+    with pytest.raises(errors.TfdError, match=r"rank 0: .*no such process"):
+        group.run_rank("worker:0", b"", {})
+    assert launcher.one.client.alive
