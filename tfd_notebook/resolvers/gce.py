@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import os
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfd_notebook._compat import google_universe
 from tfd_notebook.errors import (
     AccessDenied,
     InvalidMessage,
@@ -37,6 +39,8 @@ _REQUEST_SECONDS = 20.0
 _MAX_REPLY_BYTES = 10_000_000
 _RENEW = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS=<key file>"
 _ALLOW = "the account needs roles/compute.viewer in that project"
+#: The variable with the domain of the API, and its default.
+_UNIVERSE, _DEFAULT_UNIVERSE = "GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com"
 #: Parts of the replies. Other fields are not read.
 _ANY = validation.record_with({})
 _NAMES = validation.listing(validation.record_with({"instance": validation.text}), PAGE_HOSTS)
@@ -170,6 +174,40 @@ def _limited(httplib2: Any, end: float) -> Any:
     return Http
 
 
+def _credentials(auth: Any, authorized: Any, http: Any, place: str, end: float, given: Any) -> Any:
+    """Return the given credentials, or those of the application, for the API's universe.
+
+    All requests to Google's metadata server, and to identity providers, use `http`.
+    """
+
+    def request(*arguments: Any, timeout: float | None = None, **options: Any) -> Any:
+        http.timeout = timeout or _REQUEST_SECONDS  # google-auth-httplib2 has no such argument
+        try:
+            return authorized.Request(http)(*arguments, **options)
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise
+            # The library repeats the request, or uses other credentials.
+            raise auth.exceptions.TransportError(error) from error
+
+    try:
+        if (found := given) is None:
+            found, _ = auth.default(scopes=[_SCOPE], request=request)
+        found = google_universe.with_universe(found, request)
+    except (OSError, auth.exceptions.GoogleAuthError):  # some are also a ValueError
+        raise
+    except _INVALID as error:
+        raise InvalidMessage(_short(error)) from error
+    expected = os.environ.get(_UNIVERSE, _DEFAULT_UNIVERSE).strip()
+    universe = getattr(found, "universe_domain", expected)
+    if universe != expected:
+        raise AccessDenied(
+            f"{place}: the credentials are for {universe!r:.100}, and the API is at {expected!r}",
+            fix=f"use other credentials, or set {_UNIVERSE} to their domain",
+        )
+    return found
+
+
 @contextlib.contextmanager
 def google_api(
     name: str, version: str, place: str, credentials: Any = None, service: Any = None
@@ -210,11 +248,10 @@ def google_api(
         if service is not None:
             yield service, execute
             return
-        if credentials is None:
-            credentials, _ = auth.default(scopes=[_SCOPE])
-        sender = authorized.AuthorizedHttp(
-            credentials, _limited(httplib2, end)(timeout=_REQUEST_SECONDS)
-        )
+        limited = _limited(httplib2, end)
+        with contextlib.closing(limited()) as http:
+            found = _credentials(auth, authorized, http, place, end, credentials)
+        sender = authorized.AuthorizedHttp(found, limited(timeout=_REQUEST_SECONDS))
         with client.build(name, version, http=sender, static_discovery=True) as resource:
             yield resource, execute
     except ResolveError:
@@ -235,6 +272,6 @@ def google_api(
         raise NoAnswer(f"{place} does not answer: {error}", fix="check the network") from error
     except (InvalidMessage, client_errors.Error) as error:
         raise Malformed(
-            f"{place}: invalid answer of the API: {_short(error)}",
+            f"{place}: invalid answer of the API or the metadata server: {_short(error)}",
             fix="try again; a proxy may change or truncate answers",
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.server
+import importlib
 import itertools
 import json
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from google.auth import compute_engine
 from google.oauth2.credentials import Credentials
 from googleapiclient.discovery import build
 from googleapiclient.http import HttpMock, HttpMockSequence
@@ -342,18 +344,111 @@ class TestTPU:
             TPUResolver("grpc://h:1", coordinator_name="chief")
 
 
+class TestMetadataServer:
+    """The search for credentials, which requests the metadata server of the host."""
+
+    @staticmethod
+    def resolvers() -> tuple[Any, ...]:
+        return GCEResolver("p", "z", "g"), TPUResolver("mine", zone="z", project="p")
+
+    @pytest.mark.parametrize("number", [0, 1])
+    @pytest.mark.parametrize(
+        ("answer", "headers", "kind", "message"),
+        [
+            ("x" * 99, {"Content_Encoding": "gzip"}, errors.Malformed, "expected no compression"),
+            ("x" * 10_000_001, {}, errors.Malformed, "longer than 10000000 bytes"),
+            ("my-project", {}, errors.Malformed, "content-type"),
+            ("u.example", {"Content_Type": "text/plain"}, errors.AccessDenied, "u.example"),
+        ],
+        ids=["compressed", "long", "without a type", "another universe"],
+    )
+    def test_invalid_reply_is_an_error(
+        self,
+        serving: Callable[..., str],
+        metadata_at: Callable[[str], None],
+        number: int,
+        answer: str,
+        headers: dict[str, str],
+        kind: type[errors.TfdError],
+        message: str,
+    ) -> None:
+        url = serving(200, answer, Metadata_Flavor="Google", **headers)
+        metadata_at(url.removeprefix("http://").rstrip("/"))
+        resolver = self.resolvers()[number]
+        with pytest.raises(kind, match=message) as caught:
+            resolver.cluster_spec()
+        assert resolver.place in str(caught.value)
+        assert "\nNext: " in str(caught.value)
+
+    def test_universe_of_given_credentials_is_read_with_limits(
+        self, serving: Callable[..., str], metadata_at: Callable[[str], None]
+    ) -> None:
+        url = serving(200, "x" * 99, Metadata_Flavor="Google", Content_Encoding="gzip")
+        metadata_at(url.removeprefix("http://").rstrip("/"))
+        given = compute_engine.Credentials()
+        with pytest.raises(errors.Malformed, match="expected no compression"):
+            GCEResolver("p", "z", "g", credentials=given).cluster_spec()
+
+    def test_slow_reply_ends_at_the_deadline_of_all_requests(
+        self, monkeypatch: pytest.MonkeyPatch, metadata_at: Callable[[str], None]
+    ) -> None:
+        monkeypatch.setattr(gce, "RESOLVE_SECONDS", 0.5)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            ThreadPoolExecutor(1) as pool,
+        ):
+
+            def serve() -> None:
+                channel, _ = listener.accept()
+                with channel, contextlib.suppress(ConnectionError):
+                    channel.recv(65_536)
+                    trickle(channel, b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n")
+
+            ended = pool.submit(serve)
+            metadata_at(f"127.0.0.1:{listener.getsockname()[1]}")
+            with pytest.raises(errors.NoAnswer, match=r"no complete reply within|timed out"):
+                GCEResolver("p", "z", "g").cluster_spec()
+            ended.result()
+
+    def test_refused_connection_means_missing_credentials(
+        self, metadata_at: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        metadata_at("127.0.0.1:9")
+        with pytest.raises(errors.AccessDenied, match="credentials are missing"):
+            GCEResolver("p", "z", "g").cluster_spec()
+        assert "per-request timeout" not in caplog.text
+
+
+@pytest.fixture
+def metadata_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets the address of the metadata server, without other credentials."""
+
+    def set_address(address: str) -> None:
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+            monkeypatch.setenv(name, address)
+        monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+        monkeypatch.delenv("NO_GCE_CHECK", raising=False)
+        importlib.reload(compute_engine._metadata)  # Google's library reads most of them once.
+
+    yield set_address
+    monkeypatch.undo()
+    importlib.reload(compute_engine._metadata)
+
+
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
     """Return a function that starts a server with a fixed answer and returns its URL."""
     servers: list[tuple[http.server.HTTPServer, threading.Thread]] = []
 
-    def serve(status: int, answer: Any) -> str:
+    def serve(status: int, answer: Any, **headers: str) -> str:
         text = answer if isinstance(answer, str) else json.dumps(answer)
+        headers = headers or {"Content-Type": "application/json"}
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                for name, value in headers.items():
+                    self.send_header(name.replace("_", "-"), value)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text.encode())
