@@ -25,7 +25,7 @@ _MIN_LENGTH = 4
 #: End of a secret's name in text. In `PWD=/data`, the value is a directory.
 _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|(?<!_)(?-i:(?!PWD=/))pwd|_pwd|credentials?|signature"
-    r"|cookies?|(?:access|account|api|private|secret|shared)key|[_-]key)"
+    r"|cookies?|authorization|(?:access|account|api|private|secret|shared)key|[_-]key)"
 )
 #: End of a password's short name. The word itself is ordinary before a colon.
 _PASS = r"""(?:[a-z0-9]_(?:pass|pw)|(?-i:[a-z]Pass)|(?<![\w-])pass(?=\s*=|\\*["']))"""
@@ -68,15 +68,22 @@ def _environments() -> list[tuple[str, str]]:
     name = rf"""\b(?:{"|".join(_ENVIRONMENTS)})\\*["']?"""
     items = r"""\[(?=\s*(?:[{(]|["'][a-z_]\w*=))"""
     header = rf"""\[\s*(?:[^\]\n]*\.\s*)?["']?{name}\s*\][ \t]*(?:#[^\n]*)?\r?\n"""
+    # The arguments of any call, if they start like those of a mapping.
+    call = r"""[a-z_][\w.]{0,60}\((?=\s*(?:[\[{(*"']|[\w.]{1,60}\s*[=,(]))"""
+    inner = rf"\((?:{_STRING}|[^()])*\)?".replace(r"\2", r"\3")  # its own quotation marks
     # No pattern has to match after a string. Otherwise, many strings could take exponential time.
     mappings = [
         (
-            rf"({name}\s*[=:]\s*{opening})(?!\s*{closing}|\[removed\])"
-            rf"(?:{_STRING}|[^{closing}])*",
+            rf"({name}\s*[=:]\s*{opening})(?!\s*{closing}|\[removed\])(?:{_STRING}|{others})*",
             rf"\1{REMOVED}",
         )
-        for opening, closing in ((r"\{", r"\}"), (items, r"\]"), (r"dict\(", r"\)"))
+        for opening, closing, others in (
+            (r"(?:[\w.()]{1,60}\s*\|\s*)?\{", r"\}", r"[^}]"),
+            (items, r"\]", r"[^\]]"),
+            (call, r"\)", rf"{inner}|[^()]"),
+        )
     ]
+    option = r"""(?<![\w-])(?:--env(?:ironment)?|-e)(?:\\*["'],)?[\s=]+"""
     assigned = rf"""({name}\s*\.\s*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')\s*=(?!=|\s*\[removed\])\s*)"""
     return [
         *mappings,
@@ -94,7 +101,10 @@ def _environments() -> list[tuple[str, str]]:
             r"(?:\r?\n(?:\2(?:[ \t]|-[ \t])[^\n]*|[ \t\r]*(?=\n)))+",
             rf"\1\n\2  {REMOVED}",
         ),
-        # The command env, also as a list.
+        # Options of commands, the directive of systemd, and the command env, also as a list.
+        *_named(rf"{option}[a-z_]\w{{0,200}}="),
+        (rf"""({option})(?=\\*["'][a-z_]\w{{0,200}}=){_QUOTED}""", rf"\1\g<mark>{REMOVED}"),
+        (r"""((?<![\w.-])environment=)(?=["']?[a-z_]\w{0,200}=)[^\n]+""", rf"\1{REMOVED}"),
         (rf"(\benv\s+)(?:[a-z_]\w*=(?:{_STRING}|\S)*(?:\s+|\Z))+", rf"\1{REMOVED} "),
         (rf"""(["']env["'],\s*)(?:(?=["'][a-z_]\w*=){_STRING},?\s*)+""", rf"\1'{REMOVED}', "),
     ]
@@ -102,6 +112,7 @@ def _environments() -> list[tuple[str, str]]:
 
 _KEY_MARK = re.compile(_KEY_END.replace("end", "(?:begin|end)"), re.IGNORECASE)
 _OPTION = re.compile(rf"--?[\w-]{{0,60}}{_NAME}|{_PASS_OPTION}", re.IGNORECASE)
+_ENV_OPTIONS = ("-e", "--env", "--environment")
 #: Tokens by their prefixes.
 _TOKENS = (
     r"gh[pousr]_[a-z0-9]{20,}",
@@ -151,10 +162,11 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(\b(?:bearer|basic|token)\s+)[a-z0-9._~+/=-]{8,}", rf"\1{REMOVED}"),
     # Headers with several values, up to the quotation mark before them or the end of the line.
     (
-        r"""(?P<mark>["'])?(\b(?:cookie:|authorization:\s*digest\s)\s*)"""
+        r"""(?P<mark>["'])?(\b(?:cookie|(?:proxy-)?authorization):\s*)"""
         r"""(?:(?!(?P=mark))[^\n])+""",
         rf"\g<mark>\2{REMOVED}",
     ),
+    *_named(r"""\bauthorization\\*["'],\s*"""),
     *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
     *_named(rf"""{_PASS}\\*["']?\s*[=:]{{1,2}}>?\s*{_NO_NUMBER}"""),
     # Arguments of commands, also in lists. The limits keep the time for a long line linear.
@@ -178,9 +190,11 @@ def is_secret(name: str) -> bool:
     return name not in _HARMLESS and _SECRET.search(name) is not None
 
 
-def _is_option(value: object) -> bool:
-    """Return True if the next argument of a command is a secret."""
-    return isinstance(value, str) and _OPTION.fullmatch(value) is not None
+def _hides(option: object, value: object) -> bool:
+    """Return True if an argument of a command is a secret, after the one before it."""
+    if type(option) is not str or type(value) is not str:
+        return False
+    return _OPTION.fullmatch(option) is not None or (option in _ENV_OPTIONS and "=" in value)
 
 
 class Redactor:
@@ -229,7 +243,7 @@ class Redactor:
                 return type(value)(self.text("\n".join(map(str, value))).split("\n"))
             names = ("", *value)
             return type(value)(
-                REMOVED if _is_option(name) and type(inner) is str else self.value(inner)
+                REMOVED if _hides(name, inner) else self.value(inner)
                 for name, inner in zip(names, value, strict=False)
             )
         return value

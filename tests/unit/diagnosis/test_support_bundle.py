@@ -224,7 +224,7 @@ def test_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
     [
         ("https://ada:hunter2@one/x", "https://[removed]@one/x"),
         ("GET /?token=abc123&x=1", "GET /?token=[removed]&x=1"),
-        ("Authorization: token abcdef123456", "Authorization: token [removed]"),
+        ("Authorization: token abcdef123456", "Authorization: [removed]"),
         ('{"api_key": "abc"}', '{"api_key": "[removed]"}'),
         ("https://s3cretToken@github.com/x", "https://[removed]@github.com/x"),
         ("git clone https://x-access:ghs_1@one", "git clone https://[removed]@one"),
@@ -381,6 +381,27 @@ def test_lines_of_keys_are_removed_from_logs() -> None:
         "curl -H 'Cookie: one=SECRET; two=ANOTHER' https://one",
         '{"Cookie": "one=SECRET; two=ANOTHER"}',
         'Authorization: Digest username="SECRET", response="ANOTHER"',
+        "Authorization: ApiKey SECRET",
+        "authorization: SECRET",
+        "Authorization: AWS4-HMAC-SHA256 Credential=SECRET/2026, Signature=ANOTHER",
+        "curl -H 'Authorization: Custom SECRET ANOTHER' https://one",
+        'curl -H "Proxy-Authorization: SECRET" https://one',
+        "{'Authorization': 'SECRET'}",
+        '{"headers": {"Authorization": "Negotiate SECRET ANOTHER"}}',
+        r'"{\"Authorization\": \"ApiKey SECRET\"}"',
+        "[('Authorization', 'ApiKey SECRET')]",
+        "env=environ({'DATABASE': 'SECRET)ANOTHER', 'B': 'SECRET'})",
+        "Popen(['x'], env=mappingproxy({'DATABASE': 'SECRET', 'B': 'ANOTHER'}), bufsize=-1)",
+        "env=OrderedDict([('DATABASE', 'SECRET'), ('B', 'ANOTHER')])",
+        "env = collections.OrderedDict({'DATABASE': 'SECRET'})",
+        "env=dict(os.environ.copy(), DATABASE='SECRET')",
+        "env=os.environ | {'DATABASE': 'SECRET'}",
+        "docker run --env=DATABASE=SECRET -e B=ANOTHER one",
+        "docker run --env DATABASE='SECRET ANOTHER' one",
+        "docker run -e 'DATABASE=SECRET ANOTHER' --env=\"B=SECRET\" one",
+        "['docker', 'run', '-e', 'DATABASE=SECRET', '--env', 'B=ANOTHER', 'one']",
+        '[Service]\nEnvironment="DATABASE=SECRET ANOTHER" "B=SECRET"',
+        "Environment=DATABASE=SECRET B=ANOTHER",
         "Cluster(env={'DATABASE': 'SECRET ANOTHER'})",
         'environment = { DATABASE = "SECRET", B = "ANOTHER" }',
         '[environment]\nDATABASE = "SECRET[ANOTHER"\n[other]\n',
@@ -445,14 +466,39 @@ def test_secrets_are_removed_whole(text: str) -> None:
         "environment:\n  of the cloud\nenv:\nDATABASE: x\nenv: 3\n  a: 3",
         "[environments]\na = 1",
         "os.environ.get = 3",
+        "the authorization failed, env=python(3)",
+        "pip install -e . --environment x; grep -e x; Environment=production",
     ],
 )
 def test_ordinary_text_is_kept(text: str) -> None:
     assert redaction.Redactor({}).text(text) == text
 
 
+LONG = (
+    "-",
+    "--a-",
+    "abc\n",
+    ":/a:x",
+    "token=",
+    "cookie: ",
+    "-eyj",
+    "authorization ",
+    "'Authorization': ",
+    "env=f(",
+    "env=f((",
+    "env=f('a'(",
+    "env=f('a' b)",
+    "env=a|",
+    "-e a",
+    "-e 'a=",
+    "--env=",
+    "--env \n",
+    "environment=a",
+)
+
+
 # A pattern that reads a text again for each part of it takes many minutes, which ends the test.
-@pytest.mark.parametrize("text", ["-", "--a-", "abc\n", ":/a:x", "token=", "cookie: ", "-eyj"])
+@pytest.mark.parametrize("text", LONG)
 def test_long_text_is_read_once(text: str) -> None:
     text *= 500_000 // len(text)
     assert len(redaction.Redactor({}).text(text)) <= 2 * len(text)
@@ -468,6 +514,8 @@ def test_values_are_removed_by_their_names() -> None:
         "pass": "z",
         "BYPASS": "z",
         "command": ["mysql", "--password", "hunter2", "-h", "db"],
+        "docker": ["docker", "run", "-e", "A=hunter2", "--env", "B=hunter2", "one"],
+        "pip": ["pip", "install", "-e", "."],
         "https://ada:hunter2@one": 1,
     }
     assert redaction.Redactor({}).value(values) == {
@@ -479,6 +527,8 @@ def test_values_are_removed_by_their_names() -> None:
         "pass": "[removed]",
         "BYPASS": "z",
         "command": ["mysql", "--password", "[removed]", "-h", "db"],
+        "docker": ["docker", "run", "-e", "[removed]", "--env", "[removed]", "one"],
+        "pip": ["pip", "install", "-e", "."],
         "https://[removed]@one": 1,
     }
 
