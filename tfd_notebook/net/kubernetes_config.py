@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import AccessDenied
-from tfd_notebook.net import validation
+from tfd_notebook.net import proxies, validation
 
 
 def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
@@ -27,7 +28,7 @@ def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
     Raises
     ------
     AccessDenied
-        The credentials cannot be read.
+        The credentials cannot be read, or the address of the proxy is invalid.
     """
     import kubernetes
 
@@ -39,12 +40,16 @@ def configure(kubeconfig: str | None, context: str | None) -> tuple[Any, str]:
         if inside:
             kubernetes.config.load_incluster_config(client_configuration=configuration)
             _check_tokens(configuration)
+            _check_proxy(configuration)
             return configuration, _own_namespace(kubernetes)
         # The client reads the variable only once, at import.
         path = kubeconfig or os.environ.get("KUBECONFIG")
         kubernetes.config.load_kube_config(path, context, client_configuration=configuration)
         _check_tokens(configuration)
+        _check_proxy(configuration)
         contexts, active = kubernetes.config.list_kube_config_contexts(path)
+    except AccessDenied:
+        raise
     except Exception as error:  # of many libraries: YAML, base64, certificates, files
         where = "the service account" if inside else kubeconfig or "the kubeconfig"
         raise AccessDenied(
@@ -60,6 +65,18 @@ def _check_tokens(configuration: Any) -> None:
     """Remove line breaks around tokens; an error of the client would quote them."""
     for name, token in configuration.api_key.items():
         configuration.api_key[name] = validation.header_value(token, "token")
+
+
+def _check_proxy(configuration: Any) -> None:
+    if variable := proxies.invalid_variable(configuration.host):
+        source = f"the variable {variable}"
+    elif configuration.proxy in (None, *urllib.request.getproxies().values()) or proxies.is_address(
+        configuration.proxy
+    ):
+        return
+    else:
+        source = "proxy-url of the kubeconfig"
+    raise AccessDenied(f"Kubernetes: {source} is not a valid address", fix=proxies.FIX)
 
 
 def in_pod(kubeconfig: str | None, context: str | None) -> bool:

@@ -1,12 +1,45 @@
-"""Proxy variables, which TensorFlow's gRPC applies even to ``localhost``, where it then hangs."""
+"""Proxy variables. TensorFlow's gRPC applies them even to ``localhost``, where it then hangs."""
 
 from __future__ import annotations
 
 import os
+import urllib.parse
+import urllib.request
 from collections.abc import Iterable, Mapping, MutableMapping
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+#: The next step after an invalid address.
+FIX = (
+    "write it as http://user:password@host:port; in the password, / is %2F, # is %23, ? is %3F, "
+    "[ is %5B and @ is %40"
+)
+
+
+def invalid_variable(url: str) -> str | None:
+    """Return the variable of the proxy for a URL if its value is not a valid address, or None.
+
+    Errors of the clients would quote a part of the password.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if urllib.request.proxy_bypass_environment(parts.hostname or ""):  # type: ignore[attr-defined]
+        return None
+    names = (f"{parts.scheme}_proxy", f"{parts.scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    name = next((name for name in names if os.environ.get(name)), None)
+    return name if name and not is_address(os.environ[name]) else None
+
+
+def is_address(proxy: str) -> bool:
+    """Return True if the address of a proxy has a host, and a valid port or none."""
+    try:
+        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    # A password with a slash would end the host.
+    return has_host and "@" not in parts.path + parts.query + parts.fragment
 
 
 def bypass(

@@ -22,7 +22,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.model.spec import Endpoint, check_count
-from tfd_notebook.net import limited_http, optional_packages, validation
+from tfd_notebook.net import limited_http, optional_packages, proxies, validation
 from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import (
@@ -248,6 +248,11 @@ def google_api(
         if service is not None:
             yield service, execute
             return
+        for url in (f"https://{name}.{_DEFAULT_UNIVERSE}", "http://metadata.google.internal"):
+            if variable := proxies.invalid_variable(url):
+                raise NoAnswer(
+                    f"{place}: the variable {variable} is not a valid address", fix=proxies.FIX
+                )
         limited = _limited(httplib2, end)
         with contextlib.closing(limited()) as http:
             found = _credentials(auth, authorized, http, place, end, credentials)

@@ -216,6 +216,15 @@ class TestGCE:
         with pytest.raises(errors.NoAnswer, match="does not answer: timed out"):
             GCEResolver(*self.where, service=service).cluster_spec()
 
+    def test_error_does_not_quote_the_password_of_a_proxy(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("https_proxy", "http://ada:PASS/WORD@127.0.0.1:1")
+        resolver = GCEResolver(*self.where, credentials=Credentials("token"))
+        with pytest.raises(errors.NoAnswer, match="variable https_proxy is not a valid") as caught:
+            resolver.cluster_spec()
+        assert "PASS" not in str(caught.value)
+
     def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(errors.UsageError, match="zone=None"):
             GCEResolver("p", None, "g")  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -368,6 +369,27 @@ def test_number_of_pages_of_pods_has_a_limit() -> None:
     with api, pytest.raises(errors.Malformed, match="more than 20 pages"):
         KubernetesResolver({"worker": "role=worker"}, client=client).cluster_spec()
     assert len(calls) == 20
+
+
+@pytest.mark.parametrize("proxy_url", [None, "http://ada:PASS[WORD@127.0.0.1:1"])
+def test_error_does_not_quote_the_password_of_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, proxy_url: str | None
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    if proxy_url is None:
+        monkeypatch.setenv("https_proxy", "http://ada:PASS/WORD@127.0.0.1:1")
+    server = {"server": "https://host.test", **({"proxy-url": proxy_url} if proxy_url else {})}
+    config = {
+        "current-context": "one",
+        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+        "clusters": [{"name": "one", "cluster": server}],
+        "users": [{"name": "one", "user": {"token": "x"}}],
+    }
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    with pytest.raises(errors.AccessDenied, match="proxy") as caught:
+        KubernetesResolver({"worker": ["a=b"]}, kubeconfig=str(path)).cluster_spec()
+    assert not re.search("PASS|WORD", str(caught.value))
 
 
 class TestUnion:

@@ -28,7 +28,7 @@ from tfd_notebook.errors import (
     UsageError,
     without_user,
 )
-from tfd_notebook.net import messages, reconnect, validation
+from tfd_notebook.net import messages, proxies, reconnect, validation
 
 #: The environment variable with the token of servers for which none is configured.
 TOKEN = "TFD_JUPYTER_TOKEN"
@@ -134,6 +134,7 @@ class JupyterServer:
 
         from tfd_notebook.launchers.client import limited_transport
 
+        self._check_proxy()
         try:
             content = limited_transport.request(
                 method,
@@ -170,6 +171,7 @@ class JupyterServer:
 
         from tfd_notebook.launchers.client import limited_transport
 
+        self._check_proxy()
         session = session or uuid.uuid4().hex
         path = f"/api/kernels/{kernel}/channels"
         socket = limited_transport.LimitedWebSocket(sslopt={"ca_certs": self.ca} if self.ca else {})
@@ -205,6 +207,12 @@ class JupyterServer:
     def _authorize(self, request: Any) -> Any:
         request.headers.update(self.headers)
         return request
+
+    def _check_proxy(self) -> None:
+        if variable := proxies.invalid_variable(self.url):
+            raise LaunchError(
+                f"{self.label}: the variable {variable} is not a valid address", fix=proxies.FIX
+            )
 
     def _check(self, status: int, path: str) -> None:
         if status in (301, 302, 303, 307, 308, 401, 403):

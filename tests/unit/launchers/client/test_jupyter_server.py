@@ -249,6 +249,40 @@ def test_websocket_opens_through_a_proxy(proxied: Any, monkeypatch: pytest.Monke
     assert b"Host: host.test:8888\r\n" in requests[0]
 
 
+@pytest.mark.parametrize(
+    "proxy",
+    [
+        "http://ada:PASS/WORD@127.0.0.1:1",
+        "http://ada:PASS#WORD@127.0.0.1:1",
+        "http://ada:PASS?WORD@127.0.0.1:1",
+        "http://ada:PASS[WORD@127.0.0.1:1",
+        "http://ada:1/WORD@127.0.0.1:1",
+        "ada:PASS/WORD@127.0.0.1:1",
+        "http://ada:PASSWORD@127.0.0.1:x",
+        "http://ada:PASSWORD@127.0.0.1:99999",
+        "http://ada:PASSWORD@",
+    ],
+)
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "HTTPS_PROXY"])
+def test_error_does_not_quote_the_password_of_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, variable: str, proxy: str
+) -> None:
+    for name in ("no_proxy", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv(variable, proxy)
+    server = JupyterServer(f"{variable.partition('_')[0].lower()}://host.test:8888", token="")
+    for call in (lambda: server.request("GET", "/api"), lambda: server.connect("kernel")):
+        with pytest.raises(errors.LaunchError) as caught:
+            call()
+        assert f"the variable {variable} is not a valid address\nNext: " in str(caught.value)
+        assert not re.search("PASS|WORD|ada", str(caught.value))
+    monkeypatch.setenv("no_proxy", "host.test")  # not used
+    monkeypatch.setattr(limited_transport, "CONNECT_SECONDS", 0.01)
+    with slow_names(), pytest.raises(OSError, match="no connection within"):
+        server.request("GET", "/api")
+
+
 @pytest.fixture
 def certified(tmp_path: Path) -> ssl.SSLContext:
     """Return the context of a server at localhost, whose authority is in ``ca.pem``."""
