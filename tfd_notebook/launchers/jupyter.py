@@ -24,10 +24,12 @@ from tfd_notebook.launchers.client.jupyter_server import (
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model.spec import check_count
-from tfd_notebook.net import validation
+from tfd_notebook.net import limited_http, validation
 from tfd_notebook.net.host import address_towards, addresses_of
 
 _HANDSHAKE_SECONDS = 60.0
+#: Seconds to resolve the name of a server, before and after its requests.
+_NAME_SECONDS = 10.0
 #: Maximum number of characters in a line of its output before the handshake.
 _MAX_LINE = 1_000_000
 #: A comma between addresses. A password may contain commas, too.
@@ -180,7 +182,8 @@ class JupyterHost(RemoteHost):
         self._kernels: list[str] = []
 
     def connect(self, agent: str, start: bool) -> Channel:
-        here = address_towards(self.server.host)
+        host = self.server.host
+        here = limited_http.within(_NAME_SECONDS, lambda: address_towards(host))
         kernel = self.server.start_kernel(self._kind)
         self._kernels.append(kernel)
         try:
@@ -196,7 +199,8 @@ class JupyterHost(RemoteHost):
             self.handshake = read_handshake(self.label, channel.execute(code), reconnect=not start)
             # A gateway or a proxy may run the kernel on another host than the server's.
             self.own_address, stated = here, self.handshake.connection.split()[2:3]
-            if stated and stated[0] in addresses_of(self.server.host):
+            known = limited_http.within(_NAME_SECONDS, lambda: addresses_of(host))
+            if stated and stated[0] in known:
                 self.peer_address = stated[0]
             channel.join(self.server.end_request(kernel))
         except BaseException:

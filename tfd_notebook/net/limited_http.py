@@ -13,10 +13,11 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from tfd_notebook.errors import InvalidMessage
 
+_Result = TypeVar("_Result")
 #: Seconds to connect, or for a reply, if the client has no timeout.
 _DEFAULT_SECONDS = 30.0
 #: Limit in bytes of the headers of a reply, also of a proxy.
@@ -46,7 +47,7 @@ def limited(connection: Any, most: int, end: float = math.inf) -> Any:
 
         def connect(self) -> None:
             left = end - time.monotonic()
-            _connect(min(_seconds(self.timeout), left), super().connect, self.close)
+            within(min(_seconds(self.timeout), left), super().connect, self.close)
 
     Limited.__name__ = connection.__name__
     return Limited
@@ -66,21 +67,31 @@ def _seconds(timeout: Any) -> float:
     return timeout if isinstance(timeout, (int, float)) and timeout else _DEFAULT_SECONDS
 
 
-def _connect(seconds: float, connect: Callable[[], object], close: Callable[[], object]) -> None:
-    """Connect within a time, or raise TimeoutError.
+def within(
+    seconds: float, connect: Callable[[], _Result], close: Callable[[], object] = lambda: None
+) -> _Result:
+    """Return the result of a function in another thread, or raise TimeoutError.
 
     Nothing else limits the time to resolve a name, or to try all of its addresses.
+
+    Parameters
+    ----------
+    seconds : float
+    connect : callable
+        Connects, or resolves a name.
+    close : callable
+        Is called when `connect` returns too late.
     """
-    connected: concurrent.futures.Future[None] = concurrent.futures.Future()
+    connected: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             try:
-                connect()
+                result = connect()
             except BaseException as error:
                 connected.set_exception(error)
             else:
-                connected.set_result(None)
+                connected.set_result(result)
         except concurrent.futures.InvalidStateError:  # too late
             close()
 
@@ -95,7 +106,7 @@ def _connect(seconds: float, connect: Callable[[], object], close: Callable[[], 
         is_late = connected.cancel()
     if is_late:
         raise TimeoutError(f"no connection within {max(0.0, seconds):.3g} s")
-    connected.result()
+    return connected.result()
 
 
 class _Response(http.client.HTTPResponse):

@@ -28,9 +28,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from tests._slow_servers import slow_names, trickle, wait_for_end
 from tfd_notebook import errors
+from tfd_notebook.launchers import jupyter
 from tfd_notebook.launchers.client import limited_transport
 from tfd_notebook.launchers.client.jupyter_server import JupyterServer, split
-from tfd_notebook.launchers.jupyter import KernelChannel
+from tfd_notebook.launchers.jupyter import JupyterHost, KernelChannel
 from tfd_notebook.net import validation
 from tfd_notebook.net.certificates import CertificateAuthority
 
@@ -247,6 +248,15 @@ def test_websocket_opens_through_a_proxy(proxied: Any, monkeypatch: pytest.Monke
     server.connect("kernel").close()
     assert b"Proxy-Authorization: Basic " + base64.b64encode(b"user:word") in requests[0]
     assert b"Host: host.test:8888\r\n" in requests[0]
+
+
+def test_name_of_a_host_that_is_not_resolved_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jupyter, "_NAME_SECONDS", 0.05)
+    host = JupyterHost(JupyterServer("http://host.test:8888", token=""), "python3")
+    with slow_names(), pytest.raises(TimeoutError, match=r"no connection within 0\.05 s"):
+        host.connect("agent", start=True)
 
 
 @pytest.mark.parametrize(
