@@ -12,10 +12,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 #: The next step after an invalid address.
-FIX = (
-    "write it as http://user:password@host:port; in the password, / is %2F, # is %23, ? is %3F, "
-    "[ is %5B and @ is %40"
-)
+FIX = "encode / as %2F, # as %23, ? as %3F and [ as %5B in its password, and check host and port"
 
 
 def invalid_variable(url: str) -> str | None:

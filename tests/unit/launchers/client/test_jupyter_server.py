@@ -285,7 +285,9 @@ def test_error_does_not_quote_the_password_of_a_proxy(
     for call in (lambda: server.request("GET", "/api"), lambda: server.connect("kernel")):
         with pytest.raises(errors.LaunchError) as caught:
             call()
-        assert f"the variable {variable} is not a valid address\nNext: " in str(caught.value)
+        assert f"the variable {variable} is not a valid address\nNext: encode / as %2F" in str(
+            caught.value
+        )
         assert not re.search("PASS|WORD|ada", str(caught.value))
     monkeypatch.setenv("no_proxy", "host.test")  # not used
     monkeypatch.setattr(limited_transport, "CONNECT_SECONDS", 0.01)
