@@ -31,6 +31,22 @@ tf_resolvers = tf.distribute.cluster_resolver
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
+@contextlib.contextmanager
+def slow_server(start: bytes) -> Iterator[str]:
+    """Yield the address of a server whose reply begins with `start` and does not end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            channel, _ = listener.accept()
+            with channel, contextlib.suppress(ConnectionError):
+                channel.recv(65_536)
+                trickle(channel, start)
+
+        ended = pool.submit(serve)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        ended.result()
+
+
 class TestGCE:
     where = ("my-project", "my-zone", "my-group")
 
@@ -300,23 +316,10 @@ class TestTPU:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tpu, "_METADATA_SECONDS", 0.3)
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            ThreadPoolExecutor(1) as pool,
-        ):
-
-            def serve() -> None:
-                channel, _ = listener.accept()
-                with channel, contextlib.suppress(ConnectionError):
-                    channel.recv(65_536)
-                    trickle(channel, b"HTTP/1.1 200 OK\r\nX: ")
-
-            ended = pool.submit(serve)
-            port = listener.getsockname()[1]
-            monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
+        with slow_server(b"HTTP/1.1 200 OK\r\nX: ") as address:
+            monkeypatch.setenv("GCE_METADATA_HOST", address)
             with pytest.raises(errors.NotThere, match=r"no complete reply within|timed out"):
                 TPUResolver("mine")
-            ended.result()
 
     def test_project_and_zone_come_from_the_metadata_server(
         self, monkeypatch: pytest.MonkeyPatch, serving: Callable[..., str]
@@ -402,22 +405,10 @@ class TestMetadataServer:
         self, monkeypatch: pytest.MonkeyPatch, metadata_at: Callable[[str], None]
     ) -> None:
         monkeypatch.setattr(gce, "RESOLVE_SECONDS", 0.5)
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            ThreadPoolExecutor(1) as pool,
-        ):
-
-            def serve() -> None:
-                channel, _ = listener.accept()
-                with channel, contextlib.suppress(ConnectionError):
-                    channel.recv(65_536)
-                    trickle(channel, b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n")
-
-            ended = pool.submit(serve)
-            metadata_at(f"127.0.0.1:{listener.getsockname()[1]}")
+        with slow_server(b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n") as address:
+            metadata_at(address)
             with pytest.raises(errors.NoAnswer, match=r"no complete reply within|timed out"):
                 GCEResolver("p", "z", "g").cluster_spec()
-            ended.result()
 
     def test_refused_connection_means_missing_credentials(
         self, metadata_at: Callable[[str], None], caplog: pytest.LogCaptureFixture

@@ -97,8 +97,7 @@ def copied_state(token: str) -> tuple[State, ...]:
             functions.append((path, value))
         objects.setdefault(path, value)
     found |= dict.fromkeys(_changes(functions, objects))
-    assigns = any(_ASSIGNING & names_in(function.__code__) for _, function in functions)
-    if assigns:
+    if any(_ASSIGNING & names_in(function.__code__) for _, function in functions):
         found = {each._replace(kind=each.kind.replace(CONTENT, COUNTER)): None for each in found}
     named, others = [*found][:_NAMED], [*found][_NAMED:]
     if others:
@@ -118,10 +117,8 @@ def _changes(
     for path, function in functions:
         values = {**function.__globals__, **closed_over(function), **defaults_of(function)}
         is_users_own, (owner, _, _) = path in ("", "__call__"), path.rpartition(".")
-        bound = objects if is_users_own else ()  # by partial()
-        for name, kind in changed_by(
-            function, {**values, **dict(objects)} if bound else values, bound
-        ).items():
+        bound = objects if is_users_own else {}  # by partial()
+        for name, kind in changed_by(function, {**values, **bound}, bound).items():
             place = name if is_users_own else joined(path, name)
             if name.startswith("self."):
                 place = joined(owner or "self", name.removeprefix("self."))

@@ -343,9 +343,9 @@ class BeforeReading:
 
     A call raises an error if no element can arrive, because the cluster has stopped or has no
     data worker. It also raises one if data workers were added that would join elements wrongly,
-    or lose some. It warns once if other readers have finished the named job. It also warns once of
-    each variable or table that has changed since it was sent. So it does if Keras may end an epoch
-    early.
+    or lose some. It warns once if other readers have finished the named job, or if Keras may end
+    the epoch early. It also warns once of each variable or table that has changed since it was
+    sent.
 
     Parameters
     ----------
