@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from tfd_notebook._compat.frames import stacks
-from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook._compat.tf_data import autograph, py_functions, source_locations
 from tfd_notebook.model.stacks import PythonFrame, PythonThread
 
 #: Limits of a reply: the agent reads at most 16 MB. The frames are the outermost and innermost.
@@ -111,10 +111,12 @@ def _call(frames: list[FrameType], now: float) -> list[PythonFrame]:
 
 def _packed(frame: FrameType, users: bool, seconds: float | None) -> PythonFrame:
     code = frame.f_code
+    line = frame.f_lineno or code.co_firstlineno
+    file, line, function = autograph.original(code.co_filename, line, code.co_name)
     return {
-        "function": code.co_name[:_MAX_FUNCTION],
-        "file": code.co_filename[-_MAX_FILE:],
-        "line": frame.f_lineno or code.co_firstlineno,
+        "function": function[:_MAX_FUNCTION],
+        "file": file[-_MAX_FILE:],
+        "line": line,
         "users": users,
         "seconds": seconds,
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat.tf_data import source_locations
+from tfd_notebook._compat.tf_data import autograph, source_locations
 from tfd_notebook.agent import admin_policy, work_dir
 from tfd_notebook.cluster import gpu_allocation, server_config
 from tfd_notebook.cluster.config import check_roles
@@ -385,6 +385,10 @@ class TaskManager:
             found = self.task_host.stacks(tasks, timeout=_STACKS_SECONDS)
         except errors.TfdError as error:
             note = error.what
+        threads = (thread for entry in found.values() for thread in entry["threads"])
+        for frame in (frame for thread in threads for frame in thread["frames"]):
+            position = autograph.original(frame["file"], frame["line"], frame["function"])
+            frame["file"], frame["line"], frame["function"] = position
         if self.in_process:  # the tasks share the threads of the kernel
             return found
         return {name: found.get(name, {"note": note, "threads": []}) for name in tasks}

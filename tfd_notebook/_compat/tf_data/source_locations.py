@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook._compat import import_hooks
+from tfd_notebook._compat.tf_data import autograph
 
 _MODULE = "tensorflow.python.data.ops.dataset_ops"
 _PACKAGES = ("tensorflow", "keras", "tf_keras")
-#: Marks files with functions that AutoGraph has rewritten.
-_GENERATED = "__autograph_generated_file"
 _PACKAGE_DIR = str(Path(__file__).parents[2]) + os.sep
 
 Site = tuple[str, int]
@@ -52,7 +51,7 @@ def named(site: Site | None) -> str:
     """Return the user's notation of a location, ``In[3], line 4`` or ``train.py:12``."""
     if site is None:
         return ""
-    file, line = site
+    file, line, _ = autograph.original(*site, "")
     cell = cell_of(file)
     return f"{cell}, line {line}" if cell else f"{os.path.basename(file)}:{line}"
 
@@ -117,16 +116,20 @@ def _user_frame(
     """
     frame: types.FrameType | None = sys._getframe(1)
     call = ""
-    while frame is not None and not is_users(frame):
+    while frame is not None and not (
+        is_users(frame) and not autograph.is_generated(frame.f_code.co_filename)
+    ):
         call = frame.f_code.co_name if is_call(frame.f_code.co_name) else call
         frame = frame.f_back
     return frame, call
 
 
 def is_users(frame: types.FrameType) -> bool:
-    """Return True if `frame` runs code outside of TensorFlow, Keras and this package."""
-    file = frame.f_code.co_filename
-    return not file.startswith(_library_dirs()) and _GENERATED not in file
+    """Return True if `frame` runs code outside of TensorFlow, Keras and this package.
+
+    This includes code that AutoGraph has generated from the user's.
+    """
+    return not frame.f_code.co_filename.startswith(_library_dirs())
 
 
 @functools.cache

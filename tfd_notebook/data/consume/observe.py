@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat.tf_data import autograph
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics, without_traceback
 from tfd_notebook._compat.tf_data.source_locations import warn
 from tfd_notebook.data.bottleneck.usage import Delivery
@@ -333,10 +334,12 @@ def _stage(message: str) -> str:
     nodes = [node for node in _NODE.findall(message) if "IteratorGetNext" not in node]
     if nodes:
         parts.append(f"op {nodes[-1]}")
-    lines = [
-        f"{name} ({file}:{line})"
+    found = (
+        autograph.original(file, int(line), name)
         for file, line, name in _PYTHON_LINE.findall(message)
-        if "/tensorflow/python/" not in file
+    )
+    lines = [
+        f"{name} ({file}:{line})" for file, line, name in found if "/tensorflow/python/" not in file
     ]
     users = [line for line in lines if not _NOT_USERS.search(line)]
     if lines:

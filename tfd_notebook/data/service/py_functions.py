@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tfd_notebook._compat.tf_data import py_functions
+from tfd_notebook._compat.tf_data import autograph, py_functions
 from tfd_notebook._compat.tf_data.py_functions import install
 from tfd_notebook.errors import NotSerializable
 
@@ -356,5 +356,8 @@ def _name(function: Any) -> str:
 def _location(function: Any) -> str:
     called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
     code = getattr(called, "__code__", None)
-    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    place = ""
+    if code is not None:
+        file, line, _ = autograph.definition(code)
+        place = f" ({file}:{line})"
     return f"the Python function {_name(function)}{place}"

@@ -63,6 +63,37 @@ def test_other_versions_of_tensorflow_are_not_changed(
     assert vars(other) == names
 
 
+def test_line_of_a_rewritten_function_is_the_users() -> None:
+    codes: list[Any] = []
+
+    def prepare(number: Any) -> Any:
+        def inner(value: Any) -> Any:
+            if value > 1:
+                value += 1
+            return value
+
+        codes.append(inner.__code__)
+        return tf.numpy_function(inner, [number], tf.int64)
+
+    tf.data.Dataset.range(3).map(prepare)
+    (code,) = codes
+    assert code.co_filename != __file__
+    condition = prepare.__code__.co_firstlineno + 2
+    assert autograph.definition(code) == (__file__, condition, "inner"), VERSION
+    # The body of a condition is a function of the generated code.
+    (*_, (file, line, name)) = (
+        autograph.original(each.co_filename, each.co_firstlineno + 2, each.co_name)
+        for each in code.co_consts
+        if inspect.iscode(each) and each.co_name == "if_body"
+    )
+    assert (file, line, name) == (__file__, condition + 1, "inner"), VERSION
+    here = (__file__, 1, "name")
+    assert autograph.original(*here) == here
+    assert autograph.definition(prepare.__code__)[1:] == (condition - 2, "prepare")
+    unknown = (code.co_filename.replace(".py", "_other.py"), 1, "name")
+    assert autograph.original(*unknown) == unknown
+
+
 def test_function_that_is_kept_is_marked_as_by_tensorflow() -> None:
     marked = tf.autograph.experimental.do_not_convert(lambda: None)
 

@@ -244,6 +244,15 @@ class TestRefusal:
         assert "helper.lock (_thread.lock)" in caught.value.what
         assert caught.value.fix
 
+    def test_function_inside_a_mapped_function_has_its_own_line(self) -> None:
+        """AutoGraph writes such functions to another file."""
+        lock = threading.Lock()
+        dataset = tf.data.Dataset.range(3).map(
+            lambda x: tf.numpy_function(lambda value: (lock, value)[1], [x], tf.int64)
+        )
+        with pytest.raises(NotSerializable, match=r"<lambda> \(.*test_py_functions\.py:\d+\) uses"):
+            pack(tokens(dataset))
+
     def test_attributes_and_defaults_are_inspected(self) -> None:
         shift = Shift(1)
         shift.by = types.SimpleNamespace(handle=threading.Lock())  # type: ignore[assignment]
