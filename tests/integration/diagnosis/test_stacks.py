@@ -101,6 +101,25 @@ def test_explain_names_the_function_of_a_data_worker(cluster: tfd.Cluster) -> No
     assert f"wait_for_release (test_stacks.py:{LINE}) in data_worker:0" in limit.advice
 
 
+def test_function_inside_a_mapped_function_has_its_own_line(cluster: tfd.Cluster) -> None:
+    """AutoGraph writes such functions to another file."""
+
+    def prepare(x: Any) -> Any:
+        def inner(value: Any) -> Any:
+            RELEASE.wait()
+            return value
+
+        return tf.numpy_function(inner, [x], tf.int64)
+
+    line = prepare.__code__.co_firstlineno + 2
+    read = tf.data.Dataset.range(4).map(prepare).apply(cluster.distribute("dynamic"))
+    stream = cluster.stream(read, "inner").start()
+    (row, *_) = until(lambda: rows_of(cluster, "inner"))
+    assert (row["file"], row["line"]) == (__file__, line)
+    assert f"inner (test_stacks.py:{line})" in tfd.explain(read, seconds=1).advice
+    stream.stop()
+
+
 @pytest.mark.parametrize("cluster", ["local"], indirect=True)
 def test_task_that_does_not_answer_has_the_reason(cluster: tfd.Cluster) -> None:
     def notes() -> dict[str, str]:

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import itertools
 import re
+import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook._compat.tf_data import autograph, py_functions, source_locations
 from tfd_notebook._compat.tf_data.elements import static_bytes
 
 #: Classes that do not count as stages.
@@ -467,9 +468,13 @@ def _display_name(function: Any) -> str:
 
 def _first_line(functions: list[Any]) -> tuple[str, int] | None:
     code = getattr(_python_function(functions[0]), "__code__", None) if functions else None
-    if code is None or "tensorflow/" in code.co_filename:
+    if code is None or _is_tensorflows(code):
         return None
     return code.co_filename, code.co_firstlineno
+
+
+def _is_tensorflows(code: types.CodeType) -> bool:
+    return "tensorflow/" in code.co_filename
 
 
 def _generator(functions: list[Any]) -> Any:
@@ -512,18 +517,33 @@ def running_function(last: Stage) -> tuple[Stage, str, Any] | None:
     for frames in py_functions.running():
         called = {frame.f_code for frame in frames}
         for stage in last.walk():
-            if stage.python and not called.isdisjoint(_codes(stage.dataset)):
+            if not called.isdisjoint(_codes(stage)):
                 frame = next(filter(source_locations.is_users, frames), frames[0])
                 site = source_locations.named((frame.f_code.co_filename, frame.f_lineno))
                 return stage, f"{frame.f_code.co_name} ({site})", frame
     return None
 
 
-def _codes(dataset: Any) -> set[Any]:
-    """Return the code of the user's Python functions that a stage calls."""
-    tokens = (token for function in _functions(dataset) for token in _tokens(function))
-    functions = (py_functions.user_function(py_functions.lookup(token)) for token in tokens)
-    return {getattr(function, "__code__", None) for function in functions}
+def calls(last: Stage, function: str, file: str) -> bool:
+    """Return True if a stage calls the Python function of this name and file."""
+    return any(
+        autograph.definition(code)[::2] == (file, function)
+        for stage in last.walk()
+        for code in _codes(stage)
+    )
+
+
+def _codes(stage: Stage) -> set[types.CodeType]:
+    """Return the code of the Python functions that a stage calls, and of their wrappers."""
+    if not stage.python:
+        return set()
+    tokens = (token for function in _functions(stage.dataset) for token in _tokens(function))
+    functions = (
+        each for token in tokens for each in py_functions.unwrapped(py_functions.lookup(token))
+    )
+    called = (each if hasattr(each, "__code__") else type(each).__call__ for each in functions)
+    codes = (each.__code__ for each in called if hasattr(each, "__code__"))
+    return {code for code in codes if not _is_tensorflows(code)}
 
 
 @dataclass(frozen=True)

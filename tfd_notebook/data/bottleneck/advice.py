@@ -68,6 +68,14 @@ def blocked(function: str) -> str:
     return f"add a timeout to {function}, which has not returned. It continues to run"
 
 
+def occupied(function: str) -> str:
+    """Return the advice for a Python function of another pipeline that does not return."""
+    return (
+        f"run tfd.doctor(). No element has arrived, and {function} of another pipeline has not "
+        "returned. It may occupy the threads of the data worker"
+    )
+
+
 def dataset_variable(dataset: Any, default: str = "") -> str:
     """Return the name of the user's variable that holds a dataset, observed or not.
 

@@ -17,6 +17,7 @@ from tfd_notebook._compat.tf_data.pipeline_model import Shares, Splits, stages_o
 from tfd_notebook.agent.cgroups import MINE, ROOT, Quota, quotas, share
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role
+from tfd_notebook.model.stacks import BlockedFunction
 from tfd_notebook.views.formatting import plural
 
 
@@ -100,8 +101,8 @@ class DataWorkers(Protocol):
         Without a journal of the dispatcher on this host, that number is None.
         """
 
-    def blocked_functions(self, seconds: float) -> Sequence[object]:
-        """Return the Python functions that have not returned for `seconds`, to show as text."""
+    def blocked_functions(self, seconds: float) -> Sequence[BlockedFunction]:
+        """Return the Python functions that have not returned for `seconds`."""
 
 
 @dataclass(frozen=True)

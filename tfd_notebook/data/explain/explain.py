@@ -11,6 +11,7 @@ from typing import Any
 from tfd_notebook._compat.tf_data.pipeline_model import (
     READERS,
     Stage,
+    calls,
     running_function,
     stages_of,
 )
@@ -29,6 +30,7 @@ from tfd_notebook.data.explain.measurement import Blocked, measure
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import check_seconds
+from tfd_notebook.model.stacks import BlockedFunction
 
 #: Share of the time for measuring the pipeline. The rest is for experiments.
 _MEASURING_SHARE = 0.4
@@ -175,21 +177,34 @@ class _Explanation:
             kind = "source" if stage.is_source else "stage"
             return Limit(kind, stage.name, None, self._figures, advice.blocked(function))
         if self._use is not None:
-            cluster = self._use.delivery.cluster()
-            waiting = cluster.blocked_functions(_BLOCKED_SECONDS) if cluster is not None else ()
+            waiting, others = self._blocked_in_workers(_BLOCKED_SECONDS)
             # The dispatcher may still list the iterator that was measured.
             missing = advice.missing_consumers(self._use.delivery, unregistered=1)
-            text = advice.blocked(str(waiting[0])) if waiting else missing or advice.NO_ANSWER
+            text = advice.blocked(str(waiting[0])) if waiting else missing
+            text = text or (advice.occupied(str(others[0])) if others else advice.NO_ANSWER)
             return Limit("workers", figures=self._figures, advice=text)
         return Limit("none", figures=self._figures, advice=advice.BLOCKED)
+
+    def _blocked_in_workers(
+        self, seconds: float
+    ) -> tuple[list[BlockedFunction], list[BlockedFunction]]:
+        """Return the functions that block data workers: of this pipeline, and of others."""
+        cluster = None if self._use is None else self._use.delivery.cluster()
+        if cluster is None or self._use is None:
+            return [], []
+        found = cluster.blocked_functions(seconds)
+        if self._use.origin is None:
+            return list(found), []
+        last = stages_of(self._use.origin)
+        own = [each for each in found if calls(last, each.function, each.file)]
+        return own, [each for each in found if each not in own]
 
     def _is_blocked(self) -> bool:
         """Return True if a function does not return in the rest of the time."""
         if self._measurement.stalled < _MEASURING_SHARE * self._seconds / 2:
             return False
-        cluster = None if self._use is None else self._use.delivery.cluster()
         left = max(_BLOCKED_SECONDS, self._until - time.monotonic())
-        if cluster is not None and cluster.blocked_functions(left):
+        if self._blocked_in_workers(left)[0]:
             return True
         found = first = running_function(self._last)
         while found is not None and first is not None and found[2] is first[2]:

@@ -304,6 +304,38 @@ class TestExplain:
             finally:
                 released.set()
 
+    def test_function_of_another_pipeline_is_not_reported_as_the_cause(
+        self, tmp_path: Path
+    ) -> None:
+        """It blocks a thread of the same data worker. Here the pipeline waits for a file."""
+        entered, released = threading.Event(), threading.Event()
+        file = tmp_path / "fifo"
+        os.mkfifo(file)
+
+        def stuck(number: Any) -> Any:
+            entered.set()
+            released.wait()
+            return number
+
+        earlier = Range(9).map(lambda n: tf.numpy_function(stuck, [n], tf.int64))
+        lines = tf.data.TextLineDataset(str(file)).map(
+            lambda line: tf.numpy_function(lambda each: each, [line], tf.string)
+        )
+        with tfd.Cluster(data_workers=1, launcher="inprocess", name="earlier") as inside:
+            try:
+                blocked = tfd.explain(earlier.apply(inside.distribute("off")), seconds=1)
+                assert "stuck (" in blocked.advice
+                assert entered.is_set()
+                limit = tfd.explain(lines.apply(inside.distribute("off")), seconds=1)
+                again = tfd.explain(earlier.apply(inside.distribute("off")), seconds=1)
+            finally:
+                released.set()
+                file.write_text("last\n")
+        assert "stuck (test_explain.py" in limit.advice
+        assert "of another pipeline has not returned" in limit.advice
+        assert "add a timeout" not in limit.advice
+        assert again.advice == blocked.advice
+
     def test_stopped_data_worker_is_reported(self) -> None:
         with tfd.Cluster(data_workers=1, name="silent") as silent:
             read = Range(9).apply(silent.distribute("dynamic"))
