@@ -242,7 +242,7 @@ class _Explanation:
             figures=self._figures,
             advice=change,
             expected_gain=gain,
-            service=self._service(kind),
+            service=self._service(kind, gain),
         )
 
     def _classify_service(self) -> Bottleneck:
@@ -489,8 +489,11 @@ class _Explanation:
             return 1e3
         return 1 / max(1 - self._measurement.wait_fraction, 1e-3)
 
-    def _service(self, kind: str) -> str:
-        """Return whether a tf.data service helps, as a clause about it. Empty if unknown."""
+    def _service(self, kind: str, gain: float | None) -> str:
+        """Return whether a tf.data service helps, as a clause about it. Empty if unknown.
+
+        `gain` is the expected gain of the advice for `kind`.
+        """
         alone = self._alone
         if self._use is not None and alone is None:
             return self._measurement.after_service(self._last)
@@ -510,7 +513,7 @@ class _Explanation:
         if kind == "python":
             return (
                 "it would help, even on this host"
-                if self._cores > 1
+                if gain is not None
                 else "it would help, with data workers on other hosts"
             )
         if kind in ("consumer", "none", "device_copy"):

@@ -87,6 +87,19 @@ def slow_workers(cluster: tfd.Cluster) -> list[str]:
     return [re.search(r"waits for (\S+), which", what)[1] for what in whats]  # type: ignore[index]
 
 
+@pytest.fixture
+def burners() -> Iterator[None]:
+    """Processes that use all cores."""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * processors())
+    ]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=2, name="explain") as cluster:
@@ -193,6 +206,14 @@ class TestExplain:
         assert limit.kind == "python"
         assert limit.stage.startswith("map(wrapped)")
         assert "it would help" in limit.service
+
+    def test_service_on_this_host_is_recommended_only_with_a_free_core(self, burners: None) -> None:
+        def wrapped(number: Any) -> Any:
+            return tf.numpy_function(in_python, [number], tf.int64)
+
+        limit = tfd.explain(Range(ENDLESS).map(wrapped, num_parallel_calls=2), seconds=3)
+        assert "no free core" in limit.advice
+        assert limit.service == "it would help, with data workers on other hosts"
 
     def test_waiting_generator_is_a_slow_source(self) -> None:
         def slow() -> Iterator[int]:
@@ -533,19 +554,12 @@ class TestThroughACluster:
         assert "several files" in advice
         assert "cannot help" not in advised(files)
 
-    def test_advice_counts_cores_used_by_other_processes(self, cluster: tfd.Cluster) -> None:
+    def test_advice_counts_cores_used_by_other_processes(
+        self, cluster: tfd.Cluster, burners: None
+    ) -> None:
         computing = Range(ENDLESS).map(lambda x: tf.numpy_function(in_python, [x], tf.int64))
-        burners = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            for _ in range(2 * processors())
-        ]
-        try:
-            with cluster.stream(computing.apply(cluster.distribute("off"))).start() as stream:
-                until(lambda: stream.limit.advice.endswith("all cores are busy"))
-        finally:
-            for burner in burners:
-                burner.kill()
-                burner.wait()
+        with cluster.stream(computing.apply(cluster.distribute("off"))).start() as stream:
+            until(lambda: stream.limit.advice.endswith("all cores are busy"))
 
     def test_slow_worker_of_coordinated_reads_is_named(self, tmp_path: Path) -> None:
         """It sleeps twice as long, so all workers send the same and use the same processor time."""
