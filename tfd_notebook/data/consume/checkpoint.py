@@ -8,7 +8,9 @@ from typing import Any
 from tfd_notebook.errors import Unsupported, UsageError
 
 
-def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> None:
+def save(
+    path: str, iterator: Any, element_spec: Any, elements: int, buffered: Iterable[Any]
+) -> None:
     """Write a ``tf.train.Checkpoint`` of `iterator`, its position and the buffered elements.
 
     After the end of the data, `iterator` is None.
@@ -28,6 +30,7 @@ def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> No
     ]
     checkpoint = tf.train.Checkpoint(
         **({} if iterator is None else {"iterator": iterator}),
+        spec=tf.Variable(repr(element_spec)),
         elements=tf.Variable(elements, dtype=tf.int64),
         buffered=tf.Variable(tf.constant(flat, dtype=tf.string, shape=[len(flat)])),
     )
@@ -45,6 +48,11 @@ def load(path: str, iterator: Any) -> tuple[int, list[Any], bool]:
 
     Return its position, the buffered elements, and whether no data follows them. In that case,
     `iterator` is unchanged.
+
+    Raises
+    ------
+    UsageError
+        The file is not a checkpoint of a stream, or one of another dataset.
     """
     import tensorflow as tf
 
@@ -52,12 +60,23 @@ def load(path: str, iterator: Any) -> tuple[int, list[Any], bool]:
         reader = tf.train.load_checkpoint(path)
         elements = int(reader.get_tensor(_key("elements")))
         texts = reader.get_tensor(_key("buffered"))
+        saved = reader.get_tensor(_key("spec")).decode()
         ended = not any(key.startswith("iterator/") for key in reader.get_variable_to_shape_map())
-    except (tf.errors.OpError, ValueError) as error:
+    except (tf.errors.OpError, TypeError, ValueError) as error:
         raise UsageError(f"{path!r} is not a checkpoint of a stream: {error}") from error
-    if not ended:
-        tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
     spec = iterator.element_spec
+    fix = "create the stream from the dataset of the checkpoint, with the same stages"
+    if saved != repr(spec):
+        raise UsageError(
+            f"{path!r} is a position in a dataset of elements {saved}, and those of this stream "
+            f"are {spec}",
+            fix=fix,
+        )
+    if not ended:
+        try:
+            tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
+        except tf.errors.OpError as error:
+            raise UsageError(f"{path!r} is a position in another dataset", fix=fix) from error
     parts = tf.nest.flatten(spec, expand_composites=True)
     tensors = [
         tf.io.parse_tensor(text, parts[number % len(parts)].dtype)

@@ -121,6 +121,7 @@ class Stream(Handle):
         self._quiet = False
         self._thread: threading.Thread | None = None
         self._iterator, self._meter = open_iterator(dataset, consumers)
+        self._spec = self._iterator.element_spec
         #: Bytes of each buffered element, if they vary. Readers do not use them and need no lock.
         self._sizes: deque[int] | None = None
         self._bytes = 0
@@ -128,7 +129,7 @@ class Stream(Handle):
         self._limit = 1
         if buffer is not None:
             self._limit = buffer
-        elif (size := static_bytes(self._iterator.element_spec)) is not None:
+        elif (size := static_bytes(self._spec)) is not None:
             self._limit = min(_BUFFER_ELEMENTS, _count(_BUFFER_BYTES, size))
         else:
             self._sizes = deque()
@@ -374,13 +375,21 @@ class Stream(Handle):
                         f"stream {self.name} has ended and has no position",
                         fix="checkpoint earlier",
                     )
-                consume_checkpoint.save(path, self._iterator, self._handled, buffered)
+                consume_checkpoint.save(path, self._iterator, self._spec, self._handled, buffered)
             finally:
                 self._paused = paused
                 self._changed.notify_all()
 
     def restore(self, path: str) -> Stream:
-        """Continue at the position of `checkpoint`. The stream must not have started."""
+        """Continue at the position of `checkpoint`. The stream must not have started.
+
+        Raises
+        ------
+        UsageError
+            The file is not a checkpoint of a stream, or one of another dataset.
+        StateError
+            The stream has started.
+        """
         self._require_state("restore", "new")
         self._handled, buffered, ended = consume_checkpoint.load(path, self._iterator)
         self._meter.elements = self._handled

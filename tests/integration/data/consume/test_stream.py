@@ -372,6 +372,28 @@ def test_checkpoint_includes_buffered_elements(tmp_path, consumers):
         Stream(dataset, consumers).restore(str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda each: each.map(lambda x: {"x": x}), "position in a dataset of elements TensorSpec"),
+        (lambda each: each.map(lambda x: tf.cast(x, tf.float32)), "position in a dataset of"),
+        (lambda each: each.shuffle(3), "position in another dataset"),
+    ],
+    ids=["structure", "dtype", "stages"],
+)
+def test_position_in_another_dataset_is_refused(tmp_path, consumers, change, text):
+    path = str(tmp_path / "position")
+    with Stream(numbers(20).batch(1).unbatch(), consumers, buffer=10) as stream:
+        next(iter(stream))
+        stream.checkpoint(path)
+    other = Stream(change(numbers(20).batch(1).unbatch()), consumers)
+    with pytest.raises(errors.UsageError, match=text) as caught:
+        other.restore(path)
+    assert "the dataset of the checkpoint" in caught.value.fix
+    with pytest.raises(errors.UsageError, match="not a checkpoint of a stream"):
+        other.restore(None)
+
+
 def test_checkpoint_after_the_end_includes_unread_elements(service, tmp_path, consumers):
     path = str(tmp_path / "position")
     for dataset in (numbers(6), distributed(numbers(6), service)):
