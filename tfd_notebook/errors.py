@@ -222,7 +222,7 @@ class UsageError(TfdError, ValueError, code="TFD100"):
     """An invalid argument."""
 
 
-class UnknownName(UsageError, code="TFD101"):
+class UnknownName(UsageError, KeyError, code="TFD101"):
     """The name of a launcher, task, option or cluster that does not exist."""
 
 
@@ -411,13 +411,19 @@ class Unsupported(TfdError, code="TFD500"):
 __all__ = sorted(kind.__name__ for kind in BY_CODE.values())
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: object, known: Iterable[str]) -> str:
     """Return ``"did you mean 'x'? "`` for the most similar name, or an empty string."""
     # Import time: few errors need it.
     from difflib import get_close_matches
 
-    matches = get_close_matches(word, list(known), n=1)
+    matches = get_close_matches(str(word), list(known), n=1)
     return f"did you mean {matches[0]!r}? " if matches else ""
+
+
+def one_of(word: object, known: Iterable[str]) -> str:
+    """Return the step for a name that is not one of `known`, with the most similar name."""
+    choices = list(known)
+    return f"{nearest(word, choices)}use one of {', '.join(choices)}"
 
 
 def no_lease(cluster: str) -> StateError:

@@ -34,7 +34,13 @@ class Clusters(Mapping[str, ClusterView]):
         self._clusters = clusters
 
     def __getitem__(self, name: str) -> ClusterView:
-        return {**registry.running_clusters(), **self._clusters}[name]
+        known = {**registry.running_clusters(), **self._clusters}
+        if name not in known:
+            raise errors.UnknownName(
+                f"this process has no cluster {name!r}",
+                fix=f"{errors.nearest(name, known)}clusters: {', '.join(known) or 'none'}",
+            )
+        return known[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._clusters)
@@ -303,9 +309,10 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
             fix=f"this process already has it: tfd.clusters()[{name!r}]",
         )
     names = [cluster.name for cluster in candidates]
+    similar = errors.nearest(name, [*names, *registry.running_clusters()])
     raise errors.UnknownName(
         f"no detached cluster is named {name!r}",
-        fix=errors.nearest(name, names) + f"detached clusters: {', '.join(names) or 'none'}",
+        fix=f"{similar}detached clusters: {', '.join(names) or 'none'}",
     )
 
 

@@ -51,9 +51,10 @@ def get_or_create(
     # Import time: %load_ext imports this module.
     from tfd_notebook.model.spec import is_same
 
-    if if_exists not in ("reuse", "replace", "error"):
+    choices = ("reuse", "replace", "error")
+    if if_exists not in choices:
         raise errors.UsageError(
-            f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"
+            f"invalid if_exists {if_exists!r}", fix=errors.one_of(if_exists, choices)
         )
     stopped: RegisteredCluster | None = None
     while True:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import views
-from tfd_notebook.errors import UnknownName, UsageError, ValueGone
+from tfd_notebook.errors import UnknownName, UsageError, ValueGone, one_of
 from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, Store
 from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import check_count
@@ -208,7 +208,7 @@ class Values(Handle):
             raise UsageError(f"invalid rows {rows!r}: expected 1 or more")
         if state is not None and state not in VALUE_STATES:
             raise UnknownName(
-                f"unknown state {state!r} of closures", fix=f"use {', '.join(VALUE_STATES)}"
+                f"unknown state {state!r} of closures", fix=one_of(state, VALUE_STATES)
             )
         return views.values_table(self.records(rows, state, worker), self.counts())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.errors import UnknownName, UsageError, one_of
 
 #: Larger numbers of tasks per role are rejected as typos.
 MAX_TASKS_PER_ROLE = 1024
@@ -499,4 +499,4 @@ def _as_float(number: float) -> float:
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise UsageError(f"invalid {name}={value!r}", fix=f"use one of {', '.join(choices)}")
+        raise UsageError(f"invalid {name}={value!r}", fix=one_of(value, choices))

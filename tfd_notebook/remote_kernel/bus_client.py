@@ -14,7 +14,7 @@ from typing import Any
 
 from tfd_notebook import bus
 from tfd_notebook._version import VERSION
-from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName
+from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName, nearest
 from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.net import messages, validation
 from tfd_notebook.net.agent_protocol import unpack_error
@@ -222,7 +222,7 @@ class BusClient:
         if name not in known:
             raise UnknownName(
                 f"the other kernel has no cluster {name!r}",
-                fix=f"use one of these names: {', '.join(known) or 'none'}",
+                fix=f"{nearest(name, known)}clusters: {', '.join(known) or 'none'}",
             )
         return known[name]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook import resolvers
-from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
+from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError, one_of
 from tfd_notebook.model.spec import Role
 from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.detection import sibling_process_clusters
@@ -60,7 +60,7 @@ def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
     if name not in _CLASSES:
         raise UnknownName(
             f"no resolver {name!r}",
-            fix=f"use one of {', '.join(CHOICES)}, or the path of a .json or .toml file",
+            fix=f"{one_of(name, CHOICES)}, or the path of a .json or .toml file",
         )
 
     kind = getattr(resolvers, _CLASSES[name])

@@ -77,6 +77,22 @@ def test_rebinding_a_variable_does_not_stop_the_cluster(fake):
     assert tfd.clusters()["kept"].state == "ready"
 
 
+def test_similar_name_of_a_cluster_is_suggested(fake):
+    tfd.Cluster(data_workers=1, launcher=fake, name="train")
+    for look_up in (tfd.clusters().__getitem__, tfd.attach):
+        with pytest.raises(errors.UnknownName, match=r"'trian'\n.*did you mean 'train'"):
+            look_up("trian")
+    assert "trian" not in tfd.clusters()
+    assert tfd.clusters().get("trian") is None
+
+
+def test_similar_choice_of_an_option_is_suggested(fake):
+    with pytest.raises(errors.UsageError, match="did you mean 'reuse'"):
+        tfd.Cluster(data_workers=1, launcher=fake, if_exists="resue")
+    with pytest.raises(errors.UsageError, match="did you mean 'restart'"):
+        tfd.Policy(on_hang="restrat")
+
+
 def test_duplicate_name_is_refused_or_replaced(cluster, fake):
     with pytest.raises(errors.NameTaken, match="another specification"):
         tfd.Cluster(data_workers=5, launcher=fake)
@@ -282,8 +298,9 @@ def test_stop_is_final_and_idempotent(cluster):
 
 
 def test_stream_refuses_invalid_semantics(cluster):
-    with pytest.raises(errors.UsageError, match="invalid semantics='strict'"):
-        cluster.stream(tf.data.Dataset.range(3), semantics="strict")
+    for given, similar in {"strict": "", "sam": "did you mean 'same'"}.items():
+        with pytest.raises(errors.UsageError, match=rf"invalid semantics='{given}'\n.*{similar}"):
+            cluster.stream(tf.data.Dataset.range(3), semantics=given)
     with pytest.raises(errors.UsageError, match="Dataset"):
         cluster.stream(None, semantics="checked")
     assert not cluster.streams

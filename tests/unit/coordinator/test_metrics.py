@@ -262,7 +262,9 @@ def test_values_have_representations(clock: Clock) -> None:
     assert "no matching closure" in values.table(state="running").text()
     with pytest.raises(errors.UsageError, match="1 or more"):
         values.table(0)
-    with pytest.raises(errors.UnknownName, match=r"unknown state 'redy'.*\s+.*did you mean|queued"):
+    with pytest.raises(
+        errors.UnknownName, match=r"unknown state 'redy'.*\s+.*did you mean 'ready'"
+    ):
         values.table(state="redy")
 
 

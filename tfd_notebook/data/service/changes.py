@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.errors import DataChanged, UnknownName
+from tfd_notebook.errors import DataChanged, UnknownName, one_of
 
 #: Values of the argument ``semantics``.
 SEMANTICS = ("checked", "same", "tensorflow")
@@ -51,9 +51,7 @@ def check_semantics(semantics: Any) -> str:
     """Return `semantics`. Raise UnknownName if it is not one of `SEMANTICS`."""
     if isinstance(semantics, str) and semantics in SEMANTICS:
         return semantics
-    raise UnknownName(
-        f"invalid semantics={semantics!r}", fix=f"use one of {', '.join(map(repr, SEMANTICS))}"
-    )
+    raise UnknownName(f"invalid semantics={semantics!r}", fix=one_of(semantics, SEMANTICS))
 
 
 def refuse(changes: list[Change], mode: str, keeping: str = "") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.errors import NoWorkers, UnknownName, UsageError, nearest
+from tfd_notebook.errors import NoWorkers, UnknownName, UsageError, one_of
 from tfd_notebook.model.spec import check_count
 
 #: Users' names of processing modes in lower case, with TensorFlow's ShardingPolicy.
@@ -171,7 +171,7 @@ def mode_of(processing_mode: Any) -> str:
             return MODES[spelling]
         raise UnknownName(
             f"invalid processing_mode={processing_mode!r}",
-            fix=nearest(spelling, MODES) + f"use one of {', '.join(MODES)}",
+            fix=one_of(spelling, MODES),
         )
     name = getattr(processing_mode, "name", None)
     if type(processing_mode).__name__ != "ShardingPolicy" or name not in MODES.values():

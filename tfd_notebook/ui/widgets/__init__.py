@@ -22,7 +22,7 @@ from tfd_notebook._version import VERSION
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Extra, Session
 from tfd_notebook.cluster.registry import clusters
-from tfd_notebook.errors import UsageError
+from tfd_notebook.errors import UsageError, one_of
 from tfd_notebook.model.command_table import VIEWS
 from tfd_notebook.ui import cleanup
 
@@ -53,7 +53,7 @@ def live(cluster: ClusterView, view: str = "cluster") -> Live:
         `view` is invalid.
     """
     if view not in VIEWS:
-        raise UsageError(f"invalid view {view!r}", fix=f"use {', '.join(VIEWS)}")
+        raise UsageError(f"invalid view {view!r}", fix=one_of(view, VIEWS))
     known = _known.setdefault(cluster, {})
     if view not in known or known[view].closed:
         known[view] = Live(cluster, view)
