@@ -94,11 +94,11 @@ def changed_by(
     """
     code = function.__code__
     arguments = code.co_varnames[: code.co_argcount]
+    examined = [*_nodes(code, function.__globals__)]
     is_method = function.__qualname__.rpartition(".")[0][-1:] not in ("", ">")
-    owner = arguments[:1] if is_method else ()
+    owner = arguments[:1] if is_method and not any(map(_is_static, examined)) else ()
     shared = {*code.co_freevars, *defaults_of(function), *owner}
     shared |= {*arguments} & {*bound, "self", "cls"}
-    examined = _nodes(code, function.__globals__)
     try:
         changes = [
             _Examination(each, _locals_of(code), shared, values, (*callers, code)).changed()
@@ -114,6 +114,11 @@ def changed_by(
             name = f"self{name[len(owner[0]) :]}"
         found[name] = max(kind, found.get(name, FILLED), key=_KINDS.index)
     return found
+
+
+def _is_static(function: Any) -> bool:
+    decorators = getattr(function, "decorator_list", ())
+    return any(isinstance(each, ast.Name) and each.id == "staticmethod" for each in decorators)
 
 
 def _nodes(code: types.CodeType, module: dict[str, Any]) -> Iterator[Any]:

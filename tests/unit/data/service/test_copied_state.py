@@ -612,6 +612,11 @@ class Other:
         type(this).total = type(this).total + x
         return x
 
+    @staticmethod
+    def static(given: Any) -> Any:
+        given.count = given.count + 1
+        return given.count
+
     total = 0
 
 
@@ -667,6 +672,7 @@ COUNTERS |= {
     "changed argument": (lambda x: push(last, x), {"last"}),
     "bound argument": (functools.partial(push, last), {"items"}),
     "other name of self": (Other(), {"self.count"}),
+    "argument of a static method": (Other().static, set()),
     "attribute of a class": (Other().of_class, {"self.__class__.total"}),
     "closure of closures": (closure_of_closures(), {"number.tracked.count"}),
     "previous by key": (previous_by_key, {"known"}),
