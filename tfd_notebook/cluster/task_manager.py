@@ -246,6 +246,12 @@ class TaskManager:
                 "static_addresses": list(self._static_addresses),
                 "removed_addresses": sorted(self._removed_addresses),
                 "work_dir": self.work_dir,
+                # Another process may still change those of other tasks.
+                "addresses": {
+                    row.task: row.address
+                    for row in self._monitor.rows()
+                    if row.address and row.state not in (TaskState.PLANNED, TaskState.STOPPED)
+                },
             },
             "used": self.used,
         }

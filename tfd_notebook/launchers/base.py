@@ -428,7 +428,9 @@ class Launcher(Handle, ABC):
             Called from any thread with each event of the cluster's tasks.
         """
 
-    def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
+    def reconnect(
+        self, cluster: str, agents: Sequence[str], addresses: Mapping[str, str] | None = None
+    ) -> Any:
         """Return a connection to the agents of a cluster that runs on other hosts.
 
         Parameters
@@ -436,6 +438,8 @@ class Launcher(Handle, ABC):
         cluster : str
         agents : sequence of str
             Ids of the agents.
+        addresses : mapping of str to str, optional
+            The recorded addresses of tasks. Default: none.
 
         Returns
         -------

@@ -22,7 +22,7 @@ from tfd_notebook.errors import (
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.base import ALL_ROLES, AdoptedCluster, Launcher, OnEvent, TaskHost
 from tfd_notebook.launchers.client import agent_host, host_addresses, tls_tunnels
-from tfd_notebook.launchers.client.agent_client import HostOf
+from tfd_notebook.launchers.client.agent_client import EndpointOf
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
@@ -31,7 +31,7 @@ from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.launchers.client.shared_hosts import prove_identities
 from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
 from tfd_notebook.model.handle import Handle
-from tfd_notebook.model.spec import ClusterConfig, Role, TaskSpec, check_seconds
+from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskSpec, check_seconds
 from tfd_notebook.net import proxies
 
 
@@ -219,14 +219,16 @@ class RemoteLauncher(Launcher):
             RemoteAgents(self, hosts).close()
             raise
 
-    def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
+    def reconnect(
+        self, cluster: str, agents: Sequence[str], addresses: Mapping[str, str] | None = None
+    ) -> RemoteAgents:
         if self.ends_with:
             raise Unsupported(
                 f"cluster {cluster!r} ends with {self.ends_with} and cannot be attached"
             )
         hosts = self.hosts()
         errors = self._connect_all(hosts, agents)
-        reached = RemoteAgents(self, hosts)
+        reached = RemoteAgents(self, hosts, addresses)
         for error in errors:
             if isinstance(error, AgentLost):
                 # The part of the cluster on the other hosts is of no use.
@@ -277,7 +279,7 @@ class RemoteLauncher(Launcher):
                 _from_host(host, on_event),
                 self.task_environment(config),
                 allowed_networks,
-                self._host_of_task(place, position, addresses[position]),
+                self._endpoint_of(place, position, addresses[position]),
             )
             allow = (*config.allow, *allowed_networks)
             task_hosts.append(RemoteTaskHost(host, config.name, directory, allow, self.ends_with))
@@ -295,33 +297,55 @@ class RemoteLauncher(Launcher):
                 raise _with_host(error, host) from None
 
     def adopt(
-        self, hosts: Sequence[RemoteHost], config: ClusterConfig, on_event: OnEvent
+        self,
+        hosts: Sequence[RemoteHost],
+        config: ClusterConfig,
+        on_event: OnEvent,
+        recorded: Mapping[str, Endpoint],
     ) -> tuple[TaskHostGroup, list[AdoptedCluster]]:
         """Return the hosts of a running cluster and its state on each; see `RemoteAgents`."""
         addresses = self._advertise(hosts)
         task_hosts, adopted = [], []
         place = self._placement([host.label for host in hosts])
+        for task, endpoint in recorded.items():
+            role, _, index = task.partition(":")
+            position = place(role, int(index))
+            address = self.host_of(Role(role)) or addresses[position]
+            if address != endpoint.host:
+                raise StateError(
+                    f"{hosts[position].label} has the address {address}, but {task} was started "
+                    f"at {endpoint.host}",
+                    fix="attach from the network in which the cluster was started, or stop it: "
+                    f"tfd stop {config.name}",
+                )
         for position, host in enumerate(hosts):
             part = agent_host.adopt(
                 host.session.client,
                 config.name,
                 _from_host(host, on_event),
-                self._host_of_task(place, position, addresses[position]),
+                self._endpoint_of(place, position, addresses[position], recorded),
             )
             task_hosts.append(RemoteTaskHost(host, config.name, part.directory))
             adopted.append(part)
         return self._group(task_hosts, place, config, on_event), adopted
 
-    def _host_of_task(self, place: Place, position: int, address: str) -> HostOf:
-        """Return the argument `host_of` of `AgentClient.listen` for the host at `position`."""
+    def _endpoint_of(
+        self,
+        place: Place,
+        position: int,
+        address: str,
+        recorded: Mapping[str, Endpoint] | None = None,
+    ) -> EndpointOf:
+        """Return the argument `endpoint_of` of `AgentClient.listen` for the host at `position`."""
 
-        def host_of(task: str) -> str | None:
+        def endpoint_of(task: str) -> tuple[str, int] | None:
             role, _, index = task.partition(":")
             if place(role, int(index)) != position:
                 return None
-            return self.host_of(Role(role)) or address
+            endpoint = (recorded or {}).get(task)
+            return self.host_of(Role(role)) or address, endpoint.port if endpoint else 0
 
-        return host_of
+        return endpoint_of
 
     def _group(
         self,
@@ -441,11 +465,19 @@ class RemoteAgents:
     ----------
     launcher : RemoteLauncher
     hosts : sequence of RemoteHost
+    addresses : mapping of str to str, optional
+        The recorded addresses of tasks. Their hosts cannot change them.
     """
 
-    def __init__(self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost]) -> None:
+    def __init__(
+        self,
+        launcher: RemoteLauncher,
+        hosts: Sequence[RemoteHost],
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
         self._launcher = launcher
         self._hosts = hosts
+        self._recorded = {task: Endpoint.parse(a) for task, a in (addresses or {}).items()}
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         # All agents have the same data about the cluster as a whole.
@@ -455,7 +487,7 @@ class RemoteAgents:
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[TaskHostGroup, AdoptedCluster]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster, parts = self._launcher.adopt(self._hosts, config, on_event)
+        cluster, parts = self._launcher.adopt(self._hosts, config, on_event, self._recorded)
         events: list[TaskChanged] = []
         for task_host, part in zip(cluster.hosts, parts, strict=True):
             if not part.description:

@@ -200,7 +200,8 @@ _description = record(
                 "static_addresses": listing(_task_address),
                 "removed_addresses": listing(_task_address),
                 "work_dir": optional(text),
-            }
+            },
+            addresses=mapping(task_name, address),
         ),
         "used": boolean,
     }

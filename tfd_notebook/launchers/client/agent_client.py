@@ -28,14 +28,14 @@ from tfd_notebook.model.events import (
     TasksLost,
     from_json,
 )
-from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.model.spec import Endpoint, TaskState
 from tfd_notebook.net import agent_protocol, messages, validation
 
 #: Seconds that a request waits for earlier requests to be sent.
 _SUBMIT_SECONDS = 60.0
 
-#: Returns the name or address of a task's host; None for a task of another client.
-HostOf = Callable[[str], str | None]
+#: Returns the host and port of a task; None for a task of another client. Port 0 is unknown.
+EndpointOf = Callable[[str], tuple[str, int] | None]
 
 log = logging.getLogger("tfd_notebook")
 
@@ -81,8 +81,8 @@ class AgentClient:
         #: Frames without a reply, which are sent again over the next channel.
         self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
-        #: By cluster, the function that returns the host of a task; see `listen`.
-        self._hosts: dict[str, HostOf] = {}
+        #: By cluster, the function that returns host and port of a task; see `listen`.
+        self._endpoints: dict[str, EndpointOf] = {}
         #: Host and port of each task, by cluster and task. Port 0 is unknown.
         self._tasks: dict[str, dict[str, tuple[str, int]]] = {}
         #: The clusters to which only this client adds tasks.
@@ -229,16 +229,18 @@ class AgentClient:
                 fix="the host may be overloaded; see cluster.logs() and `tfd list`",
             ) from None
 
-    def listen(self, cluster: str, on_event: OnEvent | None, host_of: HostOf | None = None) -> None:
+    def listen(
+        self, cluster: str, on_event: OnEvent | None, endpoint_of: EndpointOf | None = None
+    ) -> None:
         """Pass the events of `cluster` to `on_event`; None removes the listener.
 
-        The agent may name the tasks for which `host_of` returns a host. Default: all tasks of the
-        cluster, each at the host where it is first reported.
+        The agent may name the tasks for which `endpoint_of` returns a host. Default: all tasks of
+        the cluster, each at the host where it is first reported.
         """
         with self._lock:
-            self._hosts.pop(cluster, None)
-            if host_of is not None:
-                self._hosts[cluster] = host_of
+            self._endpoints.pop(cluster, None)
+            if endpoint_of is not None:
+                self._endpoints[cluster] = endpoint_of
             if on_event is None:
                 self._listeners.pop(cluster, None)
                 self._tasks.pop(cluster, None)
@@ -323,10 +325,11 @@ class AgentClient:
             with self._lock:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
+                if body["event"] == "task":
+                    self._check_state(body)
                 for part in (body, *body.get("gpus", ())):
                     if part.get("task"):
-                        address = part.get("address", "")
-                        self._check_task(body["cluster"], part["task"], address, body["event"])
+                        self._check_task(body["cluster"], part["task"], "", body["event"])
                 _notify(listener, from_json(body))
 
     def _record_expected_tasks(self, method: str, arguments: dict[str, Any]) -> None:
@@ -341,6 +344,12 @@ class AgentClient:
             tasks = self._tasks.setdefault(cluster, {})
             for task in arguments.get("tasks", ()):
                 tasks[f"{task['role']}:{task['index']}"] = task["host"], task["port"]
+        elif method in ("stop", "release_ports"):
+            # Another process may add the task again, at another port.
+            tasks = self._tasks.setdefault(cluster, {})
+            tasks.update(
+                {name: (tasks[name][0], 0) for name in arguments["tasks"] if name in tasks}
+            )
 
     def _check_tasks(self, method: str, arguments: dict[str, Any], value: Any) -> None:
         """Raise InvalidMessage if a reply names tasks that are not those of its request."""
@@ -371,7 +380,7 @@ class AgentClient:
             for event in value["tasks"]:
                 if event["cluster"] != cluster:
                     raise validation.invalid("task.cluster", event["cluster"], cluster)
-                self._check_task(cluster, event["task"], event["address"], "task")
+                self._check_state(event)
 
     def _check_error(self, method: str, arguments: dict[str, Any], error: dict[str, Any]) -> None:
         """Raise InvalidMessage if an error names a task of another host."""
@@ -393,24 +402,38 @@ class AgentClient:
         endpoint = Endpoint.parse(address) if address else None
         with self._lock:
             exclusive = cluster in self._exclusive
-            host_of = self._hosts.get(cluster)
+            endpoint_of = self._endpoints.get(cluster)
             tasks = self._tasks.setdefault(cluster, {})
             if name not in tasks:
                 if exclusive:
                     raise validation.invalid(path, name, "a task requested with 'reserve_ports'")
                 # Another process may have added it.
-                host = None if host_of is None else host_of(name)
-                if host_of is not None and host is None:
+                expected_endpoint = None if endpoint_of is None else endpoint_of(name)
+                if endpoint_of is not None and expected_endpoint is None:
                     raise validation.invalid(path, name, f"a task of {self.label}")
                 if endpoint is not None:
-                    tasks[name] = host or endpoint.host, 0
+                    tasks[name] = expected_endpoint or (endpoint.host, 0)
             if endpoint is not None:
                 host, port = tasks[name]
-                # Another process may have removed the task and added it again.
-                same_port = endpoint.port == port or not port or not exclusive
-                if endpoint.host != host or not same_port:
+                if endpoint.host != host or port not in (0, endpoint.port):
                     expected = f"{host}, port {port or 'any'}"
                     raise validation.invalid(f"{path}.address", address, expected)
+
+    def _check_state(self, event: dict[str, Any]) -> None:
+        """Raise InvalidMessage as `_check_task`, and record the port of a task that has started.
+
+        It stays the same in each restart, until a process removes the task.
+        """
+        cluster, name, address = event["cluster"], event["task"], event["address"]
+        self._check_task(cluster, name, address, "task")
+        with self._lock:
+            # The ports of other clusters are those of their reservations.
+            if address and cluster not in self._exclusive:
+                endpoint, state = Endpoint.parse(address), event["state"]
+                if state == TaskState.STOPPED:
+                    self._tasks[cluster][name] = endpoint.host, 0
+                elif state != TaskState.PLANNED:  # a process may still reserve another port
+                    self._tasks[cluster][name] = endpoint.host, endpoint.port
 
     def _resync(self) -> None:
         """Request the current state of all clusters, after the agent dropped missed events."""

@@ -17,7 +17,7 @@ from tfd_notebook.launchers.base import (
     OnEvent,
     forwarded,
 )
-from tfd_notebook.launchers.client.agent_client import AgentClient, HostOf
+from tfd_notebook.launchers.client.agent_client import AgentClient, EndpointOf
 from tfd_notebook.model.spec import ClusterConfig, TaskSpec
 
 
@@ -49,7 +49,7 @@ def open_cluster(
     on_event: OnEvent,
     environment: Mapping[str, Any],
     allow: Sequence[str] = (),
-    host_of: HostOf | None = None,
+    endpoint_of: EndpointOf | None = None,
 ) -> str:
     """Open a new cluster with an agent and return its directory on the agent's host.
 
@@ -62,10 +62,10 @@ def open_cluster(
         ``environment``, ``directory`` and ``path`` of the tasks.
     allow : sequence of str
         Networks that may connect to the tasks, in addition to those of `config`.
-    host_of : callable, optional
+    endpoint_of : callable, optional
         See `AgentClient.listen`.
     """
-    client.listen(config.name, on_event, host_of)
+    client.listen(config.name, on_event, endpoint_of)
     try:
         directory: str = client.request(
             "open",
@@ -84,10 +84,10 @@ def open_cluster(
 
 
 def adopt(
-    client: AgentClient, cluster: str, on_event: OnEvent, host_of: HostOf | None = None
+    client: AgentClient, cluster: str, on_event: OnEvent, endpoint_of: EndpointOf | None = None
 ) -> AdoptedCluster:
     """Receive the events of a running cluster, as `AgentClient.listen`; return its state."""
-    client.listen(cluster, on_event, host_of)
+    client.listen(cluster, on_event, endpoint_of)
     adopted: AdoptedCluster = client.request("adopt", 30.0, cluster=cluster)
     return adopted
 

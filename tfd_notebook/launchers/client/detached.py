@@ -259,7 +259,8 @@ class RemoteDetachedCluster:
         """
         launcher = base.launcher(self.launcher, self.options)
         try:
-            connection: AgentConnection = launcher.reconnect(self.name, self.agents)
+            addresses = self.description.get("task_manager", {}).get("addresses")
+            connection: AgentConnection = launcher.reconnect(self.name, self.agents, addresses)
             return connection
         except AgentLost as error:
             self.path.unlink(missing_ok=True)

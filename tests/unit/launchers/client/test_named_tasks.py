@@ -13,7 +13,14 @@ import pytest
 from tfd_notebook import errors
 from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.task_manager import TaskManager
+from tfd_notebook.launchers.base import AdoptedCluster
 from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.launchers.client.detached import (
+    DetachedClusterRecord,
+    RemoteDetachedCluster,
+    remote_detached_clusters,
+)
 from tfd_notebook.launchers.client.handshake import HostHandshake
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
@@ -53,7 +60,8 @@ class Peer:
         #: Replies that replace those of an agent, by request.
         self.replies: dict[str, Any] = {}
         self.requests: list[str] = []
-        self._port = 4000
+        #: The port of each task that it reserves.
+        self.port = 4000
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._put({"event": "hello", "version": agent_protocol.VERSION, "pid": 1, "full": True})
 
@@ -76,7 +84,7 @@ class Peer:
             return self.replies[method]
         if method == "reserve_ports":
             named = {f"{t['role']}:{t['index']}": t["host"] for t in arguments["tasks"]}
-            addresses = {name: f"{host}:{self._port}" for name, host in named.items()}
+            addresses = {name: f"{host}:{self.port}" for name, host in named.items()}
             for name, address in addresses.items():
                 self._put(task(name, address))
             return addresses
@@ -114,6 +122,8 @@ class PeerHost(RemoteHost):
     def __init__(self, label: str) -> None:
         super().__init__(label)
         self.peer = Peer()
+        #: The address that the host states behind a proxy; empty without a proxy.
+        self.stated = ""
 
     @property
     def client(self) -> AgentClient:
@@ -121,7 +131,10 @@ class PeerHost(RemoteHost):
 
     def connect(self, agent: str, start: bool) -> Peer:
         self.peer_address, self.own_address = ADDRESSES[self.label], "10.0.0.9"
-        self.handshake = HostHandshake("0", "3", "python", None, self.label, "")
+        connection = ""
+        if self.stated:
+            self.peer_address, connection = "", f"10.0.0.9 1 {self.stated} 2"
+        self.handshake = HostHandshake("0", "3", "python", None, self.label, connection)
         return self.peer
 
 
@@ -145,6 +158,7 @@ class Named(RemoteLauncher):
         super().__init__(**options)
         self.opened = Tunnels()
         self.one, self.two = PeerHost("one"), PeerHost("two")
+        self.two.peer.port = 4001
 
     def hosts(self) -> list[RemoteHost]:
         return [self.one, self.two]
@@ -175,6 +189,18 @@ def attach(launcher: Named) -> tuple[TaskHostGroup, Monitor]:
     return group, monitor
 
 
+def detach(launcher: Named) -> RemoteDetachedCluster:
+    """Start the cluster, detach from it, and return its record."""
+    group, monitor = start(launcher)
+    manager = TaskManager(CONFIG, launcher, monitor)
+    manager.adopt(group, AdoptedCluster(DESCRIPTION, []))
+    group.lease(3600.0)
+    group.describe(manager.description())
+    manager.detach()
+    (listed,) = remote_detached_clusters()
+    return listed
+
+
 def start(launcher: Named) -> tuple[TaskHostGroup, Monitor]:
     """Start the cluster: ``worker:0`` runs on the host "one", and ``worker:1`` on "two"."""
     monitor = Monitor(CONFIG)
@@ -182,6 +208,75 @@ def start(launcher: Named) -> tuple[TaskHostGroup, Monitor]:
     assert isinstance(group, TaskHostGroup)
     group.reserve_ports([TaskSpec(Role.WORKER, index, "") for index in range(2)])
     return group, monitor
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("changed", ["", "port", "address"])
+def test_attached_host_cannot_move_its_tasks(secure: bool, changed: str) -> None:
+    launcher = Named(secure=secure)
+    launcher.one.stated = ADDRESSES["one"]
+    record = detach(launcher)
+    attached = Named(secure=secure)
+    attached.one.stated = "10.0.0.66" if changed == "address" else ADDRESSES["one"]
+    address = "localhost" if secure else attached.one.stated
+    port = 4666 if changed == "port" else 4000
+    attached.one.peer.tasks = [task("worker:0", f"{address}:{port}")]
+    connection = dataclasses.replace(record, launcher=attached).connect()
+    monitor = Monitor(CONFIG)
+    if changed == "port":
+        with pytest.raises(errors.AgentLost, match=r"session with one .* invalid task\.address"):
+            connection.adopt(CONFIG, monitor.apply)
+    elif changed == "address" and not secure:
+        expected = "one has the address 10.0.0.66, but worker:0 was started at 10.0.0.1"
+        with pytest.raises(errors.StateError, match=expected) as caught:
+            connection.adopt(CONFIG, monitor.apply)
+        assert "tfd stop c" in (caught.value.fix or "")
+        assert "adopt" not in attached.one.peer.requests
+    else:
+        _, adopted = connection.adopt(CONFIG, monitor.apply)
+        assert [event.address for event in adopted.tasks] == [f"{address}:4000"]
+    for host in (attached.one, attached.two):
+        host.close_session()
+    DetachedClusterRecord("c", "named", {}, record.agents).remove()
+
+
+@pytest.mark.parametrize("leased", [False, True])
+@pytest.mark.parametrize("state", ["ready", "restarting", "stopped"])
+def test_port_of_a_task_changes_only_after_its_removal(
+    launcher: Named, leased: bool, state: str
+) -> None:
+    group, monitor = start(launcher)
+    if leased:
+        group.lease(3600.0)
+    peer, client = launcher.one.peer, launcher.one.client
+    peer.event({**task("worker:0", "10.0.0.1:4000"), "state": state}, client)
+    peer.event(task("worker:0", "10.0.0.1:4666"), client)
+    row = monitor.snapshot().task("worker:0")
+    assert row is not None
+    if leased and state == "stopped":  # another process may have removed it and added it again
+        assert row.address == "10.0.0.1:4666"
+        peer.event(task("worker:0", "10.0.0.1:4667"), client)
+    else:
+        assert row.address == "10.0.0.1:4000"
+    assert "the session with one was ended" in client.why_lost
+    assert "task.address" in client.why_lost
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_task_that_this_process_adds_again_has_another_port(launcher: Named, leased: bool) -> None:
+    group, monitor = start(launcher)
+    if leased:
+        group.lease(3600.0)
+    group.stop(["worker:0"])
+    launcher.one.peer.port = 4005
+    group.reserve_ports([TaskSpec(Role.WORKER, 0, "")])
+    row = monitor.snapshot().task("worker:0")
+    assert row is not None
+    assert row.address == "10.0.0.1:4005"
+    group.stop(["worker:0"])
+    group.lease(3600.0)
+    launcher.one.peer.event(task("worker:0", "10.0.0.1:4006"), launcher.one.client)
+    assert launcher.one.client.alive
 
 
 @pytest.mark.parametrize("secure", [False, True])
