@@ -15,7 +15,7 @@ from typing import Any
 
 from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import NodeFailed, SparkError, TfdError, UsageError
-from tfd_notebook.net import agent_protocol, secure_channel
+from tfd_notebook.net import secure_channel
 from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import application, messages
 from tfd_notebook.spark.driver.jobs import Job, in_background
@@ -141,7 +141,7 @@ class TaskErrorCollector:
     def collect(self, channel: secure_channel.AuthenticatedChannel) -> None:
         """Receive the only message of a channel."""
         header, _ = channel.receive(timeout=_REPORT_SECONDS)
-        error = agent_protocol.unpack_error(messages.spark_message(header, "start_failed")["error"])
+        error = messages.start_error(header, f"worker:{header.get('node')}")
         with self._lock:
             self.first = self.first or error
             job = self._job

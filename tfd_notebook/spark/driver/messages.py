@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfd_notebook.errors import TfdError
+from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.messages import error
 from tfd_notebook.net.validation import (
     Check,
@@ -96,3 +98,17 @@ def spark_message(message: Any, *kinds: str) -> dict[str, Any]:
     kind = one_of(*kinds)(record_with({})(message, "message").get("type"), "type")
     valid: dict[str, Any] = _SPARK[kind](message, kind)
     return valid
+
+
+def start_error(message: Any, name: str) -> TfdError:
+    """Return the error of a node that did not start.
+
+    Raises
+    ------
+    InvalidMessage
+        The message is invalid, or its error names another task than `name`.
+    """
+    packed = spark_message(message, "start_failed")["error"]
+    if packed.get("task") not in (None, name):
+        raise invalid("error.task", packed["task"], name)
+    return agent_protocol.unpack_error(packed)

@@ -15,7 +15,7 @@ from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launchers.client.host_addresses import is_private, parse_address
 from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import NodeRow
-from tfd_notebook.net import agent_protocol, ports
+from tfd_notebook.net import ports
 from tfd_notebook.net.host import addresses_of
 from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
 from tfd_notebook.spark.driver import messages
@@ -261,7 +261,7 @@ class NodeServer:
                 channel.receive()  # the task closes it after it has read the answer
             self._end_reservation(node, channel)
         elif message["type"] == "start_failed":
-            self.problem = agent_protocol.unpack_error(message["error"])
+            self.problem = messages.start_error(message, node.assignment.name)
             self._changed(node, "start_failed")
         else:
             self._follow_node(node, channel, message)

@@ -359,7 +359,7 @@ def test_node_cannot_update_a_node_of_another_host(is_forwarded: bool, message: 
         driver.server.close()
 
 
-START_FAILED = {
+START_FAILED: dict[str, Any] = {
     "type": "start_failed", "node": 0,
     "error": {"code": "TFD890", "what": "no free port", "task": None, "fix": "f"},
 }  # fmt: skip
@@ -432,6 +432,27 @@ def test_failure_of_a_node_is_recorded(driver: Driver) -> None:
             channel.send(START_FAILED)
             until(lambda: driver.changes == ["reserved", "start_failed"])
     assert "no free port" in str(driver.server.problem)
+
+
+@pytest.mark.parametrize("task", ["worker:0", "worker:1", "kernel"])
+def test_failure_of_a_node_names_only_this_node(task: str) -> None:
+    driver = Driver(nodes=2)
+    try:
+        with driver.connect() as channel:
+            channel.send({**START_FAILED, "error": {**START_FAILED["error"], "task": task}})
+            with pytest.raises((EOFError, OSError)):
+                channel.receive(60)
+        until(lambda: driver.changes)
+        if task == "worker:0":
+            assert driver.changes == ["start_failed"]
+            assert "worker:0" in str(driver.server.problem)
+        else:
+            assert driver.changes == ["ended"]
+            assert driver.server.problem is None
+            assert driver.node.state == "lost"
+            assert f"invalid error.task {task!r}: expected worker:0" in driver.node.reason
+    finally:
+        driver.server.close()
 
 
 def test_node_cannot_state_the_port_of_another() -> None:
