@@ -34,6 +34,19 @@ _PASS_OPTION = r"(?<![\w-])--?(?:[\w-]{0,60}-)?pass"
 _NO_NUMBER = r"(?!(?:\d{1,3}|\d*\.\d+|true|false|none|null)(?:ms|us|s|%)?(?:[\s,;:/&)}\]]|\Z))"
 #: A user and a password.
 _PAIR = r"""(?=\\*["']?(?!\d+:\d+\b)[^\s"':]{1,200}:)"""
+#: Not a port or a mapping of ports.
+_NO_PORT = r"""(?!\\*["']?\d[\d.:-]*(?:/\w+)?(?:[\s"'\\,]|\Z))"""
+#: Commands, up to the option with a password.
+_PASSWORD_COMMANDS = tuple(
+    rf"""{command}\b[^\n;|&]{{0,300}}?\s\\*["']?(?-i:{option})"""
+    for command, option in (
+        (r"""(?:docker|podman|helm|az|oc|skopeo)\b[^\n;|&]{0,100}?\s["']?login""", "-p"),
+        (r"mongo(?:sh|dump|restore|export|import)?", "-p"),
+        ("redis-cli", "-a"),
+        ("ldap[a-z]{3,10}", "-w"),
+        ("(?:un)?zip", "-P"),
+    )
+)
 #: A value in quotation marks, which may be escaped, up to the closing mark or the end of the line.
 _QUOTED = r"""(?P<mark>\\*["'])(?:(?!(?<!\\)(?P=mark))[^\n])+"""
 #: A value without quotation marks. Punctuation inside it belongs to it.
@@ -60,6 +73,71 @@ def _named(before_value: str) -> list[tuple[str, str]]:
         (f"""({before_value})(?:\"""|\'\'\').*?(\"""|\'\'\'|\\Z)""", rf"\1{REMOVED}\2"),
         (f"({before_value}){_QUOTED}", rf"\1\g<mark>{REMOVED}"),
         (f"({before_value}){_BARE}", rf"\1{REMOVED}"),
+    ]
+
+
+def _quoted(before_value: str) -> tuple[str, str]:
+    """Return the pattern of a value in quotation marks after `before_value`."""
+    return f"({before_value}){_QUOTED}", rf"\1\g<mark>{REMOVED}"
+
+
+def _credentials() -> list[tuple[str, str]]:
+    """Return the patterns of values that follow a secret's name without a sign between them."""
+    name = rf"[\w.-]{{0,60}}(?:{_NAME}|_pass|_pw)"
+    quoted_name = rf"""\\*["']{name}\\*["']"""
+    # The names of variables, headers and fields. Words such as `mask_token` occur in pairs, too.
+    pair_name = (
+        r"(?:(?-i:[A-Z][A-Z0-9_]{0,60}_(?:TOKEN|SECRET|PASSWORD|PASSWD|PASS|KEY))"
+        r"|x-[a-z-]{0,60}(?:key|token)|password|passwd|client_secret)"
+    )
+    word = r"""[bru]{0,2}\\*["']"""
+    user = rf"""(?:{word}[^"'\n]{{0,200}}["']|[\w.]{{1,60}})"""
+    fields = r"""(?<![a-z0-9])(?:auth|credentials?)\\*["']?\s*[=:]\s*(?:[\w.]{1,60})?[(\[]"""
+    calls = r"(?:(?-i:\b\w{0,60}(?:Auth|NTLM))|\blogin|\bset_password)\("
+    return [
+        # A user and a password in parentheses.
+        (
+            rf"((?:{fields}|{calls}))(?=\s*{user}\s*,\s*{word})(?:{_STRING}|[^)\]])*",
+            rf"\1{REMOVED}",
+        ),
+        # Items of mappings, and variables that functions and commands set.
+        *_named(rf"""(?:{_NAME}|_pass|_pw)\\*["']\]\s*=(?!=)\s*"""),
+        _quoted(rf"""\(\s*\\*["']{pair_name}\\*["'],\s*"""),
+        _quoted(
+            r"\b(?:setdefault|putenv|setenv|getenv|environ\.get|setenvironmentvariable|setattr)\("
+            rf"\s*(?:[\w.]{{1,60}},\s*)?{quoted_name},\s*"
+        ),
+        *_named(
+            r"(?:\b(?:setx|setenv|set\s+-[a-z]{1,4}|configure\s+set|(?-i:ENV|ARG))|%(?:set_)?env)"
+            rf"\s+{name}\s+"
+        ),
+        *_named(
+            rf"""\b(?:name|key)\\*["']?\s*:\s*\\*["']?{name}\\*["']?\s*,?\s*"""
+            r"""\\*["']?value\\*["']?\s*:\s*"""
+        ),
+        # SQL. In lower case, `identified by` is ordinary text.
+        *_named(r"(?-i:\bIDENTIFIED\s+(?:WITH\s+\S{1,60}\s+)?BY)\s+(?:password\s+)?"),
+        _quoted(
+            r"\b(?:create|alter)\s+(?:user|role)\b[^\n;]{1,200}?\b"
+            r"(?:identified\s+(?:with\s+\S{1,60}\s+)?by|password)\s+"
+        ),
+        _quoted(r"\bset\s+password\b[^=\n]{0,100}=\s*(?:password\()?\s*"),
+        # Options of commands that have no name.
+        *(
+            pattern
+            for command in _PASSWORD_COMMANDS
+            for pattern in _named(rf"""\b{command}(?:\\*["'],)?\s+{_NO_PORT}""")
+        ),
+        *_named(r"\bsmbclient\b[^\n]{0,300}?\s(?-i:-U)\s*[^\s%]{1,100}%"),
+        *_named(r"--from-literal[=\s]\s*[\w.-]{1,100}="),
+        (
+            r"(\becho\s+(?:-n\s+)?)(?!\[removed\])[^\n|]{1,200}"
+            r"(?=\|[^\n|]{0,200}(?:--password-stdin|sudo\s+-S))",
+            rf"\1{REMOVED} ",
+        ),
+        # Configuration of Docker and npm: a user and a password in base64.
+        *_named(r"""\bauth\\*["']\s*:\s*(?=\\*["'][a-z0-9+/]{16,}={0,2}\\*["'])"""),
+        *_named(r"""(?<![\w"'])_auth\s*=\s*"""),
     ]
 
 
@@ -167,15 +245,16 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         rf"\g<mark>\2{REMOVED}",
     ),
     *_named(r"""\bauthorization\\*["'],\s*"""),
+    *_credentials(),
     *_named(rf"""{_NAME}\\*["']?\s*[=:]{{1,2}}>?\s*"""),
     *_named(rf"""{_PASS}\\*["']?\s*[=:]{{1,2}}>?\s*{_NO_NUMBER}"""),
     # Arguments of commands, also in lists. The limits keep the time for a long line linear.
     *_named(rf"""(?<!-)--[\w-]{{0,60}}{_NAME}(?:\\*["'],)?\s+(?!\\*["']?--)"""),
     *_named(rf"""{_PASS_OPTION}(?:\\*["'],)?\s+(?!\\*["']?--){_NO_NUMBER}"""),
-    *_named(r"(?:\bsshpass\s+-p\s*|-pass(?:in|out)?\s+pass:)"),
-    *_named(rf"""\bmysql\w*\b[^\n]{{0,300}}?\s\\*["']?-p(?=\S){_NO_NUMBER}"""),
+    *_named(r"(?:\bsshpass(?:\\*[\"'],)?\s+\\*[\"']?-p(?:\\*[\"'],)?\s*|-pass(?:in|out)?\s+pass:)"),
+    *_named(rf"""\b(?:mysql\w*|7z[ar]?)\b[^\n]{{0,300}}?\s\\*["']?-p(?=\S){_NO_NUMBER}"""),
     # A line of .netrc, and an element of XML.
-    *_named(r"\blogin\s+\S{1,200}\s+password\s+"),
+    *_named(r"\b(?:login|machine)\s+\S{1,200}\s+password\s+"),
     (rf"(<[\w:.-]{{0,60}}{_NAME}(?:\s[^<>\n]{{0,300}})?>)(?!\[removed\])[^<]+", rf"\1{REMOVED}"),
     *_named(rf"""--(?:proxy-)?user(?:\\*["'],)?[\s=]+{_PAIR}"""),
     *_named(rf"""\bcurl\b[^\n]{{0,300}}?\s\\*["']?-[a-z]*u(?:\\*["'],)?\s*{_PAIR}"""),
