@@ -321,11 +321,23 @@ class Redactor:
             if any(type(line) is str and _KEY_MARK.search(line) for line in value):
                 return type(value)(self.text("\n".join(map(str, value))).split("\n"))
             names = ("", *value)
-            return type(value)(
+            cleaned = [
                 REMOVED if _hides(name, inner) else self.value(inner)
                 for name, inner in zip(names, value, strict=False)
-            )
+            ]
+            return type(value)(self._arguments(cleaned))
         return value
+
+    def _arguments(self, values: list[Any]) -> list[Any]:
+        """Return the arguments of a command without those that are a secret in this command."""
+        if not all(type(each) is str for each in values):
+            return values
+        command, position, cleaned = self.text(" ".join(values)), 0, []
+        for argument in values:
+            found = command.find(argument, position)
+            cleaned.append(argument if found >= 0 else REMOVED)
+            position = max(position, found + len(argument) if found >= 0 else 0)
+        return cleaned
 
     def _field(self, name: str, value: Any) -> Any:
         if is_secret(name) and value:

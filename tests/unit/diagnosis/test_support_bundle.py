@@ -317,6 +317,31 @@ def test_lines_of_keys_are_removed_from_logs() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "sshpass -p XYZ987 ssh one",
+        "docker login -u ada -p XYZ987",
+        "redis-cli -a XYZ987",
+        "mysql -pXYZ987 -u ada",
+        "curl -u ada:XYZ987 one",
+        "aws configure set aws_secret_access_key XYZ987",
+        "setx API_TOKEN XYZ987",
+        "smbclient -U ada%XYZ987",
+        "--password XYZ987",
+        "train.py --token=XYZ987 --epochs 3",
+    ],
+)
+def test_arguments_of_a_command_are_examined_together(command: str) -> None:
+    arguments = command.split()
+    cleaned = redaction.Redactor({}).value(arguments)
+    for before, after in zip(arguments, cleaned, strict=True):
+        assert "XYZ987" not in after
+        assert after == before or "XYZ987" in before
+    kept = ["redis-cli", "-a", "redis", "", "train.py", "--epochs", "3", "a b"]
+    assert redaction.Redactor({}).value(kept) == [*kept[:2], "[removed]", *kept[3:]]
+
+
+@pytest.mark.parametrize(
     "text",
     [
         'password="SECRET and ANOTHER SECRET"',
