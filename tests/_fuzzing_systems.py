@@ -264,6 +264,7 @@ SYSTEMS = {
             (b"[" * 100_000, b""),
             (json.dumps({**GROUP, "nextPageToken": "a"}).encode(), b"{}"),
             (json.dumps({"items": [{"instance": "w" + "9" * 5000}] * 2}).encode(), b"{}"),
+            (json.dumps({"items": [{"instance": "W-1"}]}).encode(), b"{}"),
         ),
         gate=10,
     ),

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import itertools
 import os
+import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -43,7 +44,9 @@ _ALLOW = "the account needs roles/compute.viewer in that project"
 _UNIVERSE, _DEFAULT_UNIVERSE = "GOOGLE_CLOUD_UNIVERSE_DOMAIN", "googleapis.com"
 #: Parts of the replies. Other fields are not read.
 _ANY = validation.record_with({})
+_INSTANCE_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?|[1-9][0-9]{0,19}")
 _NAMES = validation.listing(validation.record_with({"instance": validation.text}), PAGE_HOSTS)
+_NAME = validation.matching(_INSTANCE_NAME, "the name of an instance")
 _INSTANCE = validation.record_with({"networkInterfaces": validation.listing(_ANY)})
 #: Sends a request of Google's client, and returns the reply, which is an object.
 Execute = Callable[[Any], dict[str, Any]]
@@ -119,8 +122,12 @@ class GCEResolver(Resolver):
 
     def _instance_names(self, service: Any, execute: Execute) -> Iterator[str]:
         groups = service.instanceGroups()
-        request = groups.listInstances(
-            **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}
+        request = request_of(
+            groups.listInstances,
+            self.place,
+            **self._where,
+            instanceGroup=self._group,
+            body={"instanceState": "RUNNING"},
         )
         for page in itertools.count(1):
             if request is None:
@@ -129,12 +136,13 @@ class GCEResolver(Resolver):
                 raise InvalidMessage(f"more than {MAX_PAGES} pages")
             answer = execute(request)
             for item in _NAMES(answer.get("items", []), "items"):
-                yield item["instance"].rpartition("/")[2]
+                yield _NAME(item["instance"].rpartition("/")[2], "instance")
             validation.text(answer.get("nextPageToken", ""), "nextPageToken")
             request = groups.listInstances_next(request, answer)
 
     def _address_of(self, service: Any, execute: Execute, name: str) -> str:
-        answer = execute(service.instances().get(**self._where, instance=name))
+        request = request_of(service.instances().get, self.place, **self._where, instance=name)
+        answer = execute(request)
         for network in _INSTANCE(answer, "instance")["networkInterfaces"]:
             address = network.get("networkIP") or network.get("ipv6Address")
             return str(Endpoint(validation.ip_address(address, "address"), self._port))
@@ -150,6 +158,14 @@ _INVALID = (
     AttributeError,
     RecursionError,
 )
+
+
+def request_of(method: Callable[..., Any], place: str, **parameters: Any) -> Any:
+    """Return a request of Google's client. Raise UsageError for a name that the API refuses."""
+    try:
+        return method(**parameters)
+    except TypeError as error:
+        raise UsageError(f"{place}: {error}", fix="use the names that gcloud shows") from error
 
 
 def _short(error: Exception) -> str:

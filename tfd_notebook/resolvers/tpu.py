@@ -16,7 +16,7 @@ from tfd_notebook.errors import InvalidMessage, Malformed, NoTasks, NotThere, Us
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net import limited_http, validation
 from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.gce import google_api
+from tfd_notebook.resolvers.gce import google_api, request_of
 from tfd_notebook.resolvers.validation import AddressesByJob, checked, parsed
 
 _TensorFlowResolver = tf.distribute.cluster_resolver.TPUClusterResolver
@@ -143,7 +143,8 @@ class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-typ
     def _api_addresses(self) -> list[str]:
         credentials, service = self._client_options
         with google_api("tpu", "v1", self.place, credentials, service) as (api, execute):
-            node = execute(api.projects().locations().nodes().get(name=self._node))
+            nodes = api.projects().locations().nodes()
+            node = execute(request_of(nodes.get, self.place, name=self._node))
             state = validation.short_text(node.get("state", "in an unknown state"), "state")
             if state != "READY":
                 raise NoTasks(

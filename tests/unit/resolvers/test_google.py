@@ -86,6 +86,17 @@ class TestGCE:
             tf_resolvers.GCEClusterResolver(*self.where, 8470, credentials=None)
         GCEResolver(*self.where)
 
+    def test_names_that_the_api_refuses_are_errors(self) -> None:
+        service, _ = self.service()
+        with pytest.raises(errors.UsageError, match=r'project.*value "My Project"'):
+            GCEResolver("My Project", *self.where[1:], service=service).tasks()
+        service, _ = self.service(self.group("Instance 1"))
+        with pytest.raises(errors.Malformed, match="Instance 1"):
+            GCEResolver(*self.where, service=service).tasks()
+        tpus = build("tpu", "v1", http=HttpMockSequence([]), static_discovery=True)
+        with pytest.raises(errors.UsageError, match="a/b"):
+            TPUResolver("a/b", zone="z", project="p", service=tpus).tasks()
+
     def test_pages_are_joined_and_sorted(self) -> None:
         service, http = self.service(
             self.group("w-10", "w-2", nextPageToken="more"),
