@@ -68,6 +68,16 @@ def blocked(function: str) -> str:
     return f"add a timeout to {function}, which has not returned. It continues to run"
 
 
+def silent(kind: str) -> str:
+    """Return the advice for a stage of a kind that receives elements and returns none."""
+    if kind == "Filter":
+        return "check the condition of the filter, which has accepted no element"
+    return (
+        "make the function faster, or check it for a loop without an end. It has returned no "
+        "element, or not enough for a batch"
+    )
+
+
 def occupied(function: str) -> str:
     """Return the advice for a Python function of another pipeline that does not return."""
     return (

@@ -120,6 +120,8 @@ def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool)
         return Bottleneck("device_copy", waits, copy)
     transfer = measurement.rate * _TRANSFER_SECONDS
     lane = next((lane for lane in measurement.lanes if any(p.stage for p in lane.parts)), None)
+    if not measurement.elements and measurement.silent is not None:
+        return Bottleneck("stage", 1.0, measurement.silent)
     if not measurement.elements and (lane is None or lane.busy < _BUSY):
         # A stage in its first call has not counted an element yet.
         return Bottleneck("source", 1.0, next((s for s in last.walk() if s.is_source), last))

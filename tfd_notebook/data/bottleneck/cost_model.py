@@ -24,6 +24,11 @@ _INTERNAL_NODES = (
     "MemoryCacheImpl",
 )
 
+#: Stages that return an element for each one that they receive, or several.
+_IMMEDIATE = ("Map", "FlatMap", "Interleave", "Scan")
+#: Elements after which a filter counts as one that accepts none.
+_REFUSED = 1000
+
 _POOLS = ("Map", "MapAndBatch", "Batch", "Interleave", "Filter")
 
 
@@ -91,6 +96,8 @@ class Costs:
         self._produced: dict[int, int] = defaultdict(int)
         self._created: dict[int, int] = defaultdict(int)
         self._wall = 0.0
+        # The elements of each stage since its iterator was created.
+        self._totals: dict[int, int] = {}
         # The stage of each input of a node: by the node, then by the input.
         self._inputs: dict[int, dict[int, Stage]] = {}
 
@@ -100,6 +107,8 @@ class Costs:
         self._is_new_iterator = False
         for node, stage, depth, lane in self._nodes_with_stages(model):
             old = self._before.get(node.id)
+            if not depth:
+                self._totals[id(stage)] = node.elements
             key = (lane, id(stage), node.kind, depth > 0)
             if not first:
                 elements = max(0, node.elements - (old.elements if old else 0))
@@ -117,7 +126,17 @@ class Costs:
         """Continue with a new iterator of the same pipeline, which has done no work yet."""
         self._before = {}
         self._inputs = {}
+        self._totals = {}
         self._is_new_iterator = True
+
+    def silent(self) -> Stage | None:
+        """Return the first stage that has received elements, and returned none."""
+        for stage in reversed([*self._last.walk()]):
+            received = min((self._totals.get(id(each), 0) for each in stage.inputs), default=0)
+            least = _REFUSED if stage.kind == "Filter" else 1
+            if self._totals.get(id(stage)) == 0 and received >= least:
+                return stage if stage.kind in (*_IMMEDIATE, "Filter") else None
+        return None
 
     def lanes(self) -> list[LaneCost]:
         """Return the lanes, busiest first."""
@@ -250,6 +269,8 @@ class Measurement:
         Whether the dataset has no elements.
     stalled : float
         Seconds of the last wait, if no element ended it.
+    silent : Stage, optional
+        The first stage that has received elements, and returned none.
     """
 
     seconds: float
@@ -262,6 +283,7 @@ class Measurement:
     lanes: tuple[LaneCost, ...]
     empty: bool = False
     stalled: float = 0.0
+    silent: Stage | None = None
 
     @property
     def rate(self) -> float:

@@ -231,10 +231,13 @@ class _Explanation:
         if bottleneck.kind == "device_copy" and bottleneck.stage is not None:
             bottleneck = self._classify_copy(bottleneck)
         kind = "none" if bottleneck.kind == "consumer" and self._target else bottleneck.kind
-        change, gain = "", None
+        change, gain, service = "", None, ""
         fills = bottleneck.stage is not None and bottleneck.stage.kind == "Shuffle"
         if measurement.elements or kind == "none" or fills:
             change, gain = getattr(self, f"_advise_{kind}")(bottleneck)
+            service = self._service(kind, gain)
+        elif bottleneck.stage is not None and bottleneck.stage is measurement.silent:
+            change = advice.silent(bottleneck.stage.kind)
         return Limit(
             kind=kind,
             stage=bottleneck.name,
@@ -242,7 +245,7 @@ class _Explanation:
             figures=self._figures,
             advice=change,
             expected_gain=gain,
-            service=self._service(kind, gain),
+            service=service,
         )
 
     def _classify_service(self) -> Bottleneck:

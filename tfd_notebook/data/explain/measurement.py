@@ -229,6 +229,7 @@ class _Run:
             lanes=tuple(self._costs.lanes()),
             empty=self._passes == 1 and meter.complete and not meter.elements,
             stalled=stalled,
+            silent=self._costs.silent(),
         )
 
     def _sample(self) -> None:

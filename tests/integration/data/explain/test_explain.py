@@ -308,6 +308,32 @@ class TestExplain:
         finally:
             clock.released.set()
 
+    @pytest.mark.parametrize("last", [lambda each: each, lambda each: each.batch(2)])
+    @pytest.mark.parametrize(
+        ("apply", "stage", "text"),
+        [
+            (lambda each, endless: each.map(endless), "map(", "a loop without an end"),
+            (lambda each, endless: each.map(endless, 2), "map(", "a loop without an end"),
+            (
+                lambda each, endless: each.flat_map(lambda x: Range(1).map(endless)),
+                "flat_map(",
+                "a loop without an end",
+            ),
+            (lambda each, endless: each.filter(lambda x: x < 0), "filter(", "accepted no element"),
+        ],
+        ids=["map", "parallel map", "flat_map", "filter"],
+    )
+    def test_stage_that_returns_no_element_is_named(
+        self, apply: Any, stage: str, text: str, last: Any
+    ) -> None:
+        def endless(x: Any) -> Any:
+            return tf.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 9, [x])[0]
+
+        limit = tfd.explain(last(apply(Range(ENDLESS), endless)), seconds=1)
+        assert limit.stage.startswith(stage)
+        assert text in limit.advice
+        assert limit.service == ""
+
     @pytest.mark.parametrize("first", [0, 3])
     def test_function_of_a_data_worker_that_never_returns_is_reported(self, first: int) -> None:
         released = threading.Event()
