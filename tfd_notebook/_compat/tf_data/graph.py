@@ -35,6 +35,13 @@ def with_rebatch(dataset: Any, ops: Iterable[str]) -> Any:
     return dataset.take(-1) if any(op.startswith("Rebatch") for op in ops) else dataset
 
 
+def is_registered(op: str) -> bool:
+    """Return True if this version of TensorFlow, or a library that it has loaded, has an op."""
+    from tensorflow.python.framework import op_def_registry
+
+    return op_def_registry.get(op) is not None
+
+
 def variant_of(value: Any) -> Any:
     """Return the tensor of a dataset, which iterators and functions keep. Others are unchanged."""
     import tensorflow as tf

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tfd_notebook._compat.tf_data.graph import data_inputs
+from tfd_notebook._compat.tf_data.graph import data_inputs, is_registered
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, kind_of
-from tfd_notebook._compat.tf_data.py_functions import OPS
+from tfd_notebook._compat.tf_data.py_functions import OPS, is_debugged, lookup
 from tfd_notebook.data.service.operations import OPERATIONS, is_dataset, is_examined, node_kind
 from tfd_notebook.data.service.python_state import State, copied_state, names_random
 
@@ -159,7 +159,9 @@ class Functions:
         body = []
         for node in nodes:
             self.visited += 1
-            own, called = own_facts(node, constants), self._facts_of_called(node)
+            is_call = node.op in self._library
+            own = _NONE if is_call else own_facts(node, constants)
+            called = self._facts_of_called(node)
             if own is not _NONE or called.writes:
                 own = own._replace(writes=self._writes(name, node, called, constants))
                 called = called._replace(writes=())
@@ -234,7 +236,7 @@ def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
         shuffles=effect == "ordering" and unseeded,
         gets=node.op == "GetElementAtIndex",
         states=copied_state(token) if token else (),
-        unknown=(node.op,) if is_dataset(node) and not is_examined(node) else (),
+        unknown=tuple(_unknown(node, token)),
         names=bool(token) and names_random(token),
         groups=effect == "grouping",
         drops=effect == "grouping" and _value(inputs[-1], constants) is True,
@@ -243,6 +245,14 @@ def own_facts(node: Any, constants: Mapping[str, Any]) -> Facts:
         reads=kind in READERS,
         orders=(order_of(node),) if is_dataset(node) else (),
     )
+
+
+def _unknown(node: Any, token: str) -> Iterator[str]:
+    """Yield what the check does not cover."""
+    if not (is_examined(node) if is_dataset(node) else is_registered(node.op)):
+        yield node.op
+    if token and is_debugged(lookup(token)):
+        yield "a function in the debug mode of tf.data"
 
 
 @functools.cache
@@ -255,6 +265,7 @@ def _is_plain(op: str) -> bool:
         or op == "GetElementAtIndex"
         or "Dataset" in op
         or kind_of(op) in OPERATIONS
+        or not is_registered(op)
     )
 
 

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.data.ops import dataset_ops, debug_mode
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
@@ -1572,6 +1572,31 @@ def test_unknown_operation_is_reported_as_not_examined() -> None:
     assert change.kind == "unknown"
     assert "DreamDataset, TelepathyDatasetV7" in change.what
     assert not change.refused
+
+
+def test_unknown_op_of_a_function_is_reported_as_not_examined() -> None:
+    dataset = numbers().filter(lambda x: tf.random.uniform(()) < tf.cast(x, tf.float32))
+    definition = graph_inspection.definition_of(dataset)
+    for function in definition.library.function:
+        for node in function.node_def:
+            node.op = {"RandomUniform": "TelepathicUniform"}.get(node.op, node.op)
+    pipeline = semantics.Semantics(definition)
+    for mode in MODES:
+        (change,) = pipeline.changes(mode, 2)
+        assert change.kind == "unknown"
+        assert "TelepathicUniform is not covered by the check" in change.what
+        assert not pipeline.keeps_elements(mode)
+
+
+def test_function_of_debug_mode_is_reported_as_not_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A data worker in this process can run it."""
+    monkeypatch.setattr(debug_mode, "DEBUG_MODE", False)
+    tf.data.experimental.enable_debug_mode()
+    (change,) = changes(numbers().filter(lambda x: tf.random.uniform(()) < 0.5), "DATA")
+    assert change.kind == "unknown"
+    assert "the debug mode of tf.data is not covered by the check" in change.what
 
 
 def test_each_node_is_visited_once() -> None:
