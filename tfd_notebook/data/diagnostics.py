@@ -109,6 +109,12 @@ STALE = kind(
     "variable or table that has changed",
     "the data workers keep the content that it had when the dataset was sent",
 )
+UNREADABLE = kind(
+    "TFD830",
+    "warning",
+    "dataset that cannot be sent",
+    "a data worker gets the graph of the dataset, and TensorFlow cannot create that",
+)
 RELATIVE = kind(
     "TFD831",
     "error",
@@ -174,10 +180,21 @@ class InspectedDataset:
     @cached_property
     def examined(self) -> graph_inspection.Pipeline | None:
         """The properties of the graph of `origin`. None without a graph."""
+        result = self._examination
+        return None if isinstance(result, NotSerializable) else result
+
+    @property
+    def problem(self) -> NotSerializable | None:
+        """The reason for which the graph of `origin` cannot be read, or None."""
+        result = self._examination
+        return result if isinstance(result, NotSerializable) else None
+
+    @cached_property
+    def _examination(self) -> graph_inspection.Pipeline | NotSerializable | None:
         try:
             return None if self.origin is None else graph_inspection.examine(self.origin)
-        except NotSerializable:
-            return None
+        except NotSerializable as error:
+            return error
 
 
 def inspect_dataset(dataset: Any) -> InspectedDataset:
@@ -288,6 +305,14 @@ def embedded(inspected: InspectedDataset) -> Iterator[Finding]:
             f"the dataset's definition is {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside the pipeline",
         )
+
+
+@check("dataset")
+def unreadable(inspected: InspectedDataset) -> Iterator[Finding]:
+    """Detect a dataset without a graph, which the other checks cannot examine."""
+    problem = inspected.problem
+    if problem is not None and not any(embedded(inspected)):
+        yield UNREADABLE.finding(f"{problem.what}. The dataset was not examined", problem.fix or "")
 
 
 @check("dataset")

@@ -16,6 +16,7 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._reading import read
 from tests.integration import _oplibrary
+from tfd_notebook import errors
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.cluster import data_service
 from tfd_notebook.data.service import graph_inspection
@@ -57,6 +58,21 @@ def test_data_in_the_graph_is_found(cluster: tfd.Cluster) -> None:
     assert codes(held) == {"TFD822"}
     computed = Range(60).map(lambda i: tf.zeros([125_001], tf.int64))
     assert codes(computed.apply(cluster.distribute("off"))) == set()
+
+
+def test_dataset_whose_table_was_deleted_is_found(cluster: tfd.Cluster) -> None:
+    keys = tf.constant([1, 2])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys), 0)
+    handle = table.resource_handle
+    dataset = Range(3).map(lambda x: table.lookup(tf.cast(x, tf.int32)))
+    tf.raw_ops.DestroyResourceOp(resource=handle)
+    (finding,) = tfd.doctor(dataset)
+    assert finding.code == "TFD830"
+    assert "was deleted" in finding.what
+    assert finding.fix == "create the resource and the dataset again"
+    for iterate in (cluster.observe, cluster.stream):
+        with pytest.raises(errors.PipelineError, match=r"deleted[^\n]*\nNext: create the resource"):
+            list(iterate(dataset))
 
 
 def test_memory_transfer_from_another_process_is_found(cluster: tfd.Cluster) -> None:

@@ -221,6 +221,27 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         "distribute, and read it to the end once",
     ),
     (
+        re.compile(r"Resource \S+ does not exist"),
+        errors.PipelineError,
+        "a table, or another resource, that the dataset uses was deleted ({0})",
+        None,
+        "create the resource and the dataset again",
+    ),
+    (
+        re.compile(r"[^\s;]+_\d+\.\w+; (?:Permission denied|Not a directory)"),
+        errors.DataError,
+        "cache(file) failed, because its file cannot be created ({0})",
+        None,
+        "use a directory in which this user, on the host of each data worker, can create files",
+    ),
+    (
+        re.compile(r"Splitting is not implemented for (\w+) datasets"),
+        errors.DataError,
+        'mode "dynamic" cannot split a dataset of {1}()',
+        None,
+        'use processing_mode="data", or read this dataset without a service',
+    ),
+    (
         re.compile(
             r"[Cc]annot create split providers for dataset of type (\w+?)(?:Dataset)?(?:V\d)?\b"
         ),
