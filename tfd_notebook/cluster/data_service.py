@@ -104,7 +104,8 @@ class ClusterDataService:
             Default ``"stream-1"`` and so on.
         buffer : int, optional
             Maximum number of elements that wait for a reader. By default, the buffer is full with
-            64 elements or 128 MB. It holds at most 128 MB plus one element.
+            64 elements or 128 MB. It holds at most 128 MB plus one element. A slice
+            ``x[0]`` counts with its own size, but keeps the whole tensor in memory.
         sinks : sequence of callable
             Called with each element, in the stream's thread. An error in a sink fails the stream.
         discard : bool

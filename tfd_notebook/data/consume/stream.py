@@ -77,7 +77,8 @@ class Stream(Handle):
     buffer : int, optional
         Maximum number of buffered elements. By default, the buffer is full with 64 elements or 128
         MB. It holds at most 128 MB plus one element, with strings, ragged and sparse tensors. Two
-        elements of unknown size, such as datasets, fill it.
+        elements of unknown size, such as datasets, fill it. A slice ``x[0]`` counts with
+        its own size, but keeps the whole tensor in memory.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.
     discard : bool
