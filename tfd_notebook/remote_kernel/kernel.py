@@ -120,15 +120,15 @@ class RemoteKernel(Handle):
         self._lease = ""
         self._heartbeats = itertools.count(1)
         self._clusters: dict[str, RemoteCluster] = {}
+        self._bus = BusClient(self._send)
         try:
             self._kernel = self._server.start_kernel(kernel)
             self._connection = self._server.connect(self._kernel)
         except OSError as error:
+            self._lost = f"cannot be reached: {error}"
             raise LaunchError(
-                f"{self.label} cannot be reached: {error}",
-                fix="check that the server runs, and its address",
+                f"{self.label} {self._lost}", fix="check that the server runs, and its address"
             ) from None
-        self._bus = BusClient(self._send)
         threading.Thread(target=self._serve, name="tfd-remote-kernel", daemon=True).start()
         try:
             self._prepare()

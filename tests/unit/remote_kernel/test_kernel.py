@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -99,6 +100,18 @@ def test_refused_interrupt_is_an_error_of_its_caller() -> None:
         pytest.raises(errors.LaunchError, match="requires a token"),
     ):
         kernel.interrupt()
+
+
+def test_kernel_that_did_not_start_has_a_repr() -> None:
+    """A debugger shows it in the traceback."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(errors.LaunchError, match="cannot be reached") as caught:
+            RemoteKernel(url, token="")
+    frames = [entry.frame.f_locals.get("self") for entry in caught.traceback]
+    (kernel,) = {id(each): each for each in frames if isinstance(each, RemoteKernel)}.values()
+    assert "cannot be reached" in repr(kernel)
 
 
 class EvasiveKernel(Kernel):
