@@ -29,7 +29,7 @@ def cast(
     dtype : numpy.dtype
         A type of numbers or booleans, also one of `ml_dtypes`.
     fractions_only : bool
-        Whether only numbers below 2**24 may be rounded. Default False.
+        Whether only numbers below 2**24 may be rounded, and only to float32. Default False.
 
     Returns
     -------
@@ -50,18 +50,24 @@ def cast(
     is_long = values.dtype.kind in "iu" and values.dtype.itemsize == 8
     if values.dtype == dtype or (np.can_cast(values.dtype, dtype, "safe") and not is_long):
         return values.astype(dtype, copy=False), None
+    may_round = not fractions_only or dtype.char in "fF"
     with np.errstate(all="ignore"):
         converted = values.astype(dtype)
         if not _is_float(dtype):
             kept = _is_same(converted, values)
         elif values.dtype.kind in "iu":
             kept = _is_same(converted, values) if fractions_only else np.isfinite(converted)
-        elif dtype.itemsize >= 4 and np.abs(values).max(initial=0.0) < _EXACT_IN_FLOAT32:
+        elif (
+            may_round
+            and dtype.itemsize >= 4
+            and np.abs(values).max(initial=0.0) < _EXACT_IN_FLOAT32
+        ):
             return converted, None  # the usual case; not true for NaN
         else:
-            kept = np.isfinite(converted) | ~np.isfinite(values)
-            if fractions_only:
-                kept &= (np.abs(values) < _EXACT_IN_FLOAT32) | _is_same(converted, values)
+            kept = _is_same(converted, values)
+            if may_round:
+                limit = _EXACT_IN_FLOAT32 if fractions_only else np.inf
+                kept |= np.isfinite(converted) & (np.abs(values) < limit)
     return converted, None if kept.all() else ~kept
 
 

@@ -554,12 +554,66 @@ def test_the_inferred_type_holds_all_first_rows(
     np.testing.assert_allclose(batch, columns, rtol=6e-8)
 
 
+@pytest.mark.parametrize("mapping", [None, {"a": "x", "b": "y"}])
+@pytest.mark.parametrize(
+    ("first", "later", "error"),
+    [
+        (np.float16(1), np.float32(2049), "2049.0 (float32) does not fit float16"),
+        (np.float16(1), np.float64(1e-8), "1e-08 (float64) does not fit float16"),
+        (np.float16(1), 1e-8, "1e-08 (float64) does not fit float16"),
+        (np.float16(1), 0.1, "0.1 (float64) does not fit float16"),
+        (np.float16(1), 65520.0, "65520.0 (float64) does not fit float16"),
+        (np.float16(1), 2049, "2049 (int64) does not fit float16"),
+        (np.float16(1), 2049 + 0j, "(2049+0j) (complex128) does not fit float16"),
+        (np.float16(1), 2048.0, None),
+        (np.float16(1), float("inf"), None),
+        (np.float16(1), float("nan"), None),
+        (np.float16(1), 1e300, "1e+300 (float64) does not fit float16"),
+        (np.float32(1), 2.0**24 + 1, "16777217.0 (float64) does not fit float32"),
+        (np.float32(1), 1e-8, None),
+        (np.float32(1), float("-inf"), None),
+        (np.float64(1), np.float32(0.1), None),
+    ],
+)
+def test_a_later_number_is_kept_in_an_inferred_type_of_floats(
+    tmp_path: Path, mapping: Any, first: Any, later: Any, error: str | None
+) -> None:
+    parts: list[list[Any]] = [[first] * 8, [later]]
+    if mapping:
+        parts = [[(number, 7) for number in part] for part in parts]
+    place = "row 8, column x: " if mapping else "row 8: "
+    with fed_inbox(tmp_path / "a", *parts) as inbox:
+        batches = DataFeed(inbox, input_mapping=mapping).as_dataset(4).as_numpy_iterator()
+        delivered = [next(batches), next(batches)]
+        if error is None:
+            last = next(batches)
+            (number,) = last["x"] if mapping else last
+            assert number.dtype == first.dtype
+            np.testing.assert_array_equal(number, np.float32(later))
+        else:
+            with pytest.raises(tf.errors.OpError, match=re.escape(place + error)):
+                next(batches)
+    assert len(delivered) == 2
+    with fed_inbox(tmp_path / "b", *parts) as inbox:  # the first batch has the later number, too
+        feed = DataFeed(inbox, input_mapping=mapping)
+        (batch,) = feed.as_dataset(9).as_numpy_iterator()
+    number = (batch["x"] if mapping else batch)[-1]
+    assert error is None or number.dtype != first.dtype
+    np.testing.assert_array_equal(number, np.asarray(later).astype(number.dtype))
+
+
 @pytest.mark.parametrize(
     ("dtype", "row", "error"),
     [
         ("float16", 0.1, None),
         ("float32", 16777217, None),
         ("bfloat16", 0.1, None),
+        ("float16", 1e-8, None),
+        ("float16", float("inf"), None),
+        ("bfloat16", float("nan"), None),
+        ("float16", 65520.0, "65520.0 (float64) does not fit float16"),
+        ("bfloat16", 3.38e38, None),
+        ("bfloat16", 3.4e39, "3.4e+39 (float64) does not fit bfloat16"),
         ("float64", 2**53 + 1, None),
         ("complex64", 2.5, None),
         ("int32", 3.0, None),
@@ -578,7 +632,7 @@ def test_numbers_are_cast_to_a_signature(
         dataset = DataFeed(inbox).as_dataset(1, tf.TensorSpec([], dtype))
         if error is None:
             (batch,) = dataset
-            np.testing.assert_allclose(tf.cast(batch, tf.float64), [row], rtol=0.01)
+            np.testing.assert_allclose(tf.cast(batch, tf.float64), [row], rtol=0.01, atol=1e-7)
         else:
             with pytest.raises(tf.errors.OpError, match=re.escape(error)):
                 list(dataset)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import hypothesis
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -15,7 +16,10 @@ from hypothesis.extra import numpy as numpy_st
 from tfd_notebook.spark.casts import cast, numbers
 
 TYPES = ("?", "i1", "u1", "i2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16")
-EDGES = [0, 1, -1, 2**24 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 0.5, 0.1, 1e300]
+#: The types to which fractions may be rounded.
+SINGLE = (np.float32, np.complex64)
+EDGES = [0, 1, -1, 257, 2049, 65520, 2**24 + 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
+EDGES += [-(2**63), 0.5, 0.1, 1e-8, 1e300]
 
 
 def exact(value: Any) -> Any:
@@ -57,7 +61,7 @@ def _is_rounded(value: Any, converted: Any, fractions_only: bool) -> bool:
         before == after
         or (
             not (isinstance(before, str) or isinstance(after, str))
-            and not (fractions_only and abs(before) >= 2**24)
+            and not (fractions_only and (abs(before) >= 2**24 or converted.dtype not in SINGLE))
         )
         for before, after in ((real, new_real), (imaginary, new_imaginary))
     )
@@ -111,3 +115,31 @@ def test_objects_without_a_common_type_are_cast_one_by_one() -> None:
     assert lost is not None
     assert lost.tolist() == [False, True, True, True]
     assert converted[0] == 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_kept", "is_rounded"),
+    [
+        ("bfloat16", 256.0, True, False),
+        ("bfloat16", 257.0, False, True),
+        ("bfloat16", 257, False, True),
+        ("bfloat16", 1e-50, False, True),
+        ("bfloat16", 3.4e39, False, False),
+        ("bfloat16", math.inf, True, False),
+        ("bfloat16", math.nan, True, False),
+        ("float16", 1e-8, False, True),
+        ("float16", 65520.0, False, False),
+        ("float16", -math.inf, True, False),
+        ("float16", math.nan, True, False),
+        ("float8_e4m3fn", math.inf, False, False),  # this type has NaN only
+        ("float8_e4m3fn", 1000.0, False, False),
+        ("float8_e4m3fn", 17.0, False, True),
+    ],
+)
+def test_narrow_floats_round_only_if_all_numbers_may_be_rounded(
+    name: str, value: float, is_kept: bool, is_rounded: bool
+) -> None:
+    dtype = getattr(ml_dtypes, name, name)
+    for fractions_only in (True, False):
+        _, lost = cast(np.array([value]), dtype, fractions_only=fractions_only)
+        assert (lost is None) == (is_kept or (is_rounded and not fractions_only))
