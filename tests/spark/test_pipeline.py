@@ -16,6 +16,11 @@ from tfd_notebook.spark.pipeline import Namespace, TFEstimator, TFModel
 pytestmark = pytest.mark.integration
 
 
+#: Types of outputs that become columns of numbers.
+NUMBERS = ("bfloat16", "float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64")
+NUMBERS += ("uint8", "uint16", "uint32")
+
+
 def export(directory: Path) -> str:
     """Write a SavedModel with several signatures. This process imports TensorFlow anyway."""
     import tensorflow as tf
@@ -56,6 +61,10 @@ def export(directory: Path) -> str:
         def any_size(self, x: Any) -> Any:
             return {"sum": tf.reduce_sum(x, [1, 2])}
 
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def every_type(self, x: Any) -> Any:
+            return {name: tf.cast(tf.stack([x, x], 1), name) for name in NUMBERS}
+
     model = Scale()
     signatures = {
         "serving_default": model.scaled.get_concrete_function(),
@@ -63,6 +72,7 @@ def export(directory: Path) -> str:
         "four": model.four.get_concrete_function(),
         "scalar": model.scalar.get_concrete_function(),
         "any_size": model.any_size.get_concrete_function(),
+        "every_type": model.every_type.get_concrete_function(),
     }
     tf.saved_model.save(model, str(directory), signatures)
     return str(directory)
@@ -130,6 +140,16 @@ def test_a_signature_can_have_unknown_sizes(spark: Any, exported: str) -> None:
     model = TFModel({"export_dir": exported}).setSignatureDefKey("any_size")
     model.setInputMapping({"x": "x"}).setOutputMapping({"sum": "sum"})
     assert [row.sum for row in model.transform(df).collect()] == [21.0]
+
+
+def test_outputs_of_every_type_become_columns(spark: Any, exported: str) -> None:
+    df = spark.createDataFrame([(0.0,), (1.0,), (96.0,)], "v double").coalesce(1)
+    model = TFModel({"export_dir": exported}).setSignatureDefKey("every_type")
+    model.setInputMapping({"v": "x"}).setOutputMapping({name: name for name in NUMBERS})
+    for row in model.transform(df).collect():
+        value = row.float64[0]
+        expected = {name: [value, value] for name in NUMBERS} | {"bool": [value != 0] * 2}
+        assert row.asDict() == expected
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,9 @@ def _column(values: Any, tensor: str, rows: int, kind: Any) -> Any:
     sizes, kinds = values.shape[1:], [kind]
     for _ in sizes:
         kinds.append(kinds[-1].value_type)
-    column = pa.array(values.reshape(-1), kinds[-1])
+    flat = values.reshape(-1)
+    # Arrow has no bfloat16, which for NumPy is raw data.
+    column = pa.array(flat.astype(np.float64) if flat.dtype.kind == "V" else flat, kinds[-1])
     count = values.size
     for size, outer in zip(reversed(sizes), reversed(kinds[:-1]), strict=True):
         count = count // size if size else int(np.prod(values.shape[: values.ndim - 1]))
