@@ -214,11 +214,15 @@ def test_columns_with_values_that_do_not_fit_are_named(
 def test_too_large_whole_numbers_are_errors(spark: Any, exported: str) -> None:
     from pyspark.errors import PythonException
 
-    model = TFModel({"export_dir": exported}).setSignatureDefKey("two")
+    model = TFModel({"export_dir": exported, "batch_size": 8192}).setSignatureDefKey("two")
     model.setInputMapping({"n": "a", "s": "b"}).setOutputMapping({"joined": "o"})
-    df = spark.createDataFrame([(2**40, "x")], "n bigint, s string")
+    # More rows than in one batch of Arrow.
+    df = spark.range(0, 20_000, 1, 1).selectExpr(
+        "if(id = 15000, 1099511627776, id) as n", "'x' as s"
+    )
     with pytest.raises(
-        PythonException, match=r"'n' has .*, which .* of input 'a' cannot represent"
+        PythonException,
+        match=r"row 15000 of column 'n' has .*, which .* of input 'a' cannot represent",
     ):
         model.transform(df).collect()
 

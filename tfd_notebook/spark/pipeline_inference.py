@@ -140,14 +140,14 @@ def run(
         (spec.shape[0] for spec in inputs.values() if spec.shape and spec.shape[0]), None
     )
     rows = fixed_rows or signature.batch_size
-    function = None
+    function, first = None, 0
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
             # Check rows before the model is loaded. Spark runs a failing task four times, and the
             # import of TensorFlow takes seconds.
             arrays_by_tensor = {
-                tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor, start)
+                tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor, first)
                 for (column, tensor), values in zip(
                     signature.inputs.items(), part.columns, strict=True
                 )
@@ -159,6 +159,7 @@ def run(
                 for tensor, field in zip(sorted(signature.outputs), shape, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=shape)
+            first += part.num_rows
 
 
 def _call(
@@ -253,7 +254,7 @@ def _array(values: Any, column: str) -> Any:
 
 
 def _fit_input(array: Any, spec: Input, column: str, tensor: str, first: int) -> Any:
-    """Return rows with the shape and dtype of an input. `first` is their number in the batch."""
+    """Return rows with the shape and dtype of an input. `first` is the number of the first row."""
     import numpy as np
 
     from tfd_notebook.spark.casts import cast
