@@ -211,19 +211,36 @@ def test_columns_with_values_that_do_not_fit_are_named(
         model.transform(df).collect()
 
 
-def test_too_large_whole_numbers_are_errors(spark: Any, exported: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            ["if(id = 15000, 1099511627776, id) as n", "string(id) as s"],
+            r"row 15000, column n: 1099511627776 \(int64\) does not fit int32, the type of",
+        ),
+        (
+            ["1 as n", "id as s"],
+            r"row 0, column s: 0 \(int64\) does not fit string, the type of input 'b'",
+        ),
+        (
+            ["string(id) as n", "'x' as s"],
+            r"row 0, column n: '0' \(str\) does not fit int32, the type of input 'a'",
+        ),
+        (
+            ["cast(id as decimal(9, 1)) as n", "'x' as s"],
+            r"row 0, column n: Decimal\('0.0'\) \(Decimal\) does not fit int32",
+        ),
+    ],
+)
+def test_a_value_that_an_input_cannot_hold_is_named(
+    spark: Any, exported: str, columns: list[str], message: str
+) -> None:
     from pyspark.errors import PythonException
 
     model = TFModel({"export_dir": exported, "batch_size": 8192}).setSignatureDefKey("two")
     model.setInputMapping({"n": "a", "s": "b"}).setOutputMapping({"joined": "o"})
-    # More rows than in one batch of Arrow.
-    df = spark.range(0, 20_000, 1, 1).selectExpr(
-        "if(id = 15000, 1099511627776, id) as n", "'x' as s"
-    )
-    with pytest.raises(
-        PythonException,
-        match=r"row 15000 of column 'n' has .*, which .* of input 'a' cannot represent",
-    ):
+    df = spark.range(0, 20_000, 1, 1).selectExpr(*columns)
+    with pytest.raises(PythonException, match=message):
         model.transform(df).collect()
 
 

@@ -1,9 +1,9 @@
-"""Conversions of numbers that report each value they would change."""
+"""Conversions of values that report each value they would change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,55 @@ _PYTHON = (bool, int, float, complex)
 _RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 #: Whole numbers up to this one are exact in float32.
 _EXACT_IN_FLOAT32 = 1 << 24
+
+
+class Lost(NamedTuple):
+    """A value that a type cannot hold.
+
+    Parameters
+    ----------
+    at : tuple of int
+        Its position in the array.
+    text : str
+        The value and its type.
+    """
+
+    at: tuple[int, ...]
+    text: str
+
+
+def fit(
+    values: np.ndarray[Any, Any], dtype: Any, *, fractions_only: bool = False
+) -> tuple[np.ndarray[Any, Any], Lost | None]:
+    """Return values for a tensor, and the first of them that it cannot hold.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+    dtype : numpy.dtype or None
+        None for a tensor of strings.
+    fractions_only : bool
+        As for `cast`.
+
+    Returns
+    -------
+    numpy.ndarray
+    Lost or None
+    """
+    if dtype is not None:
+        fitted, lost = cast(values, dtype, fractions_only=fractions_only)
+    elif values.dtype.kind in "SU":
+        return values, None
+    else:
+        is_text = [isinstance(value, (str, bytes, bytearray)) for value in values.flat]
+        fitted, lost = values, ~np.reshape(np.array(is_text, bool), values.shape)
+    if lost is None or not lost.any():
+        return fitted, None
+    at = tuple(map(int, np.argwhere(lost)[0]))
+    value = values[at]
+    kind = type(value).__name__ if values.dtype.kind == "O" else values.dtype.name
+    value = value.item() if isinstance(value, np.generic) else value
+    return fitted, Lost(at, f"{value!r:.80} ({kind})")
 
 
 def cast(

@@ -255,9 +255,7 @@ def _array(values: Any, column: str) -> Any:
 
 def _fit_input(array: Any, spec: Input, column: str, tensor: str, first: int) -> Any:
     """Return rows with the shape and dtype of an input. `first` is the number of the first row."""
-    import numpy as np
-
-    from tfd_notebook.spark.casts import cast
+    from tfd_notebook.spark import casts
 
     own = array.shape[1:]
     shape = own if spec.shape is None else spec.shape[1:]
@@ -271,22 +269,16 @@ def _fit_input(array: Any, spec: Input, column: str, tensor: str, first: int) ->
             f"column {column!r} has rows of shape {array.shape[1:]}, but input {tensor!r} requires "
             f"{shape}"
         ) from None
-    if spec.dtype == "string":
-        return array
-    dtype = _dtype(spec.dtype)
-    if array.dtype == dtype:
-        return array
-    if array.dtype == object:
-        raise DataError(f"column {column!r} does not hold numbers, which {tensor!r} requires")
-    converted, lost = cast(array, dtype)
+    fitted, lost = casts.fit(array, None if spec.dtype == "string" else _dtype(spec.dtype))
     if lost is not None:
-        row = first + int(np.argwhere(lost)[0][0])
+        row, *parts = lost.at
+        name = ".".join(map(str, [column, *parts]))
         raise DataError(
-            f"row {row} of column {column!r} has {array[lost][0]!s} ({array.dtype}), which {dtype} "
-            f"of input {tensor!r} cannot represent",
+            f"row {first + row}, column {name}: {lost.text} does not fit {spec.dtype}, the type of "
+            f"input {tensor!r}",
             fix="cast the column",
         )
-    return converted
+    return fitted
 
 
 def _dtype(name: str) -> Any:

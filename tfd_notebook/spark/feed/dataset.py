@@ -14,7 +14,7 @@ import numpy as np
 
 from tfd_notebook.data.consume.observe import load_compat
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.casts import cast, common, numbers
+from tfd_notebook.spark import casts
 
 if TYPE_CHECKING:
     from tfd_notebook._compat.tf_data.meter import IteratorMetrics
@@ -52,12 +52,14 @@ class _Rows:
         """Return the rows and a column of them as the first words of an error."""
         return f"the rows from {self.first}" + (f", column {_text(path)}," if path else "")
 
-    def error(self, row: int, path: Path, value: Any, kind: str, spec: Any) -> UsageError:
+    def error(self, path: Path, lost: casts.Lost, spec: Any) -> UsageError:
         """Return the error for a value that the signature cannot hold."""
+        row, *parts = lost.at
+        path = (*path, *parts)
         place = f"row {self.first + row}" + (f", column {_text(path)}" if path else "")
         origin = "the type of the first rows" if self.inferred else "the type in output_signature"
         return UsageError(
-            f"{place}: {value!r:.80} ({kind}) does not fit {spec.dtype.name}, {origin}",
+            f"{place}: {lost.text} does not fit {spec.dtype.name}, {origin}",
             task=self.node,
             fix="pass an output_signature= with a type that holds all rows, or use next_batch()",
         )
@@ -137,7 +139,7 @@ def _widened(signatures: list[Any], columns: list[Any]) -> Any:
         )
     if len(set(signatures)) == 1 or len({tuple(own.shape) for own in signatures}) > 1:
         return first
-    dtype = common([own.dtype.as_numpy_dtype for own in signatures], columns)
+    dtype = casts.common([own.dtype.as_numpy_dtype for own in signatures], columns)
     return first if dtype is None else type(first)(first.shape, dtype)
 
 
@@ -231,7 +233,7 @@ def signature(layout: Layout, values: Any) -> Any:
     name = layout[1] if kind == "pickle" else kind
     if name in ("str", "bytes", "bytearray"):
         return tf.TensorSpec([], tf.string)
-    if name in ("several", "int") and (widened := numbers(values)) is not None:
+    if name in ("several", "int") and (widened := casts.numbers(values)) is not None:
         kind = "scalar" if any(isinstance(v, np.generic) for v in values.flat) else "python"
         values, layout = widened, [kind, widened.dtype.str]
     if kind in ("python", "number", "array", "scalar"):
@@ -240,7 +242,7 @@ def signature(layout: Layout, values: Any) -> Any:
         if dtype.kind in "SU":
             return tf.TensorSpec(shape, tf.string)
         if kind == "python" and dtype.kind == "f":
-            _, lost = cast(values, np.float32, fractions_only=True)
+            _, lost = casts.cast(values, np.float32, fractions_only=True)
             return tf.TensorSpec(shape, tf.float32 if lost is None else tf.float64)
         if dtype.kind in "?biufc":
             return tf.TensorSpec(shape, tf.as_dtype(dtype.newbyteorder("=")))
@@ -306,21 +308,11 @@ def _fit_array(array: np.ndarray[Any, Any], spec: Any, rows: _Rows, path: Path) 
             task=rows.node,
             fix=_FIX,
         )
-    if spec.dtype.name != "string":
-        dtype = spec.dtype.as_numpy_dtype
-        fitted, lost = cast(array, dtype, fractions_only=rows.inferred)
-    elif array.dtype.kind in "SU":
-        return array
-    else:
-        is_text = [isinstance(value, (str, bytes, bytearray)) for value in array.flat]
-        fitted, lost = array, ~np.reshape(np.array(is_text, bool), array.shape)
-    if lost is None or not lost.any():
-        return fitted
-    at = tuple(map(int, np.argwhere(lost)[0]))
-    value = array[at]
-    kind = type(value).__name__ if array.dtype.kind == "O" else array.dtype.name
-    value = value.item() if isinstance(value, np.generic) else value
-    raise rows.error(at[0], (*path, *at[1:]), value, kind, spec)
+    dtype = None if spec.dtype.name == "string" else spec.dtype.as_numpy_dtype
+    fitted, lost = casts.fit(array, dtype, fractions_only=rows.inferred)
+    if lost is not None:
+        raise rows.error(path, lost, spec)
+    return fitted
 
 
 def _describe(arrays: Any) -> str:
