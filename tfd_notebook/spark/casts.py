@@ -1,4 +1,4 @@
-"""Conversions of values that report each value they would change."""
+"""Conversions of numbers and text that report each value they would change."""
 
 from __future__ import annotations
 
@@ -49,17 +49,19 @@ def fit(
     """
     if dtype is not None:
         fitted, lost = cast(values, dtype, fractions_only=fractions_only)
-    elif values.dtype.kind in "SU":
+    elif values.dtype.kind == "S":
         return values, None
     else:
-        is_text = [isinstance(value, (str, bytes, bytearray)) for value in values.flat]
-        fitted, lost = values, ~np.reshape(np.array(is_text, bool), values.shape)
+        lost = ~np.reshape(np.fromiter(map(_is_text, values.flat), bool), values.shape)
+        fitted = values
     if lost is None or not lost.any():
         return fitted, None
     at = tuple(map(int, np.argwhere(lost)[0]))
     value = values[at]
     kind = type(value).__name__ if values.dtype.kind == "O" else values.dtype.name
     value = value.item() if isinstance(value, np.generic) else value
+    if dtype is None and isinstance(value, str):
+        kind = "str with a lone surrogate"
     return fitted, Lost(at, f"{value!r:.80} ({kind})")
 
 
@@ -166,6 +168,16 @@ def common(dtypes: Sequence[Any], columns: Sequence[np.ndarray[Any, Any]]) -> np
         ):
             return candidate
     return None
+
+
+def _is_text(value: Any) -> bool:
+    """Return True if a value is bytes, or text that UTF-8 can encode."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return isinstance(value, (str, bytes, bytearray))
 
 
 def _cast_each(

@@ -554,6 +554,22 @@ def test_the_inferred_type_holds_all_first_rows(
     np.testing.assert_allclose(batch, columns, rtol=6e-8)
 
 
+@pytest.mark.parametrize("signature", [None, (tf.TensorSpec([], tf.string),) * 2])
+@pytest.mark.parametrize("text", ["a\ud800", np.array("\ud800a")])
+def test_text_with_a_lone_surrogate_is_named(tmp_path: Path, text: Any, signature: Any) -> None:
+    valid = "äa" if isinstance(text, str) else np.array("äa")
+    rows = [(valid, "b"), (valid, "c"), (text, "d")]
+    with fed_inbox(tmp_path / "a", rows[:1], rows[1:]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(1, signature)
+        with pytest.raises(
+            tf.errors.OpError,
+            match=r"row 2, column 0: '.*' \(str with a lone surrogate\) does not fit string",
+        ):
+            list(dataset)
+    with fed_inbox(tmp_path / "b", rows) as inbox:
+        assert [str(row[0]) for row in DataFeed(inbox).next_batch(3)] == ["äa", "äa", str(text)]
+
+
 @pytest.mark.parametrize("mapping", [None, {"a": "x", "b": "y"}])
 @pytest.mark.parametrize(
     ("first", "later", "error"),
