@@ -135,6 +135,25 @@ def return_no_results_of_a_dataset(inbox: Inbox) -> Any:
     return None
 
 
+def infer_like_training(inbox: Inbox) -> Any:
+    """Return results for batches that do not end with a partition."""
+    feed = DataFeed(inbox)
+    while not feed.should_stop():
+        feed.batch_results(feed.next_batch(4))
+    return None
+
+
+def infer_like_training_with_a_dataset(inbox: Inbox) -> Any:
+    feed = DataFeed(inbox)
+    for batch in feed.as_dataset(4):
+        feed.batch_results(batch.numpy())
+    return None
+
+
+def wait_for_a_first_batch(inbox: Inbox) -> Any:
+    return DataFeed(inbox).as_dataset(20)
+
+
 def return_results_of_a_dataset_later(inbox: Inbox) -> Any:
     """Return the results of a batch in two parts, the second one long after the batch was read."""
     feed = DataFeed(inbox, train_mode=False)
@@ -214,6 +233,9 @@ FUNCTIONS: dict[str, Callable[[Inbox], Any]] = {
         drop_a_result,
         drop_a_result_of_a_dataset,
         return_no_results_of_a_dataset,
+        infer_like_training,
+        infer_like_training_with_a_dataset,
+        wait_for_a_first_batch,
         return_results_of_a_dataset_later,
         read_a_dataset_behind_a_slow_stage,
         return_no_results,

@@ -227,6 +227,35 @@ def test_a_function_with_too_few_results_fails_at_the_end_of_a_partition(
 
 
 @pytest.mark.parametrize(
+    ("function", "lacking"),
+    [
+        ("count", 10),
+        ("collect", 10),
+        ("infer_like_training", 2),
+        ("infer_like_training_with_a_dataset", 2),
+        ("wait_for_a_first_batch", 10),
+    ],
+)
+def test_inference_with_batches_for_training_fails_at_the_end_of_a_partition(
+    tmp_path: Path, function: str, lacking: int
+) -> None:
+    with node(tmp_path, function) as running, pytest.raises(NodeFailed) as failed:
+        list(infer_partition(range(10), running.address, feed_timeout=120.0))
+    assert f"{lacking} rows of the last partition have no result" in str(failed.value)
+    assert "Next: create the DataFeed with train_mode=False" in str(failed.value)
+
+
+@pytest.mark.parametrize("function", ["infer_like_training", "infer_like_training_with_a_dataset"])
+def test_partitions_of_whole_batches_get_results_like_training(
+    tmp_path: Path, function: str
+) -> None:
+    with node(tmp_path, function) as running:
+        for _ in range(2):
+            assert list(infer_partition(range(12), running.address)) == list(range(12))
+        assert running.end() is None
+
+
+@pytest.mark.parametrize(
     "function", ["return_results_of_a_dataset_later", "read_a_dataset_behind_a_slow_stage"]
 )
 def test_slow_results_of_a_dataset_are_awaited(tmp_path: Path, function: str) -> None:

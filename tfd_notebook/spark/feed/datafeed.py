@@ -245,10 +245,13 @@ class DataFeed(Handle):
         """
         return together(self, strategy, batch_size, output_signature)
 
-    def rows_left(self) -> int:
-        """Wait for rows; return the number of rows left in their chunk, 0 at the end."""
+    def rows_left(self, held: int = 0) -> int:
+        """Wait for rows; return the number of rows left in their chunk, 0 at the end.
+
+        `held` is the number of read rows that wait for the rest of their batch.
+        """
         while self._chunk is None and not self.done_feeding:
-            self._receive()
+            self._receive(held)
         return 0 if self._chunk is None else self._chunk.count - self._position
 
     def collect(self, count: int) -> list[tuple[Chunk, int]]:
@@ -275,6 +278,8 @@ class DataFeed(Handle):
             at += 1
             if item is None or (item[1] is None and not self.train_mode):
                 break
+            if item[1] is None and item[0].infer:
+                raise self._no_result(rows)
             if item[1] is not None:
                 chunks.append((item[1], 0))
                 rows += item[1].count
@@ -437,7 +442,7 @@ class DataFeed(Handle):
                     return
                 if not spanned:
                     self._check_results()
-                ended_partition = self._receive()
+                ended_partition = self._receive(spanned if wait is None else 0)
                 if ended_partition and spanned and not self.train_mode:
                     return
                 continue
@@ -475,15 +480,24 @@ class DataFeed(Handle):
         else:
             is_alone = self._answering == waiting
         if is_alone:
-            raise UsageError(
-                f"the function waits for more rows, but {lacking} rows of the last partition have "
-                "no result",
-                task=self.mgr.node,
-                fix=_ONE_RESULT,
-            )
+            raise self._no_result(lacking)
 
-    def _receive(self) -> bool:
-        """Wait for the next chunk; return True if the end of a partition arrived instead."""
+    def _no_result(self, rows: int) -> UsageError:
+        """Return the error for rows of an ended partition that cannot get a result."""
+        mode = "create the DataFeed with train_mode=False, and " if self.train_mode else ""
+        return UsageError(
+            f"the function waits for more rows, but {rows} rows of the last partition have no "
+            "result",
+            task=self.mgr.node,
+            fix=mode + _ONE_RESULT,
+        )
+
+    def _receive(self, held: int = 0) -> bool:
+        """Wait for the next chunk; return True if the end of a partition arrived instead.
+
+        With `held` rows in an unfinished batch, the end of a partition for inference is an error in
+        `train_mode`. Its task waits for their results, and feeds no more rows.
+        """
         self._is_acknowledged = bool(self._ahead)
         item = self._ahead.popleft() if self._ahead else self._next_item()
         self._position = 0
@@ -492,6 +506,8 @@ class DataFeed(Handle):
             return False
         self._source, self._chunk = item
         self._source.ended = self._chunk is None
+        if self._source.ended and self._source.infer and self.train_mode and held:
+            raise self._no_result(held)
         return self._source.ended
 
     def _wait_for_item(self, timeout: float) -> bool:

@@ -77,8 +77,11 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
     )
 
     def chunks() -> Iterator[Any]:
+        first = feed.rows_read
         while not feed.done_feeding:
-            rows = feed.rows_left() if feed.train_mode else 0
+            # `rebatch` holds the rows of an unfinished batch.
+            held = (feed.rows_read - first) % batch_size
+            rows = feed.rows_left(held) if feed.train_mode else 0
             # Yield chunks of large rows as batches, so that `rebatch` does not copy them.
             count = max(rows, batch_size)
             batch = take_rows(feed, count, output_signature, inferred=inferred)

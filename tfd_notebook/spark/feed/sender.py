@@ -362,7 +362,8 @@ class _Feeder:
                 f"{address.node} on {address.host} read all {self._rows} rows of a partition, but "
                 f"returned {self._result_count} results; nothing arrived for {self._timeout_s:g} s",
                 task=address.node,
-                fix="pass batch_results() one result per row, or use a larger feed_timeout",
+                fix="create the DataFeed with train_mode=False, pass batch_results() one result "
+                "per row, or use a larger feed_timeout",
             )
         return FeedTimeout(
             f"{address.node} on {address.host} consumed no rows of the queue {self._qname!r} for "
