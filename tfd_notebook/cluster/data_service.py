@@ -155,9 +155,9 @@ class ClusterDataService:
         """The dispatcher's journal, or None if it keeps none."""
         return self._task_manager.journal
 
-    def restart_step(self, task: str, logs: bool = False) -> str:
-        """Return the next step that restarts a task; see `ClusterConfig.restart_step`."""
-        return self._servers.config.restart_step(task, logs)
+    def restart_step(self, task: str, reason: str = "", logs: bool = False) -> str:
+        """Return the next step for a task that does not run; see `ClusterConfig.restart_step`."""
+        return self._servers.config.restart_step(task, reason, logs)
 
     @property
     def worker_tags(self) -> tuple[str, ...]:

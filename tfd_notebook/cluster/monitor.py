@@ -511,7 +511,7 @@ class Monitor:
 
     def _publish_notice(self, event: TaskChanged, before: TaskRow | None) -> None:
         """Publish a notice for changes that can block or fail a running cell."""
-        fix, cause = self.config.restart_step(event.task), ""
+        fix, cause = self.config.restart_step(event.task, event.reason), ""
         memory_limit = memory.is_reason(event.reason)
         if memory_limit:
             fix = memory.FIX

@@ -239,12 +239,14 @@ class ParameterServerTraining:
         ended = [f"{row.task} ({row.state}: {row.reason})" for row in rows if row.state.ended]
         silent = [status.trouble for status in statuses if status.is_missing]
         if ended or silent:
-            names = [name.partition(" ")[0] for name in (*ended, *silent)]
+            reasons = {row.task: row.reason for row in rows if row.state.ended}
+            reasons |= {status.name: status.reason for status in statuses if status.is_missing}
+            task, reason = next(iter(reasons.items()))
             raise errors.TasksMissing(
                 "these tasks do not respond, and TensorFlow would wait for them without a timeout: "
                 + ", ".join((*ended, *silent)),
-                task=names[0],
-                fix=self._servers.config.restart_step(names[0], logs=True),
+                task=task,
+                fix=self._servers.config.restart_step(task, reason, logs=True),
             )
 
     # Internals

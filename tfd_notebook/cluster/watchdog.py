@@ -206,7 +206,8 @@ class Watchdog:
                     f"does not answer ({reasons[task]}), while {names} wait"
                     f"{'s' if len(waiting) == 1 else ''} for data",
                     task=task,
-                    fix=f"if it does not continue, {self._monitor.config.restart_step(task)}",
+                    fix="if it does not continue, "
+                    + self._monitor.config.restart_step(task, reasons[task]),
                 )
             self._silent = silent
         finally:
@@ -264,7 +265,7 @@ class Watchdog:
             "warning",
             f"{name!r} has waited {self._hang_seconds:g} s for data "
             + (f"({states}): {why}" if why else f"({states})"),
-            fix=self._monitor.config.restart_step(next(iter(silent)))
+            fix=self._monitor.config.restart_step(*next(iter(silent.items())))
             if silent
             else missing_consumers(self._consumers.named(name).live.delivery)
             or "%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",

@@ -118,7 +118,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
     """Report tasks that failed, are lost, or hang."""
     for row in cluster.snapshot().tasks:
         if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
-            fix = data_service.of(cluster).restart_step(row.task, logs=True)
+            fix = data_service.of(cluster).restart_step(row.task, row.reason, logs=True)
             what = f"{row.task} is {row.state}: {row.reason or 'unknown reason'}"
             if memory.is_reason(row.reason):
                 fix = memory.FIX

@@ -224,6 +224,9 @@ class ExternalTaskHost(TaskHost):
             self._silent.pop(status.name, None)
             return known[status.state]
         self._silent[status.name] = self._silent.get(status.name, 0) + 1
-        first = status.name not in self._states
-        hung = first or self._silent[status.name] >= _HUNG_AFTER_PROBES
-        return TaskState.HUNG if hung else self._states[status.name]
+        before = self._states.get(status.name)
+        if status.state != "hung" and before in (None, TaskState.LOST):
+            return TaskState.LOST  # its address may be wrong
+        if before is None or self._silent[status.name] >= _HUNG_AFTER_PROBES:
+            return TaskState.HUNG
+        return before

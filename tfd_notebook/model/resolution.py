@@ -11,6 +11,16 @@ from typing import Any
 STATES = ("alive", "own", "hung", "refused", "unreachable", "foreign", "mismatch")
 #: Number of changes that are kept.
 MAX_CHANGES = 1000
+#: Ends of the reasons of tasks at the address of another task, and of those where another answers.
+SAME_ADDRESS, ANOTHER_ANSWERS = "has the same address", "answers there"
+#: Fix for a cluster with an evaluator for which a coordinator of parameter servers waits.
+SEPARATE_EVALUATOR = (
+    'remove "evaluator" from the cluster, and give the evaluator a separate TF_CONFIG with only '
+    "that job"
+)
+SEPARATE_PORTS = "give each task a separate port"
+CORRECT_ADDRESS = "correct the address, or the indexes of the tasks"
+START_OR_CORRECT = "start it, or correct its address"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from tfd_notebook.errors import UnknownName, UsageError, one_of
+from tfd_notebook.model import resolution
 
 #: Larger numbers of tasks per role are rejected as typos.
 MAX_TASKS_PER_ROLE = 1024
@@ -359,11 +360,27 @@ class ClusterConfig:
             for index in range(count):
                 yield role, index
 
-    def restart_step(self, task: str, logs: bool = False) -> str:
-        """Return the next step that restarts a task, and with `logs` how to read its logs."""
+    def restart_step(self, task: str, reason: str = "", logs: bool = False) -> str:
+        """Return the next step for a task that does not run or answer, for this `reason`.
+
+        With `logs`, the step also names its logs.
+        """
         if self.launcher == "external":
-            return f"start {task} again where it was started"
+            return self._external_step(task, reason)
         return (f"see cluster.logs({task!r}), then " if logs else "") + f"cluster.restart({task!r})"
+
+    def _external_step(self, task: str, reason: str) -> str:
+        if resolution.SAME_ADDRESS in reason:
+            return resolution.SEPARATE_PORTS
+        if resolution.ANOTHER_ANSWERS in reason:
+            return resolution.CORRECT_ADDRESS
+        if task.startswith(Role.EVALUATOR) and self.counts.get(Role.PS):
+            return resolution.SEPARATE_EVALUATOR
+        if "no_proxy" in reason:
+            return "add its host to no_proxy"
+        if "nothing listens there" in reason or "accepts connections" in reason or not reason:
+            return f"start {task} again where it was started"
+        return resolution.START_OR_CORRECT
 
 
 def pack(config: ClusterConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from tfd_notebook.model.resolution import TaskStatus
+from tfd_notebook.model.resolution import ANOTHER_ANSWERS, SAME_ADDRESS, TaskStatus
 from tfd_notebook.net.probe import Kind, Probe, Prober
 
 #: Addresses by job and index.
@@ -136,9 +136,9 @@ def status_of(
     identity = name or (str(result.kind) if result.alive and result.kind != "server" else "")
     state, reason = str(result.state), result.reason
     if result.alive and result.kind != kind:
-        state, reason = "mismatch", f"a {_label(result.kind)} answers there"
+        state, reason = "mismatch", f"a {_label(result.kind)} {ANOTHER_ANSWERS}"
     elif result.alive and result.kind == "server" and not may_be(name, job, index):
-        state, reason = "mismatch", f"{identity} answers there"
+        state, reason = "mismatch", f"{identity} {ANOTHER_ANSWERS}"
     elif state == "refused" and (job, index) == own:
         state, reason = "own", _OWN
     return TaskStatus(
@@ -183,7 +183,7 @@ def _mark_shared(statuses: Sequence[TaskStatus]) -> Iterator[TaskStatus]:
             yield status
             continue
         state = "mismatch" if status in alive else status.state
-        shared = f"{others[0]} has the same address"
+        shared = f"{others[0]} {SAME_ADDRESS}"
         yield replace(status, state=state, reason="; ".join(filter(None, (status.reason, shared))))
 
 

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
-from tfd_notebook.model.resolution import TaskStatus
+from tfd_notebook.model.resolution import SEPARATE_EVALUATOR, TaskStatus
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net import task_probe
-from tfd_notebook.resolvers.validation import SEPARATE_EVALUATOR, AddressesByJob, Tasks, checked
+from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
 
 #: Timeout for probing the devices of a task, in seconds.
 _PROBE_SECONDS = 5.0

@@ -11,11 +11,16 @@ import psutil
 from tfd_notebook._compat.tf_coordinator import context
 from tfd_notebook.errors import ResolveError, nearest
 from tfd_notebook.model.diagnostics import Finding, check, kind
-from tfd_notebook.model.resolution import TaskStatus
+from tfd_notebook.model.resolution import (
+    CORRECT_ADDRESS,
+    SEPARATE_EVALUATOR,
+    SEPARATE_PORTS,
+    START_OR_CORRECT,
+    TaskStatus,
+)
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.task_probe import MayBe, is_same_task, probe_tasks
 from tfd_notebook.resolvers.validation import (
-    SEPARATE_EVALUATOR,
     Tasks,
     checked,
     task_of,
@@ -234,7 +239,7 @@ def duplicates(description: ClusterDescription) -> Iterator[Finding]:
         if len(tasks) > 1:
             yield DUPLICATE.finding(
                 f"{address} is the address of {', '.join(tasks)}",
-                "give each task a separate port",
+                SEPARATE_PORTS,
             )
 
 
@@ -277,11 +282,9 @@ def answers(description: ClusterDescription) -> Iterator[Finding]:
     """Find tasks that do not answer, and addresses where a different task answers."""
     for status in description.statuses:
         if status.state == "mismatch":
-            yield WRONG_TASK.finding(
-                status.trouble, "correct the address, or the indexes of the tasks"
-            )
+            yield WRONG_TASK.finding(status.trouble, CORRECT_ADDRESS)
         elif status.is_missing and not _blocks_coordinator(status, description):
-            yield NO_ANSWER.finding(status.trouble, "start it, or correct its address")
+            yield NO_ANSWER.finding(status.trouble, START_OR_CORRECT)
 
 
 @check("tasks")

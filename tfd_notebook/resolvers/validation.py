@@ -25,11 +25,6 @@ Tasks = dict[str, dict[int, str]]
 _FIX = 'write "host:port" with a port of 1 to 65535, and IPv6 in brackets: "[::1]:8470"'
 _FORM = 'write {"worker": ["host:port", ...], "ps": [...]}'
 _TASK = 'write "task": {"type": "worker", "index": 0}'
-#: Fix for a cluster with an evaluator for which a coordinator of parameter servers waits.
-SEPARATE_EVALUATOR = (
-    'remove "evaluator" from the cluster, and give the evaluator a separate TF_CONFIG with only '
-    "that job"
-)
 #: Fix for an invalid TF_CONFIG.
 _TF_CONFIG_FORM = 'write {"cluster": {"worker": ["host:port", ...], "ps": [...]}}'
 

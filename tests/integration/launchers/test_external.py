@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
+from tests._ports import free_port
 from tests._waiting import until
 from tests.integration._service import Service
 from tfd_notebook import errors
@@ -95,3 +96,28 @@ def test_jobs_are_parsed_in_all_forms() -> None:
         "ps:0": "c:3",
         "chief:0": "[::1]:4",
     }
+
+
+def test_the_next_step_follows_the_reason_of_an_external_task() -> None:
+    closed = f"localhost:{free_port()}"
+    with tfd.Cluster(workers=1, ps=1, data_workers=1, name="servers") as servers:
+        other = servers.dispatcher.target.partition("://")[2]
+        known = servers.resolver.cluster_spec().as_dict()
+        (worker,), (ps,) = known["worker"], known["ps"]
+        jobs = {
+            "worker": [worker, worker, "unknown.invalid:1", other, closed],
+            "ps": [ps],
+            "evaluator": [f"localhost:{free_port()}"],
+        }
+        with tfd.attach(jobs, "external", connect=False) as external_cluster:
+            findings = [f for f in tfd.doctor(external_cluster) if f.code == "TFD854"]
+            fixes = {finding.what.partition(" ")[0]: finding.fix for finding in findings}
+            assert "separate TF_CONFIG" in fixes.pop("evaluator:0")
+            assert fixes == {
+                "worker:1": "give each task a separate port",
+                "worker:2": "start it, or correct its address",
+                "worker:3": "correct the address, or the indexes of the tasks",
+                "worker:4": "start worker:4 again where it was started",
+            }
+            states = {task.name: task.state for task in external_cluster.tasks}
+            assert states["worker:2"] == "lost"

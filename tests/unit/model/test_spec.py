@@ -244,3 +244,5 @@ def test_external_tasks_are_not_restarted_by_code() -> None:
     assert own.restart_step("ps:0") == "cluster.restart('ps:0')"
     assert own.restart_step("ps:0", logs=True).startswith("see cluster.logs('ps:0'), then cluster")
     assert "cluster." not in external.restart_step("ps:0", logs=True)
+    through = "connection refused: nothing listens there through the proxy. Add host to no_proxy"
+    assert external.restart_step("ps:0", through) == "add its host to no_proxy"

@@ -198,7 +198,7 @@ class TestTable:
             after = [row.reason for row in cluster.snapshot().tasks]
             # The coordinator assigns the index, so that no other task answers.
             assert after == ["", "worker:0 has the same address", before[2]]
-            assert [str(row.state) for row in cluster.snapshot().tasks] == ["ready", "lost", "hung"]
+            assert [str(row.state) for row in cluster.snapshot().tasks] == ["ready", "lost", "lost"]
         finally:
             cluster.stop()
 

@@ -91,8 +91,8 @@ class DataServiceProtocol(DataWorkers, Protocol):
     @property
     def policy(self) -> Policy: ...
 
-    def restart_step(self, task: str, logs: bool = False) -> str:
-        """Return the next step that restarts a task; see `ClusterConfig.restart_step`."""
+    def restart_step(self, task: str, reason: str = "", logs: bool = False) -> str:
+        """Return the next step for a task that does not run; see `ClusterConfig.restart_step`."""
 
     @property
     def consumers(self) -> Consumers:

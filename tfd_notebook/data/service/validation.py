@@ -237,14 +237,14 @@ def check_service(cluster: DataServiceProtocol) -> None:
             print_note(
                 f"cluster {cluster.name!r}: dispatcher:0 has not answered for {waited:.0f} s "
                 f"({result.reason}). This call waits up to {_DISPATCHER_SECONDS:g} s. If the "
-                f"dispatcher hangs: {cluster.restart_step('dispatcher:0')}"
+                f"dispatcher hangs: {cluster.restart_step('dispatcher:0', result.reason)}"
             )
         if waited > _DISPATCHER_SECONDS:
             raise DispatcherLost(
                 f"the dispatcher of cluster {cluster.name!r} has not answered for {waited:.0f} s. "
                 f"Last attempt: {result.reason}",
                 task="dispatcher:0",
-                fix=cluster.restart_step("dispatcher:0", logs=True),
+                fix=cluster.restart_step("dispatcher:0", result.reason, logs=True),
             )
         # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
         timeout = min(2 * timeout, max(0.5, _DISPATCHER_SECONDS - waited))

@@ -136,8 +136,8 @@ class Cluster:
             for i, worker in enumerate(self.workers)
         )
 
-    def restart_step(self, task: str, logs: bool = False) -> str:
-        return ClusterConfig(self.name).restart_step(task, logs)
+    def restart_step(self, task: str, reason: str = "", logs: bool = False) -> str:
+        return ClusterConfig(self.name).restart_step(task, reason, logs)
 
     def check_room(self, needed: int) -> None:
         """Accept every size."""
