@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from tfd_notebook import views
+from tfd_notebook import errors, views
 from tfd_notebook._compat.tf_data import autograph
 from tfd_notebook.cluster import registry, runs
 from tfd_notebook.cluster.config import ClusterOptions
@@ -53,6 +53,8 @@ def _part(
         return function(getattr(self, part), *args, **kwargs)
 
     call.__module__, call.__qualname__ = __name__, f"Cluster.{function.__name__}"
+    if "." in function.__qualname__:
+        function.__qualname__ = call.__qualname__  # Python names it in errors of a call
     return _documented_by(function)(cast("Callable[Concatenate[Cluster, _P], _R]", call))
 
 
@@ -76,7 +78,13 @@ class _ClusterType(type):
     registered one.
     """
 
-    def __call__(cls, *, if_exists: str = "reuse", start: bool = True, **arguments: Any) -> Any:
+    def __call__(
+        cls, *args: Any, if_exists: str = "reuse", start: bool = True, **arguments: Any
+    ) -> Any:
+        if args:
+            raise TypeError(
+                "Cluster() takes keyword arguments only, such as Cluster(data_workers=2)"
+            )
         config, launcher = ClusterOptions.read(arguments).configure()
         create = partial(Cluster._create, config, launcher)
         cluster = cast(Cluster, registry.get_or_create(config, if_exists, create))
@@ -170,6 +178,13 @@ class Cluster(Handle, metaclass=_ClusterType):
         parameters=list(inspect.signature(__init__).parameters.values())[1:],
         return_annotation=inspect.Signature.empty,
     )
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        raise errors.UsageError(
+            f"class {cls.__name__} cannot be derived from Cluster, whose call returns the running "
+            "cluster of its name",
+            fix="keep a cluster in an attribute of the class",
+        )
 
     @classmethod
     def _create(cls, config: ClusterConfig, launcher: base.Launcher) -> Cluster:

@@ -18,6 +18,8 @@ _OTHER_ARGUMENTS = (
     ("Service", Service.__dataclass_fields__),
     ("launchers.Local", ("host", "allow")),
 )
+#: Arguments of `Cluster` that do not describe it.
+_CALL = ("if_exists", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,8 @@ class ClusterOptions:
         Raises
         ------
         TypeError
-            An argument is unknown. The error names the class that has an option of that name.
+            An argument is unknown. The error names the class that has an option of that name,
+            or the most similar argument.
         """
         for name in sorted(arguments.keys() - cls.__dataclass_fields__.keys()):
             hint = next(
@@ -54,6 +57,8 @@ class ClusterOptions:
                 ),
                 "",
             )
+            if not hint and (similar := errors.nearest(name, [*cls.__dataclass_fields__, *_CALL])):
+                hint = f": {similar.strip()}"
             raise TypeError(f"Cluster() got an unexpected argument {name!r}{hint}")
         return cls(**arguments)
 

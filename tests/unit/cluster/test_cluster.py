@@ -1,5 +1,6 @@
 """`Cluster` with a fake launcher: names, counts, states and refused arguments."""
 
+import inspect
 import logging
 import re
 import threading
@@ -440,3 +441,25 @@ def test_changes_that_would_damage_an_epoch(mode, cardinality, on_loss, keeps):
     for name in ("one_worker", "cached"):
         delivery = Delivery(lambda: None, cardinality, mode, None, **{name: True})
         assert kept(delivery, on_loss) == "all"
+
+
+def test_errors_of_calls_have_public_names(cluster):
+    with pytest.raises(TypeError, match=r"^Cluster\(\) takes keyword arguments only"):
+        tfd.Cluster(2)
+    with pytest.raises(TypeError, match=r"^Cluster\(\) .* 'dta_workers': did you mean 'data_worke"):
+        tfd.Cluster(dta_workers=2)
+    with pytest.raises(TypeError, match=r"^Cluster\(\) .* 'if_exist': did you mean 'if_exists'"):
+        tfd.Cluster(if_exist="error")
+    with pytest.raises(TypeError, match=r"pass it to tfd\.Policy\(restarts="):
+        tfd.Cluster(restarts=2)
+    for name, method in inspect.getmembers(tfd.Cluster, inspect.isfunction):
+        if not name.startswith("_"):
+            with pytest.raises(TypeError, match=rf"^(Cluster\.)?{name}\(\) got an unexpected"):
+                method(cluster, unknown=2)
+
+
+def test_subclasses_are_refused():
+    with pytest.raises(errors.UsageError, match="class My cannot be derived from Cluster"):
+
+        class My(tfd.Cluster):
+            pass
