@@ -21,6 +21,17 @@ from tfd_notebook.net.runtime_dir import variables
 
 #: Seconds for a server to stop after a failure.
 STOP_SECONDS = 3.0
+#: Seconds after which the dispatcher discards an epoch that no consumer reads. A training process
+#: that shares a job can be started again in this time. TensorFlow's default is 5 minutes.
+KEEP_SECONDS = 1800.0
+#: Without ``gc_dynamic_sharding_jobs``, data workers keep the pipelines of epochs that were left
+#: early in mode "dynamic" until the dispatcher stops. The interval also limits the time after which
+#: the consumers of a killed process are noticed. TensorFlow's default is 10 minutes.
+_DISPATCHER_DEFAULTS = {
+    "gc_dynamic_sharding_jobs": True,
+    "job_gc_check_interval_ms": 60_000,
+    "job_gc_timeout_ms": int(KEEP_SECONDS * 1000),
+}
 
 
 class Server:
@@ -166,10 +177,15 @@ def set_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value}
 
 
+def dispatcher_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a dispatcher, with the defaults for those that the user has not set."""
+    return {**_DISPATCHER_DEFAULTS, **set_fields(settings)}
+
+
 def _dispatcher(port: int, settings: Mapping[str, Any]) -> Any:
     if work_dir := settings.get("work_dir"):
         agent_work_dir.make_private(work_dir)
-    return compat.start(compat.dispatcher({**set_fields(settings), "port": port}))
+    return compat.start(compat.dispatcher({**dispatcher_settings(settings), "port": port}))
 
 
 def _data_worker(port: int, settings: Mapping[str, Any]) -> Any:

@@ -14,17 +14,6 @@ from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role, Service
 #: The jobs of a training cluster. An evaluator has a separate ClusterSpec.
 JOBS = (Role.WORKER, Role.PS)
 
-#: Seconds after which the dispatcher discards an epoch that no consumer reads. A training process
-#: that shares a job can be started again in this time. TensorFlow's default is 5 minutes.
-KEEP_SECONDS = 1800.0
-#: Without ``gc_dynamic_sharding_jobs``, data workers keep the pipelines of epochs that were left
-#: early in mode "dynamic" until the cluster stops. The interval also limits the time after which
-#: the consumers of a killed process are noticed. TensorFlow's default is 10 minutes.
-_DISPATCHER_DEFAULTS = {
-    "gc_dynamic_sharding_jobs": True,
-    "job_gc_check_interval_ms": 60_000,
-    "job_gc_timeout_ms": int(KEEP_SECONDS * 1000),
-}
 _DISPATCHER_FIELDS = (
     "job_gc_check_interval_ms",
     "job_gc_timeout_ms",
@@ -97,10 +86,7 @@ def dispatcher_config(
         The directory from the user is not usable.
     """
     service = config.service
-    settings = {
-        **_DISPATCHER_DEFAULTS,
-        **_fields(service.dispatcher_config, _DISPATCHER_FIELDS),
-    }
+    settings = _fields(service.dispatcher_config, _DISPATCHER_FIELDS)
     if not service.fault_tolerant:
         return settings, None
     if service.work_dir is None:
@@ -123,7 +109,7 @@ def keep_seconds(service: Service) -> float | None:
     timeout = getattr(service.dispatcher_config, "job_gc_timeout_ms", None)
     if timeout is not None and timeout < 0:
         return None
-    return timeout / 1000 if timeout else KEEP_SECONDS
+    return timeout / 1000 if timeout else tf_servers.KEEP_SECONDS
 
 
 def data_worker_config(config: ClusterConfig) -> dict[str, Any]:

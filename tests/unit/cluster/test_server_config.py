@@ -9,6 +9,7 @@ from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
 from tfd_notebook._compat.tf_data import servers
+from tfd_notebook.agent import tf_servers
 from tfd_notebook.cluster import server_config
 from tfd_notebook.model.spec import ClusterConfig
 
@@ -17,7 +18,7 @@ def dispatcher_settings(**fields: Any) -> dict[str, Any]:
     config = service.DispatcherConfig(**fields) if fields else None
     cluster = ClusterConfig("c", service=tfd.Service(dispatcher_config=config))
     settings, _ = server_config.dispatcher_config(cluster, "/d", is_local=True, in_process=False)
-    return settings
+    return tf_servers.dispatcher_settings(settings)
 
 
 def test_dispatcher_discards_epochs_of_dynamic_sharding() -> None:

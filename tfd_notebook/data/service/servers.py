@@ -205,7 +205,8 @@ class Dispatcher(_Server):
     Parameters
     ----------
     config : tf.data.experimental.service.DispatcherConfig, optional
-        Default: a free port, no journal.
+        Default: a free port, no journal. As in a `Cluster`, epochs that no consumer has read for 30
+        minutes are discarded, unless ``job_gc_timeout_ms`` is set.
     start : bool
         Whether to start the server at once. Default true. The port is reserved and `target` is
         known in either case.

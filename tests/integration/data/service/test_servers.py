@@ -22,6 +22,7 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._programs import program
 from tests._reading import read
+from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook._compat.tf_data import servers as compat
 from tfd_notebook.errors import (
@@ -59,6 +60,22 @@ def test_default_intervals_are_those_of_tensorflow(dispatcher: tfd.Dispatcher) -
         assert sent.read() - before < 2_000
     finally:
         worker.stop()
+
+
+def test_epoch_that_was_left_is_discarded() -> None:
+    config = service.DispatcherConfig(job_gc_check_interval_ms=100, job_gc_timeout_ms=500)
+    dispatcher = tfd.Dispatcher(config)
+    worker = worker_of(dispatcher)
+    try:
+        source = service.distribute(processing_mode="distributed_epoch", service=dispatcher.target)
+        iterator = iter(tf.data.Dataset.range(1_000_000).apply(source))
+        next(iterator)
+        assert len(probe(worker.address, 10.0, expect="data_worker").tasks) == 1
+        del iterator
+        until(lambda: not probe(worker.address, 10.0, expect="data_worker").tasks)
+    finally:
+        worker.stop()
+        dispatcher.stop()
 
 
 def test_servers_follow_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
