@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import threading
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook.cluster import data_service
-from tfd_notebook.errors import NoWorkers, StateError, TimeLimit, UnknownName, UsageError
+from tfd_notebook.errors import DataError, NoWorkers, StateError, TimeLimit, UnknownName, UsageError
 from tfd_notebook.net.probe import probe
 
 pytestmark = pytest.mark.integration
@@ -238,6 +239,16 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
             assert str(small) in str(caught.value)
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_cache_smaller_than_an_element_is_named() -> None:
+    settings = tfd.Service(cross_trainer_cache_size_bytes=10)
+    with tfd.Cluster(data_workers=1, name="small", service=settings) as cluster:
+        cache = service.CrossTrainerCache("trainer")
+        shared = cluster.distribute("off", "shared", cross_trainer_cache=cache)
+        with pytest.raises(DataError, match=r"Service\(cross_trainer_cache_size_bytes=") as caught:
+            next(iter(Range(1000).repeat().batch(100).apply(shared)))
+        assert re.search(r"an element has \d+ bytes, and the .* only 10\b", str(caught.value))
 
 
 def test_data_workers_get_the_settings_of_the_service() -> None:

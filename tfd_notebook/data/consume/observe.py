@@ -259,6 +259,14 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         None,
         'use processing_mode="data", which divides the results, or "dynamic"',
     ),
+    (
+        re.compile(r"larger than cache size in bytes\. Got element size: (\d+) and cache size: (\d+)"),
+        errors.DataError,
+        "an element has {1} bytes, and the cache of cross_trainer_cache= only {2}",
+        None,
+        "start the cluster with a larger Service(cross_trainer_cache_size_bytes=...), which has "
+        "room for all elements that trainers read at different times",
+    ),
 )
 
 
