@@ -190,6 +190,7 @@ HANDLES: dict[str, Callable[[], Any]] = {
     **LAUNCHERS,
     "Cluster": of_cluster(lambda cluster: cluster),
     "Cluster.dispatcher": of_cluster(lambda cluster: cluster.dispatcher),
+    "Cluster.distribute": of_cluster(lambda cluster: cluster.distribute("off")),
     "Cluster.observe": of_cluster(lambda cluster: cluster.observe(tf.data.Dataset.range(3))),
     "Cluster.observe, batched": of_cluster(
         lambda cluster: cluster.observe(tf.data.Dataset.range(3)).batch(2)

@@ -25,6 +25,7 @@ from tfd_notebook.data.service.options import STATIC, ReadOptions, mode_of
 from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
 from tfd_notebook.data.service.saving import Saving
 from tfd_notebook.errors import DataError, UsageError
+from tfd_notebook.model.handle import Handle
 from tfd_notebook.model.spec import check_seconds
 
 #: The mode in which a dataset is checked when it is registered. Its changes occur in all modes.
@@ -107,6 +108,21 @@ def distribute(
     """
     reading = ReadOptions(mode_of(processing_mode), **options)
     return _distributor(cluster, reading, compression, check_semantics(semantics))
+
+
+class Distributor(Handle):
+    """The result of `distribute`: a function that applies a service to a dataset."""
+
+    _instead = "call distribute in the process that reads, or send the id from cluster.register"
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
+
+    def __call__(self, dataset: Any) -> Any:
+        return self._apply(dataset)
+
+
+autograph.keep_unconverted(Distributor)  # a tf.function may call an object of it
 
 
 def _distributor(
@@ -262,8 +278,7 @@ def _distributor(
         )
         return watch(read, cluster.consumers, validation.listed_as(job_name), before)
 
-    autograph.keep_unconverted(apply)  # a tf.function may call it
-    return apply
+    return Distributor(apply)
 
 
 @_eagerly
