@@ -178,7 +178,7 @@ def set_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dispatcher_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a dispatcher, with the defaults for those that the user has not set."""
+    """Return the settings of a dispatcher, with defaults for those that are not set."""
     return {**_DISPATCHER_DEFAULTS, **set_fields(settings)}
 
 

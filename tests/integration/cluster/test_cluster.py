@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import threading
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path

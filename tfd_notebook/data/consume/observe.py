@@ -260,7 +260,9 @@ _KNOWN: tuple[tuple[re.Pattern[str], type[errors.TfdError], str, str | None, str
         'use processing_mode="data", which divides the results, or "dynamic"',
     ),
     (
-        re.compile(r"larger than cache size in bytes\. Got element size: (\d+) and cache size: (\d+)"),
+        re.compile(
+            r"larger than cache size in bytes\. Got element size: (\d+) and cache size: (\d+)"
+        ),
         errors.DataError,
         "an element has {1} bytes, and the cache of cross_trainer_cache= only {2}",
         None,
