@@ -190,11 +190,17 @@ $(VENV)/.uv: $(VENV)/.python
 	@command -v uv >/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt uv
 	@touch $@
 
-# Build dependencies of the package, because the package is built with --no-build-isolation. setuptools and
-# wheel build pyspark, which is only available as source.
+# Build dependencies of the package and of pyspark, which are built with --no-build-isolation.
 $(VENV)/.hatch: $(VENV)/.uv constraints.txt
 	$(INSTALL) --constraint constraints.txt \
 		editables hatch-jupyter-builder hatchling jupyter-builder setuptools wheel
+	@touch $@
+
+# Spark is only available as source, and is built without the cache. If the registry forbids caching, uv
+# keeps 2 GB of sources and wheels for each environment, until the disk is full.
+$(VENV)/.spark $(VENV)/.test $(VENV)/.test-full: $(VENV)/.pyspark
+$(VENV)/.pyspark: $(VENV)/.hatch
+	$(INSTALL) --no-cache --no-deps --no-build-isolation --constraint constraints.txt pyspark
 	@touch $@
 
 # The npm packages, and Node if the system's is missing or too old.
