@@ -13,6 +13,7 @@ import socket
 import textwrap
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,9 +226,9 @@ class TestContract:
 
         assert coordinator.schedule(following, args=(iterator,)).fetch() == 3
 
-    @pytest.mark.parametrize("as_function", [True, False])
+    @pytest.mark.parametrize("given", ["function", "dataset", "step"])
     def test_dataset_in_the_memory_of_this_process_is_refused(
-        self, coordinator: Coordinator, as_function: bool
+        self, coordinator: Coordinator, given: str
     ) -> None:
         """A step on a worker in another process would wait for its elements indefinitely."""
 
@@ -238,20 +239,25 @@ class TestContract:
         with tfd.Cluster(data_workers=1, name="inside", launcher="inprocess") as inside:
 
             def dataset(**options: Any) -> Any:
-                def create() -> Any:
-                    numbers = tf.data.Dataset.range(8).batch(4)
-                    return numbers.apply(inside.distribute("off", **options))
+                return tf.data.Dataset.range(8).batch(4).apply(inside.distribute("off", **options))
 
-                return create if as_function else create()
+            def use(**options: Any) -> Any:
+                if given == "step":
+                    step = tf.function(lambda: next(iter(dataset(**options))))
+                    return [coordinator.schedule(step) for _ in range(2)][-1]
+                create = partial(dataset, **options)
+                each = coordinator.create_per_worker_dataset(
+                    create if given == "function" else create()
+                )
+                return coordinator.schedule(following, args=(iter(each),))
 
             for options in ({}, {"target_workers": "LOCAL", "data_transfer_protocol": "grpc"}):
                 with pytest.raises(NoWorkers, match="another process and would wait") as caught:
-                    coordinator.create_per_worker_dataset(dataset(**options))
+                    use(**options)
                 assert inside.dispatcher.target.removeprefix("grpc://") in str(caught.value)
                 assert 'data_transfer_protocol="grpc"' in str(caught.value.fix)
-            by_grpc = coordinator.create_per_worker_dataset(dataset(data_transfer_protocol="grpc"))
-            value = coordinator.schedule(following, args=(iter(by_grpc),))
-            assert value.fetch().tolist() == [0, 1, 2, 3]
+            assert use(data_transfer_protocol="grpc").fetch().tolist() == [0, 1, 2, 3]
+        coordinator.join()
 
     def test_documented_example_runs(self, coordinator: Coordinator) -> None:
         strategy = coordinator.strategy

@@ -111,7 +111,11 @@ class Coordinator(closure_queue.ClusterCoordinator, Handle):
         self._metrics = CoordinatorMetrics(self._store)
         #: Whether every transition is recorded. Otherwise only those visible in RemoteValues are.
         self.full = fallback.recognized()
-        queue = closure_queue.WatchedQueue(self._store, error_hints.explain) if self.full else None
+        queue = (
+            closure_queue.WatchedQueue(self._store, error_hints.explain, _check_reads)
+            if self.full
+            else None
+        )
         self._queue = queue
         self.build: Callable[[Coordinator], Any] | None = None
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
@@ -167,6 +171,9 @@ class Coordinator(closure_queue.ClusterCoordinator, Handle):
             The arguments contain a RemoteValue.
         StateError
             The coordinator is stopped.
+        NoWorkers
+            `fn` reads from the memory of data workers in this process, and a training worker is
+            another process.
         PausedError
             The coordinator is paused, and its queue (262,144 closures) is full.
         Exception
@@ -200,7 +207,7 @@ class Coordinator(closure_queue.ClusterCoordinator, Handle):
         with self._explained():
             dataset = super().create_per_worker_dataset(dataset_fn)
             if (function := connection.dataset_function(dataset)) is not None:
-                memory_datasets.check_sent(function, connection.worker_addresses())
+                _check_reads(function)
             return dataset
 
     def join(self, timeout: float | None = None) -> None:
@@ -513,6 +520,11 @@ class Coordinator(closure_queue.ClusterCoordinator, Handle):
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
         return f"<Coordinator {state}: {plural(len(self._workers), 'worker')}, {self.values!r}>"
+
+
+def _check_reads(function: Any) -> None:
+    """Raise NoWorkers if a concrete function would wait for elements of another process."""
+    memory_datasets.check_sent(function, connection.worker_addresses())
 
 
 def _stopped_error() -> StateError:

@@ -9,6 +9,7 @@ import inspect
 import queue as queues
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -76,12 +77,19 @@ class WatchedQueue(Waiting):
         Records every transition.
     explain : callable, optional
         Adds an explanation to an error that a caller gets.
+    check : callable, optional
+        Called once with each concrete function before its first closure. It may raise an error.
     """
 
     def __init__(
-        self, store: Store, explain: Callable[[BaseException], object] = lambda error: None
+        self,
+        store: Store,
+        explain: Callable[[BaseException], object] = lambda error: None,
+        check: Callable[[Any], object] = lambda function: None,
     ) -> None:
         self.explain = explain
+        self._check = check
+        self._checked: weakref.WeakSet[Any] = weakref.WeakSet()
         self.in_flight: dict[int, WatchedClosure] = {}
         self._store = store
         self.gate = Gate(on_change=store.touch)
@@ -119,6 +127,10 @@ class WatchedQueue(Waiting):
         if self._queue.full():
             self._await_room()
         self._raise_if_stopped()
+        function = getattr(closure, "_concrete_function", None)
+        if function is not None and function not in self._checked:
+            self._check(function)
+            self._checked.add(function)
         self._watch(closure)
         try:
             super().put(closure)
