@@ -210,12 +210,17 @@ class RemoteCoordinator(Handle):
     ) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         kernel = self._cluster._kernel
-        kernel.catch_up()
-        while not condition():
+        while True:
             if kernel.state != "ready":
                 raise RemoteError(
                     f"{operation} failed: the kernel at {kernel.label} is {kernel.state}"
                 )
+            if condition():
+                # The counts are received before the rows. A busy kernel answers later.
+                with contextlib.suppress(TimeLimit):
+                    kernel.catch_up()
+                    if condition():
+                        return
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeLimit(f"{operation} failed: not finished within {timeout:g} s")
             time.sleep(_POLL_SECONDS)

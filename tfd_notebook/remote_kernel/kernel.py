@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -214,6 +215,11 @@ class RemoteKernel(Handle):
             The code raised an error, which has the remote traceback; or the kernel is lost.
         TimeLimit
             The code did not end within `timeout` seconds.
+
+        Warns
+        -----
+        RuntimeWarning
+            The kernel did not send the state of its clusters after the code ended.
         """
         if not isinstance(code, str):
             raise UsageError(f"invalid code={code!r}: expected a str")
@@ -221,9 +227,14 @@ class RemoteKernel(Handle):
         try:
             self._execute(code, timeout, show_plain if plain else show)
         except TfdError:
-            self.catch_up()
+            with contextlib.suppress(TfdError):
+                self.catch_up()
             raise
-        self.catch_up()
+        try:
+            self.catch_up()
+        except TfdError as error:
+            message = f"the clusters of {self.label} are shown with an earlier state: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
 
     def _execute(self, code: str, timeout: float | None, show: Any) -> None:
         with self._running:
@@ -319,10 +330,17 @@ class RemoteKernel(Handle):
         return self._clusters.setdefault(name, RemoteCluster(self, name))
 
     def catch_up(self) -> None:
-        """Fetch the current state of the kernel. A busy kernel sends it later."""
+        """Fetch the current state of the kernel, unless it is lost.
+
+        Raises
+        ------
+        TimeLimit
+            No answer. A busy kernel sends its state later.
+        RemoteError
+            The kernel cannot be reached.
+        """
         if self.state == "ready":
-            with contextlib.suppress(TfdError):
-                self._bus.catch_up(_CATCH_UP_SECONDS)
+            self._bus.catch_up(_CATCH_UP_SECONDS)
 
     def perform(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
         """Perform a command on the kernel's clusters; see `cluster.commands`."""

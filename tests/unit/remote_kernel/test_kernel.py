@@ -144,6 +144,41 @@ def test_start_ends_with_the_reason_if_the_state_is_invalid() -> None:
         RemoteKernel(url, token="")
 
 
+class BusyKernel(Kernel):
+    """While it is busy, it does not send its current state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clusters["train"] = {"coordinator": {}}
+        self.busy = False
+
+    def answers(self, message: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        flush = message["content"].get("data", {}).get("kind") == "flush"
+        return [] if flush and self.busy else super().answers(message)
+
+
+def test_earlier_state_of_a_busy_kernel_is_not_the_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`join` returned while closures could be queued, and a cell that ended showed them."""
+    monkeypatch.setattr("tfd_notebook.remote_kernel.kernel._CATCH_UP_SECONDS", 0.2)
+    remote = BusyKernel()
+    with jupyter_server(remote) as url, RemoteKernel(url, token="") as kernel:
+        coordinator = kernel.clusters["train"].coordinator
+        coordinator.join(timeout=60)
+        remote.busy = True
+        with pytest.raises(errors.TimeLimit, match="join failed"):
+            coordinator.join(timeout=0.5)
+        with pytest.raises(errors.TimeLimit, match="the current state"):
+            coordinator.step(timeout=0.5)
+        with pytest.raises(errors.TimeLimit, match="the current state"):
+            kernel.clusters["later"]
+        with pytest.warns(RuntimeWarning, match="shown with an earlier state"):
+            kernel.run(CODE)
+        remote.busy = False
+        coordinator.join(timeout=60)
+
+
 class DyingKernel(Kernel):
     """It ends at the first command for its clusters."""
 
