@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook._compat import frames
-from tfd_notebook._compat.tf_data import graph, py_functions
+from tfd_notebook._compat.tf_data import autograph, graph, py_functions
 from tfd_notebook.agent import fork_server, rank_process, stacks, tf_servers
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.model.spec import Role
@@ -155,8 +155,6 @@ def main() -> None:
 
 
 _INSTALLED = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)))
-#: Modules that TensorFlow writes for functions that it converts.
-_GENERATED = "__autograph_generated_file"
 
 
 def changed_at(module: str) -> float | None:
@@ -166,7 +164,7 @@ def changed_at(module: str) -> float | None:
         file = object.__getattribute__(sys.modules[module], "__dict__").get("__file__")
     except (KeyError, AttributeError):  # not loaded, or an object without a namespace
         return None
-    if not file or file.startswith(_INSTALLED) or module.startswith(_GENERATED):
+    if not file or file.startswith(_INSTALLED) or autograph.is_generated(module):
         return None
     try:
         return os.stat(file).st_mtime

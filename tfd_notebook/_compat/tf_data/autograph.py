@@ -15,7 +15,7 @@ from tfd_notebook._compat import import_hooks
 _MODULE = "tensorflow.python.autograph.core.config"
 _TRANSPILER = "tensorflow.python.autograph.impl.api"
 _PACKAGE = __name__.partition(".")[0]
-#: Marks files with functions that AutoGraph has rewritten.
+#: Marks the modules and files of functions that AutoGraph has rewritten.
 _GENERATED = "__autograph_generated_file"
 
 
@@ -40,9 +40,9 @@ def keep_unconverted(function: Any) -> None:
     function.autograph_info__ = None
 
 
-def is_generated(file: str) -> bool:
-    """Return True if AutoGraph has written `file`."""
-    return _GENERATED in file
+def is_generated(name: str) -> bool:
+    """Return True if AutoGraph has written the module or file `name`."""
+    return _GENERATED in name
 
 
 def original(file: str, line: int, function: str) -> tuple[str, int, str]:
