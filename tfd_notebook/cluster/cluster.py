@@ -260,66 +260,10 @@ class Cluster(Handle, metaclass=_ClusterType):
         self._data_service.require_service()
         return self._data_service
 
-    @_documented_by(service.distribute)
-    def distribute(
-        self,
-        processing_mode: Any,
-        job_name: str | None = None,
-        consumer_index: int | None = None,
-        num_consumers: int | None = None,
-        max_outstanding_requests: int | None = None,
-        data_transfer_protocol: str | None = None,
-        compression: str | None = "auto",
-        cross_trainer_cache: Any = None,
-        target_workers: str = "AUTO",
-        semantics: str = "checked",
-    ) -> Callable[[Any], Any]:
-        return service.distribute(
-            self._service,
-            processing_mode,
-            job_name=job_name,
-            consumer_index=consumer_index,
-            num_consumers=num_consumers,
-            max_outstanding_requests=max_outstanding_requests,
-            data_transfer_protocol=data_transfer_protocol,
-            compression=compression,
-            semantics=semantics,
-            cross_trainer_cache=cross_trainer_cache,
-            target_workers=target_workers,
-        )
-
+    distribute = _part("_service", service.distribute)
     register = _part("_service", service.register)
 
-    @_documented_by(service.from_dataset_id)
-    def from_dataset_id(
-        self,
-        processing_mode: Any,
-        dataset_id: Any,
-        element_spec: Any = None,
-        job_name: str | None = None,
-        consumer_index: int | None = None,
-        num_consumers: int | None = None,
-        max_outstanding_requests: int | None = None,
-        data_transfer_protocol: str | None = None,
-        cross_trainer_cache: Any = None,
-        target_workers: str = "AUTO",
-        semantics: str | None = None,
-    ) -> Any:
-        return service.from_dataset_id(
-            self._service,
-            processing_mode,
-            dataset_id,
-            element_spec,
-            semantics,
-            job_name=job_name,
-            consumer_index=consumer_index,
-            num_consumers=num_consumers,
-            max_outstanding_requests=max_outstanding_requests,
-            data_transfer_protocol=data_transfer_protocol,
-            cross_trainer_cache=cross_trainer_cache,
-            target_workers=target_workers,
-        )
-
+    from_dataset_id = _part("_service", service.from_dataset_id)
     save = _part("_service", service.save)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:

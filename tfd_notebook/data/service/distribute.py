@@ -51,10 +51,15 @@ def _eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def distribute(
     cluster: DataServiceProtocol,
     processing_mode: Any,
-    *,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
     compression: str | None = "auto",
+    cross_trainer_cache: Any = None,
+    target_workers: str = "AUTO",
     semantics: str = "checked",
-    **options: Any,
 ) -> Callable[[Any], Any]:
     """Return a function for ``Dataset.apply`` that runs the dataset on the data workers.
 
@@ -106,7 +111,16 @@ def distribute(
     --------
     tf.data.experimental.service.distribute
     """
-    reading = ReadOptions(mode_of(processing_mode), **options)
+    reading = ReadOptions(
+        mode_of(processing_mode),
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+    )
     return _distributor(cluster, reading, compression, check_semantics(semantics))
 
 
@@ -355,8 +369,14 @@ def from_dataset_id(
     processing_mode: Any,
     dataset_id: Any,
     element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: Any = None,
+    target_workers: str = "AUTO",
     semantics: str | None = None,
-    **options: Any,
 ) -> Any:
     """Return a dataset that reads a registered one. See `distribute` for the other arguments.
 
@@ -387,8 +407,16 @@ def from_dataset_id(
     """
     from tensorflow.data.experimental import service
 
-    reading = ReadOptions(mode_of(processing_mode), **options)
-    job_name = reading.job_name
+    reading = ReadOptions(
+        mode_of(processing_mode),
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+    )
     reading.check_tags(cluster.service_in_process, cluster.worker_tags)
     validation.check_service(cluster)
     if reading.mode in STATIC:
