@@ -115,6 +115,7 @@ class ExternalTaskHost(TaskHost):
         self._cluster = cluster
         self._on_event = on_event
         self._addresses = addresses_of(target)
+        self._stated = frozenset(self._addresses)
         self._states: dict[str, TaskState] = {}
         self._silent: dict[str, int] = {}
         self._closed = threading.Event()
@@ -225,8 +226,12 @@ class ExternalTaskHost(TaskHost):
             return known[status.state]
         self._silent[status.name] = self._silent.get(status.name, 0) + 1
         before = self._states.get(status.name)
-        if status.state != "hung" and before in (None, TaskState.LOST):
-            return TaskState.LOST  # its address may be wrong
+        if (
+            status.state != "hung"
+            and status.name in self._stated
+            and before in (None, TaskState.LOST)
+        ):
+            return TaskState.LOST  # its address may be wrong, unlike one that a dispatcher reports
         if before is None or self._silent[status.name] >= _HUNG_AFTER_PROBES:
             return TaskState.HUNG
         return before
