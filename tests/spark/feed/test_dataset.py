@@ -282,6 +282,9 @@ def test_rows_that_cannot_be_tensors_are_refused(tmp_path: Path) -> None:
             ([1.0], [1.0, 2.0], "several lengths"),
             (None, 1, "None"),
             (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2), "cannot become tensors"),
+            (np.longdouble(1), np.longdouble(2), "longdouble|float128"),
+            (np.ones(2, tf.bfloat16.as_numpy_dtype),) * 2 + ("array of bfloat16",),
+            (np.array([None]), np.array([None]), "array of object"),
         ]
     ):
         with (

@@ -247,8 +247,9 @@ def signature(layout: Layout, values: Any) -> Any:
         if kind == "python" and dtype.kind == "f":
             _, lost = casts.cast(values, np.float32, fractions_only=True)
             return tf.TensorSpec(shape, tf.float32 if lost is None else tf.float64)
-        if dtype.kind in "?biufc":
+        if dtype.kind in "?biufc" and dtype.type not in (np.longdouble, np.clongdouble):
             return tf.TensorSpec(shape, tf.as_dtype(dtype.newbyteorder("=")))
+        name = f"{kind} of {dtype}"
     if kind == "fix" and isinstance(values, np.ndarray) and values.ndim > 1:
         part = signature(layout[3], values.reshape(-1, *values.shape[2:]))
         return tf.TensorSpec([layout[2], *part.shape], part.dtype)
@@ -260,6 +261,8 @@ def signature(layout: Layout, values: Any) -> Any:
         raise UsageError(
             "some rows have None, or values of several types, at the same position", fix=_FIX
         )
+    if name == "ndarray" and len(known := {(v.dtype, v.shape) for v in values.flat}) == 1:
+        name = f"array of {known.pop()[0]}"
     if name in ("list", "tuple", "dict", "ndarray"):
         raise UsageError("the rows have several lengths or shapes", fix=_FIX)
     raise UsageError(f"rows of this kind ({name}) cannot become tensors", fix=_FIX)
