@@ -339,9 +339,9 @@ class _Examination:
             removes = _REMOVING.fullmatch(name) is not None
             uses = name.startswith("pop")
             self._fill(self._path(call.func.value), call.args, uses, not removes)
-        if name in _FILLERS:
+        if name in _FILLERS and self._is_of_module(call.func):
             self._fill(first, call.args[1:], name.startswith("heappop"), True)
-        elif name in _WRITERS:
+        elif name in _WRITERS and self._is_of_module(call.func):
             self._store(first, self._paths(*call.args[1:]))
         elif len(call.args) == {"setattr": 3, "setdefault": 2}.get(name):
             self._store(self._path(call), self._paths(call.args[-1]))
@@ -349,6 +349,18 @@ class _Examination:
         for each in call.keywords:
             if each.arg == "out":
                 self._store(self._path(each.value), self._paths(*call.args))
+
+    def _is_of_module(self, function: Any) -> bool:
+        """Return True if a function is imported, and not a method or a function of the user."""
+        if isinstance(function, ast.Name):
+            value = self._values.get(self._path(function))
+            return not (isinstance(value, types.FunctionType) and is_users(value))
+        while isinstance(function, ast.Attribute):
+            function = function.value
+        if not isinstance(function, ast.Name):
+            return False
+        is_imported_here = function.id in self._unshared and function.id not in self._known
+        return is_imported_here or isinstance(self._values.get(function.id), types.ModuleType)
 
     def _call_of_user(self, call: ast.Call) -> None:
         """Record what a function changes that gets objects as its arguments."""
@@ -386,10 +398,22 @@ class _Examination:
                 yield path
             elif isinstance(node, ast.Name) and not is_owner:
                 yield from self._known.get(node.id, ("", ()))[1]
-            written = [*_written_by(node)]
+            written = [*self._written_by(node)]
             for child in ast.iter_child_nodes(node):
                 owns = path and child in (getattr(node, "value", None), getattr(node, "func", None))
                 yield from self._paths(child, is_owner=bool(owns or child in written))
+
+    def _written_by(self, node: Any) -> Iterator[Any]:
+        """Yield the parts of an expression whose objects it does not read."""
+        if isinstance(node, ast.Compare):
+            yield from _searched_by(node)
+        elif isinstance(node, ast.Call):
+            name = _called(node)
+            if _FILLING.fullmatch(name):
+                yield node.func
+            if name in _FILLERS | _WRITERS and self._is_of_module(node.func):
+                yield from node.args[:1]
+            yield from (each for each in node.keywords if each.arg == "out")
 
     def _path(self, node: Any) -> str:
         """Return the path to an object outside of the function, as ``self.items[0]``, or ""."""
@@ -442,19 +466,6 @@ def _searched_by(node: ast.Compare) -> list[Any]:
         for operator, container in zip(node.ops, node.comparators, strict=True)
         if isinstance(operator, (ast.In, ast.NotIn))
     ]
-
-
-def _written_by(node: Any) -> Iterator[Any]:
-    """Yield the parts of an expression whose objects it does not read."""
-    if isinstance(node, ast.Compare):
-        yield from _searched_by(node)
-    elif isinstance(node, ast.Call):
-        name = _called(node)
-        if _FILLING.fullmatch(name):
-            yield node.func
-        if name in _FILLERS | _WRITERS:
-            yield from node.args[:1]
-        yield from (each for each in node.keywords if each.arg == "out")
 
 
 def _key(key: ast.expr) -> str:

@@ -528,6 +528,32 @@ def copy_to(x: Any) -> Any:
     return result.sum()
 
 
+def copy_with_own_import(x: Any) -> Any:
+    import numpy
+
+    result = x - history
+    numpy.copyto(history, x)
+    return result.sum()
+
+
+class Board:
+    """Its methods have the names of functions that write their argument."""
+
+    def place(self, at: Any) -> Any:
+        return limit[0] + len(at)
+
+    def heapify(self, at: Any) -> Any:
+        return limit[0] - len(at)
+
+
+board = Board()
+
+
+def place_on_board(x: Any, path: tuple[int, ...] = ()) -> Any:
+    number = x + len(path) + len(history)
+    return number + board.place(path) + board.heapify(history) + board.place(history)
+
+
 def order(x: Any) -> Any:
     ordered.move_to_end(x)
     return x
@@ -584,6 +610,8 @@ COUNTERS |= {
     "setdefault": (group, {"groups"}),
     "heap": (heap, {"last"}),
     "copyto": (copy_to, {"history"}),
+    "own import": (copy_with_own_import, {"history"}),
+    "method with the name of a writer": (place_on_board, set()),
     "move_to_end": (order, {"ordered"}),
     "membership": (is_new, {"known"}),
     "cache with get": (cache_early, set()),
