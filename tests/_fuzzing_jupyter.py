@@ -104,10 +104,17 @@ def remote_kernel(directory: Path) -> Iterator[Callable[[Any], None]]:
                     opened.pop().close()
                 opened.append(RemoteKernel(url, token=""))
             (kernel,) = opened
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(errors.TfdError):
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.suppress(errors.TfdError),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore", RuntimeWarning)  # about clusters, if it is lost
                 kernel.run(CODE, 60.0, plain=len(random.result) % 2 == 0)
+            cluster = None
+            with contextlib.suppress(errors.TfdError):
+                cluster = kernel.clusters.get("c")
             assert repr(kernel)
-            cluster = kernel.clusters.get("c")
             if cluster is not None and kernel.state == "ready":
                 assert repr(cluster)
                 for request in (cluster.logs, cluster.stacks, lambda: cluster.kill("worker:0")):
