@@ -286,6 +286,12 @@ class AgentCluster:
     async def handle_restart(self, task: str, settings: dict[str, Any]) -> None:
         await self.task(task).restart(settings)
 
+    async def handle_allow(self, networks: list[str]) -> None:
+        """Accept connections to the tasks from further networks, such as a host that joins."""
+        self.limits.check_allow(networks)
+        self.allow += [network for network in networks if network not in self.allow]
+        await asyncio.gather(*(task.allow() for task in self.tasks.values()))
+
     async def handle_kill(self, task: str) -> int | None:
         return self.task(task).kill()
 

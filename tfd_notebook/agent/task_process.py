@@ -102,6 +102,13 @@ class TaskProcess:
         self._samples = role == Role.DATA_WORKER
         return {"open_to": self._server.open_to}
 
+    def allow(self, host: str, allow: list[str]) -> str:
+        """Accept connections to the server from these networks, and return its peers."""
+        if self._server is None:  # `start` follows
+            return ""
+        self._server.restrict(allow, host)
+        return self._server.open_to
+
     def call(self, **arguments: Any) -> dict[str, Any]:
         return rank_process.call(**arguments)
 

@@ -30,6 +30,7 @@ _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
 #: The doctor leaves out tasks that do not answer, so the limit is longer than delays by load.
 _INSPECT_SECONDS = 10.0
+_ALLOW_SECONDS = 20.0
 #: Seconds in which a task replies to an inspection, and in which it samples its threads for that.
 _REPLY_SECONDS = 0.15
 _SAMPLED_SECONDS = 0.05
@@ -249,6 +250,26 @@ class TaskSupervisor:
                     self,
                     fix=f"cluster.restart({self.spec.name!r})",
                 )
+
+    async def allow(self) -> None:
+        """Accept connections to the running process from networks that the cluster has added.
+
+        Later processes accept them from their start.
+        """
+        process = self.process
+        if process is None or process.ended.done():
+            return
+        try:
+            open_to = await process.request(
+                "allow", _ALLOW_SECONDS, host=self.spec.host, allow=self.cluster.allow
+            )
+        except TfdError:
+            if process is self.process and not process.ended.done():
+                raise
+            return
+        if open_to:
+            self.open_to = open_to
+            self.cluster.task_changed(self, ())
 
     async def inspect(self) -> dict[str, list[str]] | None:
         """Return the stale modules and loaded ops of the running process, or None without reply."""

@@ -124,13 +124,17 @@ class Server:
             ) from error
         try:
             if allow is not None:
-                self.open_to = ports.restrict_port(self._port, allow, host)
+                self.restrict(allow, host)
         except BaseException as error:  # also Ctrl-C in a kernel
             ports.stop_listening(self._port)  # the stop can take longer, or fail
             if not self.stop(STOP_SECONDS) and isinstance(error, FilterFailed):
                 error.what += f". The server still runs: {self.why_not_stopped}"
             raise
         return self
+
+    def restrict(self, allow: Iterable[str], host: str) -> None:
+        """Close the port to hosts other than this one and those of `allow`; see `start`."""
+        self.open_to = ports.restrict_port(self._port, allow, host)
 
     def stop(self, timeout: float | None) -> bool:
         """Stop the server; return False if it has not stopped after `timeout` seconds."""

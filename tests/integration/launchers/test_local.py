@@ -268,6 +268,18 @@ def test_failing_listener_ends_only_its_own_session(cluster, caplog):
     assert cluster.kill("data_worker:0") == before["data_worker:0"]
 
 
+def test_networks_of_a_host_that_joins_can_connect_to_running_tasks():
+    with tfd.Cluster(data_workers=1, name="opened") as cluster:
+        before = {task.name: task.pid for task in cluster.tasks}
+        cluster._task_manager.task_host.allow(["127.0.0.9/32", "192.0.2.7/32"])
+        for task in cluster.tasks:
+            assert row(cluster, task.name).open_to.endswith("192.0.2.7/32")
+        assert {task.name: task.pid for task in cluster.tasks} == before
+        assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+        cluster.restart("data_worker:0")
+        assert row(cluster, "data_worker:0").open_to.endswith("192.0.2.7/32")
+
+
 def test_crash_after_a_restart_during_backoff_is_reported():
     with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=5)) as cluster:
 

@@ -148,6 +148,10 @@ class AgentTaskHost(ForwardingTaskHost):
         """Release the ports of tasks that have not started, and remove the tasks."""
 
     @forwarded
+    def allow(self, networks: Sequence[str], *, timeout: float = 30.0) -> None:
+        """Accept connections to the tasks from further networks."""
+
+    @forwarded
     def check_reachability(
         self, addresses: Mapping[str, str], *, timeout: float = 30.0
     ) -> dict[str, tuple[str, str]]:
