@@ -31,6 +31,7 @@ from tests.hosts._hosts import Hosts
 from tests.hosts._slurm import Slurm
 from tfd_notebook import errors
 from tfd_notebook.launchers.client import orphans
+from tfd_notebook.model.spec import TaskState
 from tfd_notebook.net.runtime_dir import variables
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(240)]
@@ -115,22 +116,67 @@ def test_each_role_has_its_job(make: Make, slurm: Slurm) -> None:
     until(lambda: not any("roles" in name for name in job_names(slurm)), 60)
 
 
-@pytest.mark.parametrize(
-    ("excluded", "nodes"), [("n2,n10", {"n1"}), ("n10", {"n1", "n2"})], ids=["one", "two"]
-)
-def test_cluster_starts_with_the_nodes_that_slurm_has(
-    make: Make, slurm: Slurm, excluded: str, nodes: set[str]
-) -> None:
-    # Slurm does not allocate a node on which a job is ending.
+def await_free_nodes(slurm: Slurm) -> None:
+    """Wait until no job is ending: Slurm does not allocate its node."""
     ending = ("squeue", "--noheader", "--states=COMPLETING")
     until(lambda: not slurm.run(*ending).stdout.strip(), 60)
-    launcher = make(3, minimum=1, cpus=2, extra=(f"--exclude={excluded}",))
-    with tfd.Cluster(data_workers=2, name="fewer", launcher=launcher) as cluster:
+
+
+@pytest.fixture
+def drain(slurm: Slurm) -> Iterator[Callable[..., None]]:
+    """Make nodes unavailable to new jobs; the test or its end makes them available again."""
+
+    def set_state(state: str, *nodes: str) -> None:
+        update = ("scontrol", "update", f"NodeName={','.join(nodes)}", f"State={state}")
+        slurm.run(*update, *(["Reason=maintenance"] if state == "DRAIN" else []), check=True)
+        drained.update(nodes) if state == "DRAIN" else drained.difference_update(nodes)
+
+    drained: set[str] = set()
+    yield set_state
+    if drained:
+        set_state("RESUME", *drained)
+
+
+def test_nodes_that_are_free_later_join_the_cluster(
+    make: Make, slurm: Slurm, drain: Callable[..., None]
+) -> None:
+    await_free_nodes(slurm)
+    drain("DRAIN", "n2", "n10")
+    launcher = make(3, minimum=1, cpus=2, extra=())
+    with tfd.Cluster(data_workers=3, name="fewer", launcher=launcher) as cluster:
         assert "--nodes=1-3" in cluster.job_script()
+        before = row(cluster, "data_worker:0")
+        assert before.host == "n1"
+        until(lambda: "is pending" in row(cluster, "data_worker:1").reason, 60)
+        assert row(cluster, "data_worker:2").state == TaskState.PLANNED
         notices = [notice.what for notice in cluster.snapshot().notices]
-        assert {task.host for task in cluster.snapshot().tasks} == nodes, notices
-        assert f"has {len(nodes)} of 3 nodes" in " ".join(notices)
+        assert "has 1 of 3 nodes, and 2 may join later" in " ".join(notices)
         assert numbers(cluster) == list(range(100))
+        for node, task, host in (("n2", 1, "n2"), ("n10", 2, "n10")):
+            drain("RESUME", node)
+            until(lambda: row(cluster, f"data_worker:{task}").state == TaskState.READY, 90)  # noqa: B023
+            assert row(cluster, f"data_worker:{task}").host == host
+            assert numbers(cluster) == list(range(100))
+        assert cluster.state == "ready"
+        assert row(cluster, "data_worker:0").pid == before.pid
+        assert row(cluster, "dispatcher:0").restarts == 0
+        pids = [row(cluster, f"data_worker:{index}").pid for index in (1, 2)]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 60)
+    until(lambda: "tfd-fewer" not in job_names(slurm), 60)
+
+
+def test_stop_cancels_the_job_of_missing_nodes(
+    make: Make, slurm: Slurm, drain: Callable[..., None]
+) -> None:
+    await_free_nodes(slurm)
+    drain("DRAIN", "n2", "n10")
+    launcher = make({"data_worker": 2, "dispatcher": 1}, minimum=1, cpus=2, extra=())
+    with tfd.Cluster(data_workers=2, name="waits", launcher=launcher) as cluster:
+        until(lambda: "is pending" in row(cluster, "data_worker:1").reason, 60)
+        assert job_names(slurm).count("tfd-waits-data_worker") == 2
+        cluster.scale(data_workers=1)
+        assert cluster.state == "ready"
+    until(lambda: not any("waits" in name for name in job_names(slurm)), 60)
 
 
 def test_cancelled_job_is_explained(make: Make, slurm: Slurm) -> None:

@@ -120,7 +120,40 @@ class Lifecycle:
             0.0 if policy.time_limit is not None and policy.time_limit <= notice else notice,
             self._end,
         )
-        self._monitor.start(on_tick=watchdog)
+
+        def tick(stopped: str) -> None:
+            watchdog(stopped)
+            self._check_waiting()
+
+        self._monitor.start(on_tick=tick)
+
+    def _check_waiting(self) -> None:
+        """Start the data workers whose hosts have joined the cluster, in another thread."""
+        # Another change of the tasks may hold the lock for minutes.
+        if self._monitor.state != "degraded" or not self._servers.lock.acquire(blocking=False):
+            return
+        try:
+            if self._task_manager.has_joined():
+                threading.Thread(
+                    target=self._start_joined, name=f"tfd-join-{self._servers.name}", daemon=True
+                ).start()
+        finally:
+            self._servers.lock.release()
+
+    def _start_joined(self) -> None:
+        with self._servers.lock:
+            if self.is_ending or not self._task_manager.has_joined():
+                return
+            try:
+                self._task_manager.start_joined()
+            except errors.TfdError as error:
+                self._monitor.notice(
+                    "warning",
+                    f"starting the data workers of a host that has joined failed: {error.what}",
+                    fix=error.fix or "cluster.scale(data_workers=...) tries again",
+                )
+            finally:
+                self._servers.store_description()
 
     def stop(self) -> None:
         """Stop the streams, then all tasks. No-op if the cluster is already stopped.

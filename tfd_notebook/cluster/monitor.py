@@ -484,8 +484,9 @@ class Monitor:
         if row is None:
             role, _, index = event.task.partition(":")
             row = TaskRow(event.task, Role(role), int(index))
-            if row.role is Role.DATA_WORKER and event.state is not TaskState.READY:
-                self._requested_at[event.task] = time.monotonic()
+        is_requested = bool(event.address) and not row.address  # before, it waits for a host
+        if is_requested and row.role is Role.DATA_WORKER and event.state is not TaskState.READY:
+            self._requested_at[event.task] = time.monotonic()
         if event.task in self._requested_at and (
             event.state is TaskState.READY or event.state.ended
         ):

@@ -174,12 +174,13 @@ class TaskManager:
                 self._remove(surplus)
                 fewer_data_workers |= role is Role.DATA_WORKER
             self._monitor.apply(PlanChanged(role, requested=count))
-            known = {row.index for row in present}
+            # A task without an address waits for its host.
+            known = {row.index for row in present if row.address}
             missing[role] = [index for index in range(count) if index not in known]
             for row in present:
                 if row.index < count and row.state.ended:
                     self.restart(row.task, {})
-                elif row.index < count and row.state in (TaskState.PLANNED, TaskState.STARTING):
+                elif row.index in known and row.state in (TaskState.PLANNED, TaskState.STARTING):
                     starting.append(row.task)
         try:
             self._add(missing, minimum)
@@ -193,6 +194,30 @@ class TaskManager:
             raise
         if fewer_data_workers and self._static_addresses:
             self.enable_static_sharding()
+
+    def has_joined(self) -> bool:
+        """Show why data workers wait for their hosts, and return True if one has joined."""
+        joined = False
+        for row in self._waiting():
+            why = self.task_host.why_waiting(row.task)
+            joined |= why is None
+            if why is not None and why != row.reason:
+                self._monitor.apply(TaskChanged(row.task, TaskState.PLANNED, why))
+        return joined
+
+    def start_joined(self) -> None:
+        """Request the data workers whose hosts have joined. Their start is not awaited."""
+        joined = [row for row in self._waiting() if self.task_host.why_waiting(row.task) is None]
+        try:
+            self._add({Role.DATA_WORKER: [row.index for row in joined]}, minimum=0)
+        except BaseException:
+            self._remove([row.task for row in joined])
+            raise
+
+    def _waiting(self) -> list[TaskRow]:
+        """Return the data workers that wait for their hosts, which have no address yet."""
+        rows = self.rows_of(Role.DATA_WORKER)
+        return [row for row in rows if row.state is TaskState.PLANNED and not row.address]
 
     def check_scale(self, counts: Mapping[Role, int]) -> None:
         """Raise Unsupported or Refused if the cluster cannot have these numbers of tasks."""
@@ -297,7 +322,7 @@ class TaskManager:
 
     def worker_addresses(self) -> tuple[str, ...]:
         """Return the addresses of the data workers that have not ended, by index."""
-        return self._addresses(Role.DATA_WORKER)
+        return tuple(filter(None, self._addresses(Role.DATA_WORKER)))
 
     def cluster_spec(self) -> dict[str, list[str]]:
         """Return the addresses of the workers and parameter servers that have not ended, by index.
@@ -429,12 +454,18 @@ class TaskManager:
     def _add(self, requested: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
         """Start tasks by role and index. Return when they are ready.
 
-        Data workers wait for their dispatcher. All other tasks start concurrently.
+        Data workers wait for their dispatcher, and for hosts that join later. All other tasks start
+        concurrently.
         """
-        specs = [
-            self._task_spec(role, index) for role, indexes in requested.items() for index in indexes
-        ]
-        if not specs or self._task_host is None:
+        if self._task_host is None:
+            return
+        specs = []
+        for role, index in ((role, n) for role, indexes in requested.items() for n in indexes):
+            if (why := self._task_host.why_waiting(f"{role}:{index}")) is None:
+                specs.append(self._task_spec(role, index))
+            else:
+                self._monitor.apply(TaskChanged(f"{role}:{index}", TaskState.PLANNED, why))
+        if not specs:
             return
         reserved = self.task_host.reserve_ports(specs)
         starting = server_config.tf_server_configs(reserved, self._monitor.rows())
@@ -476,7 +507,7 @@ class TaskManager:
 
     def _remove(self, tasks: list[str]) -> None:
         rows = {row.task: row.address for row in self._monitor.rows()}
-        self._removed_addresses.update(rows[task] for task in tasks if task in rows)
+        self._removed_addresses.update(rows[task] for task in tasks if rows.get(task))
         with contextlib.suppress(errors.UnknownName):
             self.task_host.stop(tasks)
         for task in tasks:

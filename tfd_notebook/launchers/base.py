@@ -284,6 +284,10 @@ class TaskHost(Handle, ABC):
         """Return the position of the host that runs a task, or would run it."""
         return 0
 
+    def why_waiting(self, task: str) -> str | None:
+        """Return why the host that runs a task does not run yet, or None if it does."""
+        return None
+
     def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
         """Return the hosts of the cluster that cannot reach some of these tasks, and why.
 

@@ -8,20 +8,29 @@ import functools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from tfd_notebook.agent.bridges import stdio
-from tfd_notebook.errors import InvalidMessage, LaunchError, StartTimeout, Unsupported
+from tfd_notebook.errors import (
+    InvalidMessage,
+    LaunchError,
+    StartTimeout,
+    TfdError,
+    Unsupported,
+)
 from tfd_notebook.launchers.base import OnEvent, TaskHost
 from tfd_notebook.launchers.client.handshake import read_handshake
-from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.launchers.client.multi_host import TaskHostGroup
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher, RemoteTaskHost
 from tfd_notebook.model.events import Notice, TaskChanged
-from tfd_notebook.model.spec import ClusterConfig, TaskState
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 
 POLL_SECONDS = 1.0
-Phase = Literal["queued", "starting", "running", "ending", "ended"]
+#: Seconds between two requests for the states of hosts that join later.
+LATE_POLL_SECONDS = 5.0
+Phase = Literal["queued", "missing", "starting", "running", "ending", "ended"]
 
 H = TypeVar("H", bound=RemoteHost)
 T = TypeVar("T")
@@ -33,8 +42,9 @@ class HostState:
 
     Parameters
     ----------
-    phase : {"queued", "starting", "running", "ending", "ended"}
-        A queued host waits for resources. One that cannot start without the user has ended.
+    phase : {"queued", "missing", "starting", "running", "ending", "ended"}
+        A queued host waits for resources, and a missing one gets none from its request. One that
+        cannot start without the user has ended.
     reason, fix : str
         Why it is in this phase, as a sentence, and the next step of the user. Default: none.
     """
@@ -55,6 +65,10 @@ class Start:
         self.config, self.on_event = config, on_event
         #: Closed if the start fails. Otherwise the hosts close what it holds.
         self.opened = contextlib.ExitStack()
+        #: The hosts that may join the cluster after its start, and why they do not run yet.
+        self.late: dict[Any, str] = {}
+        #: False if no host can join the cluster.
+        self.may_join = False
         self._stopped = threading.Event()
         self._shown: dict[str, str] = {}
 
@@ -83,8 +97,8 @@ class Start:
 class Engine(Start, ABC, Generic[H]):
     """The hosts of one cluster that an engine starts.
 
-    A subclass implements `submit`, `state`, `cancel` and `log`. During the start, they run in one
-    thread. Ctrl-C therefore interrupts none of them, and `cancel` follows `submit`.
+    A subclass implements `submit`, `state`, `cancel` and `log`. Until all hosts run, these methods
+    run in one thread. Ctrl-C therefore interrupts none of them, and `cancel` follows `submit`.
 
     Parameters
     ----------
@@ -110,6 +124,9 @@ class Engine(Start, ABC, Generic[H]):
         self.minimum = minimum
         #: The hosts. The engine starts those of a group in this order.
         self.groups: list[list[H]] = []
+        #: The hosts that have joined the cluster.
+        self.joined: list[H] = []
+        self._closes_late = False
         #: Set when the state of a host has changed.
         self.changed = threading.Event()
         self._lock = threading.Lock()
@@ -131,23 +148,31 @@ class Engine(Start, ABC, Generic[H]):
     def log(self, host: H) -> bytes:
         """Return the end of the output of a host."""
 
-    def states(self) -> Mapping[H, HostState]:
-        """Return the states of all hosts."""
-        return {host: self.state(host) for host in self.hosts}
+    def states(self, hosts: Sequence[H]) -> Mapping[H, HostState]:
+        """Return the states of hosts."""
+        return {host: self.state(host) for host in hosts}
+
+    def later(self, missing: list[H]) -> list[H]:
+        """Return hosts that may join later in the place of those that do not run. Default: none."""
+        return []
 
     def runs(self, host: H, role: str, index: int) -> bool:
         """Return True if a task runs on a host, or may run there."""
         return True
 
     def complete(self) -> None:
-        """Complete the request when the hosts run."""
+        """Complete the request when the hosts run, and when no other host can join any more."""
+
+    def has_open_request(self) -> bool:
+        """Return True if `states` must be called from time to time after the start."""
+        return bool(self.late)
 
     def interrupt(self) -> None:
         """Close the connections that are opening; never raises."""
 
     @property
     def hosts(self) -> list[H]:
-        return [host for group in self.groups for host in group]
+        return [*(host for group in self.groups for host in group), *self.joined]
 
     def start(self) -> list[H]:
         """Request the hosts, and return them when they run.
@@ -214,7 +239,7 @@ class Engine(Start, ABC, Generic[H]):
         ended_at = settled_at = float("inf")
         while True:
             self.changed.clear()
-            states = self.call(self.states)
+            states = self.call(functools.partial(self.states, self.hosts))
             waiting = {host: state for host, state in states.items() if state.phase != "running"}
             if not waiting:
                 return
@@ -249,13 +274,91 @@ class Engine(Start, ABC, Generic[H]):
     def _drop(self, waiting: Mapping[H, HostState], reason: str) -> None:
         """Drop the first host of each group that does not run, and all after it."""
         count = len(self.hosts)
+        dropped: list[H] = []
         for group in self.groups:
             first = next((n for n, host in enumerate(group) if host in waiting), len(group))
-            dropped, group[first:] = group[first:], []
-            for host in dropped:
+            dropped += group[first:]
+            del group[first:]
+        if self.may_join:
+            late = self.call(functools.partial(self.later, dropped))
+            self.late = dict.fromkeys(late, reason)
+        for host in dropped:
+            if host not in self.late:
                 host.close()
-        what = f"the cluster has {len(self.hosts)} of {count} {self.kind}: {reason}"
-        self.on_event(Notice("warning", what))
+        what = f"the cluster has {len(self.hosts)} of {count} {self.kind}"
+        what += f", and {len(self.late)} may join later" if self.late else ""
+        self.on_event(Notice("warning", f"{what}: {reason}"))
+
+    def await_late(self, join: Callable[[H], bool], show: Callable[[list[str]], None]) -> None:
+        """Pass late hosts to `join` when they run, until none is left or the cluster ends.
+
+        Parameters
+        ----------
+        join : callable
+            Adds a host to the cluster, and returns False if the cluster has ended. It raises a
+            TfdError.
+        show : callable
+            Takes the reasons for which the late hosts do not run yet. Those of hosts that will
+            never run are the last.
+        """
+        ended: list[str] = []
+        while self.has_open_request() and not self._closes_late:
+            self.changed.clear()
+            with contextlib.suppress(LaunchError, InvalidMessage):  # the engine does not answer
+                ended += self._poll_late(join)
+                show([*self.late.values(), *ended])
+            if self.has_open_request() and not self._closes_late:
+                self.changed.wait(LATE_POLL_SECONDS)
+        if self._closes_late:
+            self.close_late()  # also those that were requested in the meantime
+        else:
+            with contextlib.suppress(LaunchError):
+                self.call(self.complete)
+
+    def _poll_late(self, join: Callable[[H], bool]) -> list[str]:
+        """Add late hosts that run to the cluster, and return why others will never run."""
+        states = self.call(functools.partial(self.states, list(self.late)))
+        ended: list[str] = []
+        for host, state in states.items():
+            if state.phase not in ("running", "ending", "ended"):
+                self.late[host] = state.reason
+                continue
+            why = self._join(host, join) if state.phase == "running" else state.reason
+            if why and not self._closes_late:
+                host.close_session()
+                ended.append(why)
+                what = f"{host.label} does not join the cluster: {why}"
+                self.on_event(Notice("warning", what, fix=state.fix or None))
+            del self.late[host]
+        missing = [host for host, state in states.items() if state.phase == "missing"]
+        if missing and all(states[host].phase != "starting" for host in self.late):
+            why = self.late[missing[0]]
+            late = self.call(functools.partial(self.later, missing))
+            self.late |= dict.fromkeys(late, why)
+            ended += [why] * (len(missing) - len(late))
+            for host in missing:
+                del self.late[host]
+                host.close()
+        return ended
+
+    def _join(self, host: H, join: Callable[[H], bool]) -> str:
+        """Add a host to the cluster; return the reason if that failed, or an empty string."""
+        try:
+            if join(host):
+                self.joined.append(host)
+                self.on_event(Notice("info", f"{host.label} has joined the cluster"))
+        except (TfdError, OSError) as error:
+            return error.in_one_line if isinstance(error, TfdError) else str(error)
+        return ""
+
+    def close_late(self, running: Collection[RemoteHost] = ()) -> None:
+        """Close the late hosts except those in `running`; no host joins any more. Never raises."""
+        self._closes_late = True
+        self.changed.set()
+        for host in list(self.late):
+            if host not in running:
+                with contextlib.suppress(Exception):
+                    host.close_session()
 
 
 class EngineLauncher(RemoteLauncher):
@@ -307,4 +410,34 @@ class EngineLauncher(RemoteLauncher):
         raise Unsupported(f"the hosts of launcher {self.name!r} are known when a cluster starts")
 
     def hosts_for(self, config: ClusterConfig, on_event: OnEvent) -> list[RemoteHost]:
-        return list(self.start_hosts(self._starting[config.name]))
+        start = self._starting[config.name]
+        # A host that joins has no tunnels, and `place` cannot name it.
+        has_place = self._secure or Role.DATA_WORKER in self._place
+        start.may_join = bool(config.counts.get(Role.DATA_WORKER)) and not has_place
+        return list(self.start_hosts(start))
+
+    def late_hosts(self, config: ClusterConfig) -> Sequence[RemoteHost]:
+        return list(self._starting[config.name].late)
+
+    def _open(
+        self, hosts: Sequence[RemoteHost], config: ClusterConfig, on_event: OnEvent
+    ) -> TaskHostGroup:
+        start = self._starting[config.name]
+        group = super()._open(hosts, config, on_event)
+        if start.late:
+            group.expect(list(start.late.values()))
+
+            def join(host: RemoteHost) -> bool:
+                return self.join(group, host, config, on_event)
+
+            def end() -> None:
+                start.close_late([cast(RemoteTaskHost, host).remote for host in group.hosts])
+
+            group.on_end = end
+            threading.Thread(
+                target=start.await_late,
+                args=(join, group.expect),
+                name="tfd-late-hosts",
+                daemon=True,
+            ).start()
+        return group

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +21,9 @@ from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net import kubernetes_config, optional_packages
 
 _LOG_LINES = 20
+#: Seconds after the grace time until the deadline of a job with pods that do not run yet. The
+#: kernel extends it twice in this time. It ends the job of a killed kernel.
+_DEADLINE_SECONDS = 60.0
 
 
 class Kubernetes(EngineLauncher):
@@ -35,8 +40,10 @@ class Kubernetes(EngineLauncher):
     pods : int
         Number of pods. Default 1.
     minimum : int, optional
-        Smallest number of pods. If the last pods have no node or quota for 5 s, the others run
-        all tasks. Default: `pods`.
+        Smallest number of pods. If others have no node or quota for 5 s, the cluster starts
+        without them. A pod that runs later joins it, and runs its share of the data workers. With
+        `secure`, a `place` of data workers, or no data workers, these pods are dropped instead.
+        Default: `pods`.
     namespace : str, optional
         Default: that of the service account, or of the kubeconfig's context.
     resources : mapping, optional
@@ -127,7 +134,7 @@ class Kubernetes(EngineLauncher):
         placed = {label for chosen in self.place_on(labels).values() for label in chosen}
         needed = [labels.index(label) + 1 for label in placed]
         minimum = max(self._own["minimum"] or len(labels), *needed, 0)
-        return _Kubernetes(config, on_event, minimum, self._own, labels, place)
+        return _Kubernetes(config, on_event, minimum, self._own, labels, place, self._grace)
 
 
 class _Kubernetes(Engine[PodHost]):
@@ -145,18 +152,22 @@ class _Kubernetes(Engine[PodHost]):
         options: Mapping[str, Any],
         labels: Sequence[str],
         place: Callable[[str, int], int],
+        grace: float,
     ) -> None:
         super().__init__(config, on_event, minimum)
         self._api = KubernetesApi(options["kubeconfig"], options["context"], options["namespace"])
         self._options, self._place = options, place
         self._name = kubernetes_jobs.name_of(config.name, uuid.uuid4().hex[:6])
         self._uid, self._created = "", False
+        self._grace = grace
+        #: The times (monotonic) of the submission, and of the next change of the deadline.
+        self._submitted_at, self._renew_at = 0.0, float("inf")
         python = options["python"]
         self.groups = [[PodHost(self, self._api, python, *item) for item in enumerate(labels)]]
 
     def submit(self) -> None:
         job = kubernetes_jobs.job(self._options, self.config, self._name, self._owner())
-        self._created = True
+        self._created, self._submitted_at = True, time.monotonic()
         self._uid = kubernetes_jobs.uid_of(self._api.request("POST", "jobs", body=job))
         service = kubernetes_jobs.service(self._options, self._name, self._uid)
         self._api.request("POST", "services", body=service)
@@ -184,15 +195,17 @@ class _Kubernetes(Engine[PodHost]):
             return b""
         return (log or "").encode()
 
-    def states(self) -> Mapping[PodHost, HostState]:
+    def states(self, hosts: Sequence[PodHost]) -> Mapping[PodHost, HostState]:
         try:
+            if time.monotonic() > self._renew_at:
+                self.complete()
             found = self._list()
         except OSError as error:
-            return dict.fromkeys(self.hosts, HostState("starting", str(error)))
-        for host in self.hosts:
+            return dict.fromkeys(hosts, HostState("starting", str(error)))
+        for host in hosts:
             missing = Pod("queued", f"job {self._name} has not created pod {host.index}")
             host.use(found.get(host.index, missing))
-        pods = {host: host.pod for host in self.hosts}
+        pods = {host: host.pod for host in hosts}
         waiting = {host: pod for host, pod in pods.items() if pod.phase != "running"}
         if waiting and not any(pod.fix for pod in waiting.values()):
             names = [pod.name for pod in waiting.values() if pod.name]
@@ -204,10 +217,24 @@ class _Kubernetes(Engine[PodHost]):
     def runs(self, host: PodHost, role: str, index: int) -> bool:
         return host.index == self._place(role, index)
 
+    def later(self, missing: list[PodHost]) -> list[PodHost]:
+        return missing
+
+    def has_open_request(self) -> bool:
+        # Only pods with the highest indexes can be removed from the job.
+        return bool(self.late or (self.joined and len(self.hosts) < self._options["pods"]))
+
     def complete(self) -> None:
-        # Kubernetes deletes the pods with other indexes.
-        count = len(self.hosts)
-        spec = {"activeDeadlineSeconds": None, "completions": count, "parallelism": count}
+        spec: dict[str, Any] = {"activeDeadlineSeconds": None}
+        if self.has_open_request():
+            # A pod that never runs has no process that would end the job of a killed kernel.
+            now = time.monotonic()
+            seconds = now - self._submitted_at + self._grace + _DEADLINE_SECONDS
+            spec = {"activeDeadlineSeconds": math.ceil(seconds)}
+            self._renew_at = now + _DEADLINE_SECONDS / 2
+        elif not self.joined:
+            # Kubernetes deletes the pods with other indexes.
+            spec |= dict.fromkeys(("completions", "parallelism"), len(self.hosts))
         self._api.request("PATCH", "jobs", self._name, body={"spec": spec})
 
     def interrupt(self) -> None:

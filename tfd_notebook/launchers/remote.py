@@ -8,7 +8,7 @@ import functools
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import (
@@ -189,6 +189,10 @@ class RemoteLauncher(Launcher):
         """Return the hosts of a new cluster. A launcher that starts hosts overrides this."""
         return self.hosts()
 
+    def late_hosts(self, config: ClusterConfig) -> Sequence[RemoteHost]:
+        """Return the hosts that may join a cluster, for data workers. Default: none."""
+        return ()
+
     def tunnels(
         self, task_hosts: Sequence[RemoteTaskHost], config: ClusterConfig, on_event: OnEvent
     ) -> Tunnels:
@@ -265,27 +269,64 @@ class RemoteLauncher(Launcher):
         on_event: OnEvent,
     ) -> TaskHostGroup:
         """Return the hosts of a new cluster."""
+        late = [host.label for host in self.late_hosts(config)]
         addresses = self._advertise(hosts)
         networks: list[tuple[str, ...]] = [()] * len(hosts)
         if not self._secure:
             networks = host_addresses.networks_to_allow(hosts, addresses)
         task_hosts = []
-        place = self._placement([host.label for host in hosts])
+        place = self._placement([host.label for host in hosts], late)
         self._preload(hosts, config)
         for position, (host, allowed_networks) in enumerate(zip(hosts, networks, strict=True)):
-            directory = agent_host.open_cluster(
-                host.session.client,
-                config,
-                _from_host(host, on_event),
-                self.task_environment(config),
-                allowed_networks,
-                self._endpoint_of(place, position, addresses[position]),
-            )
-            allow = (*config.allow, *allowed_networks)
-            task_hosts.append(RemoteTaskHost(host, config.name, directory, allow, self.ends_with))
-            for what in host.warnings(self._grace):
-                on_event(Notice("warning", what))
+            endpoint_of = self._endpoint_of(place, position, addresses[position])
+            task_hosts.append(self._open_on(host, config, on_event, allowed_networks, endpoint_of))
         return self._group(task_hosts, place, config, on_event)
+
+    def _open_on(
+        self,
+        host: RemoteHost,
+        config: ClusterConfig,
+        on_event: OnEvent,
+        networks: tuple[str, ...],
+        endpoint_of: EndpointOf,
+    ) -> RemoteTaskHost:
+        """Open a new cluster on one of its hosts, which lets in these networks."""
+        directory = agent_host.open_cluster(
+            host.session.client,
+            config,
+            _from_host(host, on_event),
+            self.task_environment(config),
+            networks,
+            endpoint_of,
+        )
+        for what in host.warnings(self._grace):
+            on_event(Notice("warning", what))
+        allow = (*config.allow, *networks)
+        return RemoteTaskHost(host, config.name, directory, allow, self.ends_with)
+
+    def join(
+        self, group: TaskHostGroup, host: RemoteHost, config: ClusterConfig, on_event: OnEvent
+    ) -> bool:
+        """Add a host to a running cluster without tunnels; return False if the cluster has ended.
+
+        Raises
+        ------
+        TfdError
+        """
+        host.open_session(None, self._grace)
+        earlier = [cast(RemoteTaskHost, task_host) for task_host in group.hosts]
+        hosts = [*(task_host.remote for task_host in earlier), host]
+        addresses = self._advertise(hosts)
+        *others, own = host_addresses.networks_to_allow(hosts, addresses)
+        self._preload([host], config)
+        endpoint_of = self._endpoint_of(group.place_of, len(earlier), addresses[-1])
+        task_host = self._open_on(host, config, on_event, own, endpoint_of)
+        for other, networks in zip(earlier, others, strict=True):
+            other.allow(networks)
+        if not group.join(task_host):
+            task_host.close()
+            return False
+        return True
 
     def _preload(self, hosts: Sequence[RemoteHost], config: ClusterConfig) -> None:
         """Import TensorFlow on all hosts concurrently."""
@@ -378,10 +419,13 @@ class RemoteLauncher(Launcher):
         """Return the labels of the hosts that run the tasks of a role, by role."""
         return self._place
 
-    def _placement(self, labels: list[str]) -> Place:
+    def _placement(self, running: Sequence[str], late: Sequence[str] = ()) -> Place:
+        """Return the placement on hosts with these labels; `late` ones run data workers only."""
+        labels = [*running, *late]
         positions: dict[str, list[int]] = {}
         for role, chosen in self.place_on(labels).items():
-            unknown = [label for label in chosen if label not in labels]
+            known = labels if role == Role.DATA_WORKER else running
+            unknown = [label for label in chosen if label not in known]
             if unknown or not chosen:
                 raise UsageError(
                     f"place: unknown host {', '.join(unknown) or 'None'}",
@@ -392,7 +436,8 @@ class RemoteLauncher(Launcher):
         def place(role: str, index: int) -> int:
             candidates = positions.get(role)
             if candidates is None:
-                candidates = [0] if role == Role.DISPATCHER else list(range(len(labels)))
+                count = len(labels if role == Role.DATA_WORKER else running)
+                candidates = [0] if role == Role.DISPATCHER else list(range(count))
             return candidates[index % len(candidates)]
 
         return place
@@ -447,6 +492,10 @@ class RemoteTaskHost(AgentTaskHost):
             return super().request(method, timeout, **arguments)
         except TfdError as error:
             raise _with_host(error, self.remote) from None
+
+    def allow(self, networks: Sequence[str], *, timeout: float = 30.0) -> None:
+        super().allow(networks, timeout=timeout)
+        self.allowed_networks = tuple(dict.fromkeys((*self.allowed_networks, *networks)))
 
     def reserve_ports(self, tasks: Sequence[TaskSpec], *, timeout: float = 30.0) -> dict[str, str]:
         specs = [dataclasses.replace(task, host=task.host or self.host) for task in tasks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from tfd_notebook.launchers.client import slurm_jobs
 from tfd_notebook.launchers.client.multi_host import TaskHostGroup
 from tfd_notebook.launchers.client.rendezvous import Rendezvous
 from tfd_notebook.launchers.client.slurm_jobs import Job, SlurmHost
-from tfd_notebook.launchers.engine import Engine, EngineLauncher, HostState
+from tfd_notebook.launchers.engine import POLL_SECONDS, Engine, EngineLauncher, HostState
 from tfd_notebook.launchers.remote import RemoteHost
-from tfd_notebook.model.events import ClusterEnded, Event, ExpiryChanged
+from tfd_notebook.model.events import ClusterEnded, Event, ExpiryChanged, Notice
 from tfd_notebook.model.spec import ClusterConfig, Role, check_count, check_text
 from tfd_notebook.net import optional_packages
 
@@ -39,7 +40,9 @@ class Slurm(EngineLauncher):
         ``{"data_worker": 2, "ps": 1}``. Tasks of another role run on all of them. Default 1.
     minimum : int, optional
         Smallest number of nodes of a job. It starts with fewer than `nodes` if Slurm cannot
-        allocate more. They run all tasks. Default: `nodes`.
+        allocate more. Another job requests the missing nodes, which run their share of the data
+        workers as soon as they start. They are dropped instead in an existing allocation, with
+        `secure`, a `place` of data workers, or no data workers. Default: `nodes`.
     partition, account, qos, gres, constraint : str, optional
         Options of ``sbatch`` with these names. Default: those of the site.
     cpus : int, optional
@@ -185,6 +188,8 @@ class _Slurm(Engine[SlurmHost]):
     ) -> None:
         super().__init__(config, on_event, options["minimum"])
         self._jobs, self._options = jobs, options
+        #: The jobs of nodes that join later.
+        self._late_jobs: list[Job] = []
         self._directory: Path | None = None
         address = options["address"] or slurm_jobs.address_towards_controller()
         self._rendezvous = Rendezvous(address)
@@ -192,26 +197,60 @@ class _Slurm(Engine[SlurmHost]):
         self.groups = [
             [SlurmHost(self, self._rendezvous, job, n) for n in range(job.count)] for job in jobs
         ]
-        self._rendezvous.expect({(host.job.role, host.number): host for host in self.hosts})
+        self._rendezvous.expect({(host.job.part, host.number): host for host in self.hosts})
 
     def submit(self) -> None:
         self._directory = slurm_jobs.output_directory(self._options["output"])
         for job in self._jobs:
             self.check()
-            arguments = self._rendezvous.arguments(self._options["grace"])
-            job.submit(self._directory, json.dumps({**arguments, "part": job.role}))
+            self._submit(job)
+
+    def _submit(self, job: Job) -> None:
+        assert self._directory is not None
+        arguments = self._rendezvous.arguments(self._options["grace"])
+        job.submit(self._directory, json.dumps({**arguments, "part": job.part}))
+
+    def later(self, missing: list[SlurmHost]) -> list[SlurmHost]:
+        # A job that runs gets no more nodes, so another one requests them.
+        roles = ("", Role.DATA_WORKER)
+        missing = [host for host in missing if host.job.role in roles and not host.job.is_step]
+        if not missing:
+            return []
+        role, running = missing[0].job.role, [host for host in self.hosts if host.arrived]
+        job = Job(
+            {**self._options, "minimum": 1},
+            self.config.name,
+            role,
+            len(missing),
+            part=f"{role}+{len(self._late_jobs) + 1}",
+            exclude=[host.label.partition("/")[0] for host in running],
+        )
+        late = [SlurmHost(self, self._rendezvous, job, n) for n in range(job.count)]
+        self._rendezvous.expect_more({(job.part, host.number): host for host in late})
+        self._late_jobs.append(job)
+        try:
+            self._submit(job)
+        except LaunchError as error:
+            what = f"requesting the missing nodes failed: {error.what}"
+            self.on_event(Notice("warning", what, fix=error.fix))
+            for host in late:
+                host.close()
+            return []
+        return late
 
     def state(self, host: SlurmHost) -> HostState:
         state = host.job.state()
         if host.arrived and not state.ends:
             return HostState("running")
         if 0 < state.nodes <= host.number:
-            return HostState("queued", f"Slurm job {host.job.id} gets no more nodes")
+            return HostState("missing", f"Slurm job {host.job.id} gets no more nodes")
         return state
 
     def cancel(self) -> None:
         for job, hosts in zip(self._jobs, self.groups, strict=True):
             job.cancel(all(host.arrived for host in hosts))
+        for job in self._late_jobs:
+            job.cancel(True)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -231,8 +270,17 @@ class _Slurm(Engine[SlurmHost]):
 
     def end_reason(self) -> str:
         """Return why a job has ended; wait for it while Slurm ends the job."""
-        states = (self.await_end(group[0], self.end_seconds) for group in self.groups)
-        return next((state.reason for state in states if state.ends), "")
+        hosts = [*(group[0] for group in self.groups), *self.joined]
+        deadline = time.monotonic() + self.end_seconds
+        while True:
+            states = [self.state(host) for host in hosts]
+            is_last = self.stopped or time.monotonic() > deadline
+            for state in states:
+                if state.phase == "ended" or (is_last and state.ends):
+                    return state.reason
+            if is_last:
+                return ""
+            time.sleep(POLL_SECONDS)
 
     def start_error(self, host: SlurmHost, state: HostState) -> LaunchError:
         if missing := sum(not other.arrived for other in self.hosts if other.job is host.job):

@@ -93,6 +93,21 @@ def reasons(cluster: tfd.Cluster) -> str:
     return " ".join(task.reason for task in cluster.snapshot().tasks)
 
 
+def notices(cluster: tfd.Cluster) -> str:
+    return " ".join(notice.what for notice in cluster.snapshot().notices)
+
+
+def tf_function_of(cluster: tfd.Cluster) -> Any:
+    """Return a dataset that each data worker reads completely, through a Python function."""
+    import tensorflow as tf
+
+    def square(x: Any) -> Any:
+        return x * x
+
+    dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(square, [x], tf.int64))
+    return dataset.apply(cluster.distribute("off"))
+
+
 def numbers(cluster: tfd.Cluster) -> list[int]:
     import tensorflow as tf
 
@@ -477,20 +492,58 @@ def test_invalid_option_is_an_error(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("lack", ["capacity", "quota"])
-def test_cluster_starts_with_a_part_of_the_pods(empty: KubernetesJobs, lack: str) -> None:
+def test_pod_that_starts_later_joins_the_cluster(empty: KubernetesJobs, lack: str) -> None:
     setattr(empty, lack, 1)
     with start("fewer", minimum=1) as cluster:
-        assert {task.host for task in cluster.snapshot().tasks} == {"pod-0"}
-        notices = " ".join(notice.what for notice in cluster.snapshot().notices)
-        assert "has 1 of 2 pods" in notices
-        assert {"capacity": "Insufficient cpu", "quota": "exceeded quota"}[lack] in notices
-        until(lambda: len(empty.pod_names()) == 1, 60)
-        setattr(empty, lack, None)  # the pod that was missing does not start now
+        missing = {"capacity": "Insufficient cpu", "quota": "exceeded quota"}[lack]
+        before = {task.task: task for task in cluster.snapshot().tasks}
+        assert before["data_worker:0"].host == "pod-0"
+        assert before["data_worker:1"].state is TaskState.PLANNED
+        assert missing in before["data_worker:1"].reason
+        assert cluster.state == "degraded"
+        assert "has 1 of 2 pods, and 1 may join later" in notices(cluster)
         assert numbers(cluster) == list(range(100))
-        assert len(empty.pod_names()) == 1
-        empty.end_pod(empty.pod_names()[0])
+        with pytest.raises(errors.StateError, match=missing):
+            cluster.restart("data_worker:1")
+        assert cluster.logs("data_worker:1") == ""
+        function = tf_function_of(cluster)
+        setattr(empty, lack, None)
+        until(lambda: cluster.state == "ready", 60)
+        after = {task.task: task for task in cluster.snapshot().tasks}
+        assert (after["data_worker:1"].host, after["data_worker:1"].reason) == ("pod-1", "")
+        assert "pod-1 has joined the cluster" in notices(cluster)
+        assert after["data_worker:0"].pid == before["data_worker:0"].pid
+        assert numbers(cluster) == list(range(100))
+        assert sorted(int(x) for x in function) == sorted([0, 1, 4, 9] * 2)  # also on the new one
+        cluster.scale(data_workers=3)
+        assert len({task.host for task in cluster.snapshot().tasks}) == 2
+        empty.end_pod(empty.pod_names()[1])
         until(lambda: cluster.ended, 60)
         until(empty.has_finished_jobs, 60)
+
+
+def test_pod_that_never_starts_ends_with_the_cluster(empty: KubernetesJobs) -> None:
+    empty.capacity = 1
+    with start("waits", minimum=1) as cluster:
+        cluster.scale(data_workers=4)
+        states = {task.task: task.state for task in cluster.snapshot().tasks}
+        assert [states[f"data_worker:{index}"] for index in range(4)] == [
+            *(TaskState.READY, TaskState.PLANNED) * 2
+        ]
+        cluster.scale(data_workers=1)
+        assert cluster.state == "ready"
+    until(lambda: not empty.pod_names(), 60)
+
+
+def test_failed_pod_that_starts_later_leaves_the_cluster_running(empty: KubernetesJobs) -> None:
+    empty.capacity = 1
+    with start("fails", minimum=1) as cluster:
+        empty.images.clear()
+        empty.capacity = None
+        until(lambda: "ImagePullBackOff" in reasons(cluster), 60)
+        empty.images.add("tfd:1")
+        assert "pod-1 does not join the cluster" in notices(cluster)
+        assert numbers(cluster) == list(range(100))
 
 
 def test_invalid_minimum_is_an_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,8 @@ CONFIG = ClusterConfig(
     counts={Role.DISPATCHER: 1, Role.DATA_WORKER: 2},
     policy=Policy(start_timeout=30.0),
 )
-QUEUED = HostState("queued", "no node is free", "wait")
+Q = "no node is free"
+QUEUED = HostState("queued", Q, "wait")
 STARTING = HostState("starting", "the image is pulled")
 RUNNING = HostState("running")
 ENDED = HostState("ended", "the job was cancelled", "start it again")
@@ -56,14 +57,14 @@ class Simulated(Engine[Host]):
     def submit(self) -> None:
         self.calls.append("submit")
 
-    def states(self) -> Mapping[Host, HostState]:
+    def states(self, hosts: Sequence[Host]) -> Mapping[Host, HostState]:
         self.now += 1.0
         self.changed.set()  # no waiting
         poll = self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
-        return dict(zip(self.hosts, poll, strict=True))
+        return dict(zip(hosts, poll, strict=True))
 
     def state(self, host: Host) -> HostState:
-        return self.states()[host]
+        return self.states(self.hosts)[host]
 
     def runs(self, host: Host, role: str, index: int) -> bool:
         return host is self.groups[0][index]
@@ -206,6 +207,111 @@ def test_stop_cancels_after_a_submission_in_progress() -> None:
     assert simulated.calls == ["submit", "cancel"]
     simulated.stop()
     assert simulated.calls == ["submit", "cancel"]
+
+
+class Late(Simulated):
+    """An engine whose missing hosts may join later: those of its job, or of another one."""
+
+    def __init__(self, *polls: Sequence[HostState], replaces: bool = False) -> None:
+        super().__init__((RUNNING, QUEUED), minimum=1)
+        self.may_join = True
+        self.replaces = replaces
+        self.late_polls = list(polls)
+        self.requested: list[Host] = []
+
+    def later(self, missing: list[Host]) -> list[Host]:
+        if not self.replaces:
+            return missing
+        self.requested.append(Host(f"late {len(self.requested)}"))
+        return self.requested[-1:]
+
+    def states(self, hosts: Sequence[Host]) -> Mapping[Host, HostState]:
+        if "complete" not in self.calls:
+            return super().states(hosts)
+        self.changed.set()  # no waiting
+        poll = self.late_polls.pop(0) if len(self.late_polls) > 1 else self.late_polls[0]
+        return dict(zip(hosts, poll, strict=True))
+
+    def notices(self) -> list[str]:
+        return [event.what for event in self.events if isinstance(event, Notice)]
+
+
+@pytest.fixture
+def late() -> Iterator[Callable[..., tuple[Late, list[str], list[list[str]]]]]:
+    """Return a function that starts an engine, and waits for its late hosts."""
+    started: list[Late] = []
+
+    def begin(
+        *polls: Sequence[HostState], replaces: bool = False, error: LaunchError | None = None
+    ) -> tuple[Late, list[str], list[list[str]]]:
+        simulated = Late(*polls, replaces=replaces)
+        started.append(simulated)
+        assert [host.label for host in simulated.start()] == ["one"]
+        assert simulated.notices() == [
+            f"the cluster has 1 of 2 machines, and 1 may join later: {Q}"
+        ]
+        joined: list[str] = []
+        shown: list[list[str]] = []
+
+        def join(host: Host) -> bool:
+            if error is not None:
+                raise error
+            joined.append(host.label)
+            return True
+
+        simulated.await_late(join, shown.append)
+        return simulated, joined, shown
+
+    yield begin
+    for simulated in started:
+        simulated.stop()
+
+
+def test_late_host_joins_when_it_runs(late: Any) -> None:
+    simulated, joined, shown = late((QUEUED,), (STARTING,), (RUNNING,))
+    assert joined == ["two"]
+    assert shown == [[QUEUED.reason], [STARTING.reason], []]
+    assert simulated.notices()[1:] == ["two has joined the cluster"]
+    assert [host.label for host in simulated.hosts] == ["one", "two"]
+    assert not any(host.closed for host in simulated.hosts)
+    assert simulated.calls == ["submit", "complete", "complete"]
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["join", "start"])
+def test_late_host_that_cannot_join_is_closed(late: Any, fails: bool) -> None:
+    error = LaunchError("it has no TensorFlow") if fails else None
+    simulated, joined, shown = late((RUNNING if fails else ENDED,), error=error)
+    reason = "it has no TensorFlow" if fails else ENDED.reason
+    assert not joined
+    assert shown == [[reason]]  # for the rows of its tasks
+    assert simulated.notices()[1:] == [f"two does not join the cluster: {reason}"]
+    assert [host.label for host in simulated.hosts] == ["one"]
+
+
+def test_missing_hosts_are_requested_again(late: Any) -> None:
+    missing = HostState("missing", "the job gets no more")
+    simulated, joined, shown = late((missing,), (QUEUED,), (RUNNING,), replaces=True)
+    first, second = simulated.requested
+    assert joined == [second.label]
+    assert first.closed
+    assert shown == [["the job gets no more"], [QUEUED.reason], []]
+
+
+def test_end_of_the_cluster_closes_late_hosts() -> None:
+    simulated = Late((QUEUED,))
+    simulated.start()
+    (late,) = simulated.late
+    shown: list[list[str]] = []
+
+    def show(reasons: list[str]) -> None:
+        shown.append(reasons)
+        simulated.close_late()
+
+    simulated.await_late(lambda host: True, show)
+    assert late.closed
+    assert len(shown) == 1
+    simulated.stop()
+    assert simulated.calls == ["submit", "complete", "cancel"]
 
 
 class Launcher(EngineLauncher):

@@ -67,11 +67,11 @@ class Api:
 class Starting:
     """The start of a cluster in a thread."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, pods: int = 2, **options: Any) -> None:
         self.events: list[Event] = []
         self.hosts: list[Any] = []
         self.error: LaunchError | None = None
-        launcher = launchers.Kubernetes("tfd:1", 2, **options)
+        launcher = launchers.Kubernetes("tfd:1", pods, **options)
         self.start = launcher.new_start(CONFIG, self.events.append)
         self.thread = threading.Thread(target=self._run)
 
@@ -147,6 +147,70 @@ def test_job_is_reduced_to_the_minimum(
     starting = begin(minimum=1, place={"data_worker": "pod-1"})  # which must run
     until(lambda: starting.reasons(), 60)
     assert starting.thread.is_alive()
+
+
+def test_job_with_missing_pods_has_a_deadline_that_is_extended(
+    api: Api, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the job of a killed kernel, whose missing pods have no process."""
+    monkeypatch.setattr(engine, "LATE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes._Kubernetes, "settle_seconds", 0.0)
+    monkeypatch.setattr(kubernetes, "_DEADLINE_SECONDS", 0.1)
+    api.pods = {0: RUNNING}
+    starting = Starting(minimum=1, grace=30.0)
+    starting.start.may_join = True
+    starting.thread.start()
+    starting.thread.join(60)
+    starting.thread = threading.Thread(
+        target=starting.start.await_late, args=(lambda host: True, lambda reasons: None)
+    )
+    starting.thread.start()
+
+    def specs() -> list[Any]:
+        return [body["spec"] for method, _, body in api.requests if method == "PATCH"]
+
+    until(lambda: len(specs()) > 2, 60)
+    assert all(spec.keys() == {"activeDeadlineSeconds"} for spec in specs())
+    assert 31 <= specs()[0]["activeDeadlineSeconds"] < 90
+    api.pods[1] = RUNNING
+    starting.thread.join(60)
+    assert specs()[-1] == {"activeDeadlineSeconds": None}
+    starting.start.stop()
+
+
+def test_job_with_a_pod_that_cannot_run_keeps_its_deadline(
+    api: Api, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LATE_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes._Kubernetes, "settle_seconds", 0.0)
+    monkeypatch.setattr(kubernetes, "_DEADLINE_SECONDS", 0.1)
+    api.pods = {0: RUNNING}
+    starting = Starting(pods=3, minimum=1)
+    starting.start.may_join = True
+    starting.thread.start()
+    starting.thread.join(60)
+    joined: list[str] = []
+    shown: list[list[str]] = []
+
+    def join(host: Any) -> bool:
+        joined.append(host.label)
+        return True
+
+    thread = threading.Thread(target=starting.start.await_late, args=(join, shown.append))
+    thread.start()
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    broken = {"containerStatuses": [{"name": "agent", "state": state}]}
+    api.pods = {0: RUNNING, 1: broken, 2: RUNNING}
+    until(lambda: joined == ["pod-2"], 60)
+    until(lambda: shown and "ImagePullBackOff" in str(shown[-1]), 60)
+    count = len(api.requests)
+    until(lambda: sum(method == "PATCH" for method, _, _ in api.requests[count:]) > 1, 60)
+    patches = [body["spec"] for method, _, body in api.requests if method == "PATCH"]
+    assert all(spec.keys() == {"activeDeadlineSeconds"} and all(spec.values()) for spec in patches)
+    starting.start.close_late()
+    thread.join(60)
+    assert not thread.is_alive()
+    starting.start.stop()
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "OOMKilled"])

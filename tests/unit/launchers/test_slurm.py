@@ -26,13 +26,17 @@ CONFIG = ClusterConfig("mine", launcher="slurm", counts={Role.DISPATCHER: 1, Rol
 class Starting:
     """The start of a cluster in a thread."""
 
-    def __init__(self, output: Path, nodes: Any, **options: Any) -> None:
+    def __init__(self, output: Path, nodes: Any, begin: bool = True, **options: Any) -> None:
         self.events: list[Event] = []
         self.hosts: list[Any] = []
         self.error: LaunchError | None = None
         launcher = launchers.Slurm(nodes, address="127.0.0.1", output=str(output), **options)
         self.start = launcher.new_start(CONFIG, self.events.append)
         self._thread = threading.Thread(target=self._run)
+        if begin:
+            self.begin()
+
+    def begin(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:
@@ -49,9 +53,11 @@ class Starting:
         assert not self._thread.is_alive()
 
 
-def connect(commands: Commands, number: int, node: str) -> secure_channel.AuthenticatedChannel:
-    """Connect like the bridge of a node of the first job."""
-    payload = json.loads(commands.scripts[0].splitlines()[-2])
+def connect(
+    commands: Commands, number: int, node: str, job: int = 0
+) -> secure_channel.AuthenticatedChannel:
+    """Connect like the bridge of a node of a job, by default the first one."""
+    payload = json.loads(commands.scripts[job].splitlines()[-2])
     secret = secure_channel.Secret(bytes.fromhex(payload["secret"]))
     channel = secure_channel.connect(payload["address"], secret)
     channel.send({"host": payload["part"], "process": number, "node": node})
@@ -85,6 +91,49 @@ def test_nodes_connect_and_the_missing_ones_are_dropped(commands: Commands, tmp_
         for host in starting.hosts:
             host.close()
     assert commands.calls[-1] == ["scancel", "7"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_jobs_request_the_missing_nodes(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LATE_POLL_SECONDS", 0.01)
+    commands.output["squeue --jobs=7"] = "RUNNING|None|N/A|59:00|1\n"
+    commands.output["squeue --jobs=8"] = "PENDING|Priority|N/A|1:00:00|1-2\n"
+    commands.output["squeue --jobs=9"] = "PENDING|Resources|N/A|1:00:00|1\n"
+    extra = ("--exclude=n4",)
+    starting = Starting(tmp_path, 3, begin=False, minimum=1, extra=extra)
+    starting.start.may_join = True
+    starting.begin()
+    until(lambda: commands.scripts, 60)
+    with connect(commands, 0, "n1"):
+        starting.join()
+        assert [host.label for host in starting.hosts] == ["n1"]
+        assert "#SBATCH --nodes=1-2" in commands.scripts[1]
+        assert commands.scripts[1].index("--exclude=n4,n1") > commands.scripts[1].index("=n4\n")
+        joined: list[str] = []
+        shown: list[list[str]] = []
+
+        def join(host: Any) -> bool:
+            joined.append(host.label)
+            return True
+
+        thread = threading.Thread(target=starting.start.await_late, args=(join, shown.append))
+        thread.start()
+        until(lambda: shown and all("8 is pending" in reason for reason in shown[-1]), 60)
+        commands.output["squeue --jobs=8"] = "RUNNING|None|N/A|59:00|1\n"
+        with connect(commands, 0, "n2", job=1):
+            until(lambda: joined == ["n2"], 60)
+            until(lambda: "9 is pending" in str(shown[-1]), 60)
+            assert "#SBATCH --nodes=1" in commands.scripts[2].splitlines()
+            assert "--exclude=n4,n1,n2" in commands.scripts[2]
+            starting.start.close_late()
+            thread.join(60)
+            assert not thread.is_alive()
+            for host in starting.start.hosts:
+                host.close()
+    cancelled = [call[1] for call in commands.calls if call[0] == "scancel"]
+    assert cancelled == ["7", "8", "9"]
     assert not list(tmp_path.iterdir())
 
 

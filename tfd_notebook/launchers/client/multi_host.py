@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tfd_notebook.errors import LaunchError, PortInUse, TfdError
+from tfd_notebook.agent.dataset_functions import Functions
+from tfd_notebook.errors import LaunchError, PortInUse, StateError, TfdError
 from tfd_notebook.launchers.base import ForwardingTaskHost, GpuReport
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
 from tfd_notebook.launchers.client.detached import DetachedClusterRecord
@@ -86,13 +87,72 @@ class TaskHostGroup(ForwardingTaskHost):
         #: The position of the host to which the tunnels of each port lead.
         self._targets: dict[int, int] = {}
         self._record = record
+        #: Closes the hosts that have not joined.
+        self.on_end: Callable[[], None] = lambda: None
+        #: Why the hosts that may join do not run yet, in the order of their positions.
+        self._missing: tuple[str, ...] = ()
+        #: The functions for hosts that join.
+        self._functions = Functions()
+        self._joining, self._ending = threading.Lock(), threading.Lock()
+        self._has_ended = False
 
     def close(self, timeout: float = 10.0) -> None:
+        self._end()
         self._call_all(lambda host: host.close(timeout))
         self._end_tunnels()
         self._record.remove()
 
+    def _end(self) -> None:
+        """End all joining: no host is added any more."""
+        with self._ending:
+            self._has_ended = True
+        self.on_end()
+
+    def expect(self, missing: Sequence[str]) -> None:
+        """Set why the hosts that may join do not run yet; the next to join is the first."""
+        self._missing = tuple(missing)
+
+    def join(self, host: AgentTaskHost) -> bool:
+        """Add a host, whose data workers can start then. Return False if the cluster has ended."""
+        with self._joining:
+            for tokens, functions in self._functions:
+                host.install(functions, tokens, [])
+            with self._ending:
+                if self._has_ended:
+                    return False
+                self.hosts, self._missing = (*self.hosts, host), self._missing[1:]
+                self.is_local = self.is_local and host.is_local
+        return True
+
+    def why_waiting(self, task: str) -> str | None:
+        position = self._position(task) - len(self.hosts)
+        if position < 0:
+            return None
+        return self._missing[position] if position < len(self._missing) else "its host is missing"
+
+    def install(
+        self,
+        functions: bytes,
+        tokens: Sequence[str],
+        removed: Sequence[str],
+        *,
+        timeout: float = 60.0,
+    ) -> None:
+        with self._joining:
+            super().install(functions, tokens, removed, timeout=timeout)
+            if self._missing:
+                self._functions.remove_unused(list(removed))
+                self._functions.add(tokens, functions)
+
+    def logs(
+        self, task: str, size: int, offset: int | None = None, *, timeout: float = 30.0
+    ) -> tuple[str, int]:
+        if self.why_waiting(task) is not None:
+            return "", 0
+        return super().logs(task, size, offset, timeout=timeout)
+
     def detach(self) -> None:
+        self._end()
         self._call_all(lambda host: host.detach())
         self._end_tunnels()
         self._record.schedule_removal()
@@ -299,12 +359,19 @@ class TaskHostGroup(ForwardingTaskHost):
         return self._place(role, int(index)) if index.isdecimal() else 0
 
     def _host_of(self, task: str) -> AgentTaskHost:
+        if (why := self.why_waiting(task)) is not None:
+            raise StateError(
+                f"{task} has not started, because its host does not run yet: {why}",
+                task=task,
+                fix="it starts when its host joins the cluster",
+            )
         return self.hosts[self._position(task)]
 
     def _by_host(self, tasks: Iterable[str]) -> dict[int, list[str]]:
         names: dict[int, list[str]] = {}
         for name in tasks:
-            names.setdefault(self._position(name), []).append(name)
+            if self.why_waiting(name) is None:
+                names.setdefault(self._position(name), []).append(name)
         return names
 
     def _call_all(self, method: Callable[[AgentTaskHost], T]) -> list[T]:

@@ -73,6 +73,12 @@ class Rendezvous:
             self._hosts, self._open = dict(hosts), len(hosts)
             self._changed.notify_all()
 
+    def expect_more(self, hosts: Mapping[tuple[str, int], RendezvousHost]) -> None:
+        """Accept connections for further hosts, while others are open."""
+        with self._changed:
+            self._hosts = {**(self._hosts or {}), **hosts}
+            self._open += len(hosts)
+
     def release(self) -> None:
         """Release a host that needs no more connections; the last one closes the listener."""
         with self._changed:

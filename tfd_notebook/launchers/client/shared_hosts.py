@@ -16,7 +16,7 @@ _REQUEST_SECONDS = 15.0
 
 
 def prove_identities(hosts: Sequence[RemoteHost]) -> None:
-    """Set `identity` and `is_local` of hosts.
+    """Set `identity` and `is_local` of hosts that have no identity yet.
 
     The identity in a handshake is only a claim. Equal claims count if one side reads a nonce at a
     loopback port of the other. Without a proof, a host gets an identity that no other host has.
@@ -27,6 +27,8 @@ def prove_identities(hosts: Sequence[RemoteHost]) -> None:
         Hosts with open sessions.
     """
     for position, host in enumerate(hosts):
+        if host.identity:
+            continue
         host.is_local = _claim(host) == this_host.identity() and _shares_this_loopback(host)
         host.identity = "this host" if host.is_local else f"host {position}"
         for earlier in hosts[: 0 if host.is_local else position]:

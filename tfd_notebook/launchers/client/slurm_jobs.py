@@ -87,10 +87,23 @@ class Job:
         The role of its tasks; empty for all roles.
     count : int
         The largest number of nodes.
+    part : str, optional
+        Names the job in the connections of its nodes. Default: the role.
+    exclude : sequence of str
+        Names of nodes on which it must not run. Default: none.
     """
 
-    def __init__(self, options: Mapping[str, Any], cluster: str, role: str, count: int) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        cluster: str,
+        role: str,
+        count: int,
+        part: str | None = None,
+        exclude: Sequence[str] = (),
+    ) -> None:
         self.role, self.count, self.id = role, count, ""
+        self.part, self._exclude = role if part is None else part, exclude
         self._options, self._name = options, f"tfd-{cluster}" + (f"-{role}" if role else "")
         self._least = min(options["minimum"] or count, count)
         #: The number of nodes, or the smallest and the largest.
@@ -113,12 +126,22 @@ class Job:
             "--no-requeue",
             "--no-kill",
             *self._options["extra"],
+            *self._excluded(),
         ]
         lines = [f"#SBATCH {shlex.quote(option)}" for option in options]
         count = '"$SLURM_JOB_NUM_NODES"'
         start = f"srun --nodes={count} --ntasks={count} {shlex.join(self._srun())}"
         here = ["exec " + start + " <<'TFD_END'", payload, "TFD_END", ""]
         return "\n".join(["#!/bin/sh", *lines, *self._options["prologue"].splitlines(), *here])
+
+    def _excluded(self) -> list[str]:
+        """Return the option for the excluded nodes, with those of `extra`, which it replaces."""
+        options = [option.partition("=") for option in self._options["extra"]]
+        nodes = [value for name, _, value in options if name == "--exclude"][-1:]
+        is_file = any("/" in value for value in nodes)
+        if not self._exclude or is_file:
+            return []
+        return [f"--exclude={','.join([*nodes, *self._exclude])}"]
 
     def _srun(self) -> list[str]:
         """Return the arguments of srun that start an agent, without the number of nodes."""
@@ -184,6 +207,11 @@ class Job:
             self._read_at = time.monotonic()
         return self._state
 
+    @property
+    def is_step(self) -> bool:
+        """True for a step in the allocation of this process."""
+        return self._step is not None
+
     def log(self) -> bytes:
         """Return the end of the output."""
         data = b"" if self._output is None else read_log(self._output, _OUTPUT_BYTES)[0]
@@ -217,7 +245,7 @@ class SlurmHost(RendezvousHost):
     def __init__(
         self, engine: Engine[SlurmHost], rendezvous: Rendezvous, job: Job, number: int
     ) -> None:
-        super().__init__(f"node {number}", rendezvous)
+        super().__init__(f"node {number}" + (f"/{job.role}" if job.role else ""), rendezvous)
         self._engine, self.job, self.number = engine, job, number
         self.arrived = False
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.errors import LaunchError, PortInUse
+from tfd_notebook.errors import LaunchError, PortInUse, StateError
 from tfd_notebook.launchers.base import ForwardingTaskHost, TaskHost, forwarded
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.agent_host import AgentTaskHost
@@ -125,6 +125,42 @@ def test_requests_reach_the_hosts_that_they_concern(
         described,
         ("inspect", 30.0, {}),
     ]
+
+
+def test_host_that_joins_gets_the_functions_and_its_tasks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    one, two, three = Recorder("one"), Recorder("two"), Recorder("three")
+    record = DetachedClusterRecord("c", "slurm", {}, ["a"])
+    hosts: Any = [one]
+    late: Any = two, three
+    group = TaskHostGroup(hosts, lambda role, index: index % 3, None, record)
+    ended: list[str] = []
+    group.on_end = lambda: ended.append("late hosts")
+    group.expect(["no node is free", "no quota"])
+    names = [f"data_worker:{index}" for index in range(4)]
+    assert [group.why_waiting(name) for name in names] == [
+        *(None, "no node is free", "no quota", None)
+    ]
+    group.install(b"old", ["a"], [])
+    group.install(b"new", ["b"], ["a"])
+    group.stop(names[1:])
+    with pytest.raises(StateError, match=r"data_worker:1 has not started.*no node is free"):
+        group.kill("data_worker:1")
+    assert group.logs("data_worker:1", 10) == ("", 0)
+    assert group.join(late[0])
+    assert group.why_waiting("data_worker:1") is None
+    assert group.why_waiting("data_worker:2") == "no quota"
+    group.kill("data_worker:1")
+    assert two.requests == [
+        ("install", 60.0, {"functions": b"new", "tokens": ("b",), "removed": []}),
+        ("kill", 30.0, {"task": "data_worker:1"}),
+    ]
+    assert one.requests[-1] == ("stop", 30.0, {"tasks": ["data_worker:3"]})
+    group.close()
+    assert ended == ["late hosts"]
+    assert not group.join(late[1])
 
 
 class WithStacks(Recorder):
