@@ -47,6 +47,9 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
     (pa.types.is_list, (list, tuple, np.ndarray)),
     (pa.types.is_map, dict),
 )
+#: Types of values that Arrow converts, or refuses, as it must: for integers, and for others.
+_INTEGERS = {int, type(None)}
+_PLAIN = {*_INTEGERS, float, str, bytes, bool, decimal.Decimal, np.float64}
 _MAX_FLOAT = float(np.finfo(np.float32).max)
 #: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
@@ -294,9 +297,13 @@ def _storable(value: Any, field: pa.Field) -> Any:
     kind = field.type
     if value is None and field.nullable:
         return None
-    is_number = pa.types.is_integer(kind) or pa.types.is_float32(kind)
-    if is_number and isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
-        value = value.item()
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        is_time = value.dtype.kind in "mM"  # a time is also an integer
+        if is_time and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise ValueError(f"{_text(value)} does not fit {kind}")
+        value = value if is_time else value.item()
+        if isinstance(value, np.longdouble):
+            value = float(value)
     if value is None or _is_lost(value, kind):
         raise ValueError(f"{_text(value)} does not fit {kind}")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -362,9 +369,12 @@ def _array(values: list[Any], field: pa.Field, first: int) -> pa.Array:
     """Return the values of a column. `first` is the number of the first row."""
     kind = field.type
     # Arrow refuses all other values of these types.
-    is_plain = field.nullable and (
-        not (pa.types.is_nested(kind) or pa.types.is_temporal(kind) or pa.types.is_float32(kind))
-        and (not pa.types.is_integer(kind) or set(map(type, values)) <= {int, type(None)})
+    is_plain = (
+        field.nullable
+        and not (
+            pa.types.is_nested(kind) or pa.types.is_temporal(kind) or pa.types.is_float32(kind)
+        )
+        and set(map(type, values)) <= (_INTEGERS if pa.types.is_integer(kind) else _PLAIN)
     )
     try:
         return pa.array(values if is_plain else [_storable(v, field) for v in values], kind)
