@@ -35,7 +35,7 @@ class TaskStatus:
     address : str
         ``"host:port"``.
     state : str
-        ``alive``: the task answered. ``own``: it is this process, which does not listen yet.
+        ``alive``: the task answered. ``own``: it is this process, which does not listen.
         ``hung``: it accepts connections and does not answer. ``refused``: its port is closed.
         ``unreachable``: no connection. ``foreign``: the server is not TensorFlow. ``mismatch``: a
         TensorFlow server of another task.

@@ -32,7 +32,8 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _SERVER: Kind = "server"
 #: Kinds of servers in jobs that do not run a ``tf.distribute.Server``.
 _KINDS: dict[str, Kind] = {"dispatcher": "dispatcher", "data_worker": "data_worker"}
-#: Reason of the state ``own``.
+#: Reasons of the state ``own``: of an evaluator, and of the other jobs.
+_OWN_EVALUATOR = "this process: it starts no server, because an evaluator reads checkpoints"
 _OWN = "this process: it listens once it starts its server or strategy"
 
 #: Returns True if a server with this task name, or None, can be the task of this job and index.
@@ -140,7 +141,7 @@ def status_of(
     elif result.alive and result.kind == "server" and not may_be(name, job, index):
         state, reason = "mismatch", f"{identity} {ANOTHER_ANSWERS}"
     elif state == "refused" and (job, index) == own:
-        state, reason = "own", _OWN
+        state, reason = "own", _OWN_EVALUATOR if job == "evaluator" else _OWN
     return TaskStatus(
         job,
         index,

@@ -117,6 +117,8 @@ def use(tasks: Tasks, call: str, own: tuple[str, int] | None, rule: str) -> str:
             "tf.tpu.experimental.initialize_tpu_system(resolver)\n"
             "strategy = tf.distribute.TPUStrategy(resolver)"
         )
+    if own and own[0] == "evaluator":
+        return f"# an evaluator starts no server: it reads checkpoints\nresolver = {call}.resolver"
     if own and own[0] != "chief" and own[1] in tasks.get(own[0], {}):
         return f"resolver = {call}.resolver\nserver = {_SERVER}"
     if "dispatcher" in tasks:

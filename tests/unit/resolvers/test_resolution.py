@@ -225,6 +225,21 @@ class TestFirst:
         assert "tf.distribute.Server(" in resolution.cell
         compile(resolution.cell, "cell", "exec")
 
+    @pytest.mark.parametrize("is_listed", [True, False])
+    def test_suggestion_for_an_evaluator_starts_no_server(
+        self, monkeypatch: pytest.MonkeyPatch, refused: str, worker: Server, is_listed: bool
+    ) -> None:
+        cluster = {"worker": [worker.address]} | ({"evaluator": [refused]} if is_listed else {})
+        config = {"cluster": cluster, "task": {"type": "evaluator", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        resolution = tfd.resolve()
+        reasons = {task.job: task.reason for task in resolution.last.tasks if task.state == "own"}
+        assert ["starts no server" in reason for reason in reasons.values()] == [True] * is_listed
+        assert "Server(" not in resolution.cell
+        assert "attach(" not in resolution.cell
+        assert "starts no server" in resolution.cell
+        compile(resolution.cell, "cell", "exec")
+
     def test_argument_overrides_the_environment(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
