@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.launchers.base import Launcher, OnEvent, TaskHost
 from tfd_notebook.model.events import TaskChanged
-from tfd_notebook.model.resolution import TaskStatus
+from tfd_notebook.model.resolution import START_OR_CORRECT, TaskStatus, missing_step
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, probe
 from tfd_notebook.net.task_probe import MayBe, TaskProber, is_same_job
@@ -131,10 +131,14 @@ class ExternalTaskHost(TaskHost):
             self._prober.close()
             missing = [event for event in self.first if event.state is not TaskState.PLANNED]
             event = (missing or self.first)[0]
+            with_servers = any(name.startswith("ps:") for name in self._addresses)
+            step = missing_step(event.task, event.reason, with_servers)
+            if step == START_OR_CORRECT:
+                step = "check the address, and that its port is open to this host"
             raise LaunchError(
                 f"connecting to {event.task} at {event.address} failed: {event.reason}",
                 task=event.task,
-                fix="check the address, and that its port is open to this host",
+                fix=step,
             )
         self._thread = threading.Thread(
             target=self._watch, name=f"tfd-external-{cluster}", daemon=True

@@ -23,6 +23,26 @@ CORRECT_ADDRESS = "correct the address, or the indexes of the tasks"
 START_OR_CORRECT = "start it, or correct its address"
 
 
+def missing_step(task: str, reason: str, with_servers: bool) -> str:
+    """Return the next step for a task that is missing for this `reason`.
+
+    Parameters
+    ----------
+    task : str
+        Its name, such as ``"worker:0"``.
+    reason : str
+    with_servers : bool
+        True if its cluster has parameter servers.
+    """
+    if SAME_ADDRESS in reason:
+        return SEPARATE_PORTS
+    if ANOTHER_ANSWERS in reason:
+        return CORRECT_ADDRESS
+    if with_servers and task.startswith("evaluator:"):
+        return SEPARATE_EVALUATOR
+    return "add its host to no_proxy" if "no_proxy" in reason else START_OR_CORRECT
+
+
 @dataclass(frozen=True)
 class TaskStatus:
     """The result of probing one task of a cluster.

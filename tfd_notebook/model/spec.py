@@ -370,17 +370,11 @@ class ClusterConfig:
         return (f"see cluster.logs({task!r}), then " if logs else "") + f"cluster.restart({task!r})"
 
     def _external_step(self, task: str, reason: str) -> str:
-        if resolution.SAME_ADDRESS in reason:
-            return resolution.SEPARATE_PORTS
-        if resolution.ANOTHER_ANSWERS in reason:
-            return resolution.CORRECT_ADDRESS
-        if task.startswith(Role.EVALUATOR) and self.counts.get(Role.PS):
-            return resolution.SEPARATE_EVALUATOR
-        if "no_proxy" in reason:
-            return "add its host to no_proxy"
-        if "nothing listens there" in reason or "accepts connections" in reason or not reason:
+        step = resolution.missing_step(task, reason, bool(self.counts.get(Role.PS)))
+        is_silent = "nothing listens there" in reason or "accepts connections" in reason
+        if step == resolution.START_OR_CORRECT and (is_silent or not reason):
             return f"start {task} again where it was started"
-        return resolution.START_OR_CORRECT
+        return step
 
 
 def pack(config: ClusterConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
-from tfd_notebook.model.resolution import SEPARATE_EVALUATOR, TaskStatus
+from tfd_notebook.model.resolution import START_OR_CORRECT, TaskStatus, missing_step
 from tfd_notebook.model.spec import check_seconds
 from tfd_notebook.net import task_probe
 from tfd_notebook.resolvers.validation import AddressesByJob, Tasks, checked
@@ -320,13 +320,13 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         if missing:
             reasons = [status.trouble for status in missing]
             rest = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-            fix = "start the missing tasks and correct the addresses; TensorFlow would block"
-            if "ps" in tasks and {status.job for status in missing} == {"evaluator"}:
-                fix = SEPARATE_EVALUATOR
+            steps = [missing_step(each.name, each.reason, "ps" in tasks) for each in missing]
+            start = "start the missing tasks and correct the addresses; TensorFlow would block"
+            fixes = dict.fromkeys(start if step == START_OR_CORRECT else step for step in steps)
             raise TasksMissing(
                 f"{self.place}: {'; '.join(reasons[:8])}{rest}",
                 task=missing[0].name if len(missing) == 1 else None,
-                fix=fix,
+                fix="; ".join(fixes),
             )
         return statuses
 

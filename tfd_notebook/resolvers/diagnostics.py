@@ -12,11 +12,10 @@ from tfd_notebook._compat.tf_coordinator import context
 from tfd_notebook.errors import ResolveError, nearest
 from tfd_notebook.model.diagnostics import Finding, check, kind
 from tfd_notebook.model.resolution import (
-    CORRECT_ADDRESS,
     SEPARATE_EVALUATOR,
     SEPARATE_PORTS,
-    START_OR_CORRECT,
     TaskStatus,
+    missing_step,
 )
 from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.task_probe import MayBe, is_same_task, probe_tasks
@@ -281,10 +280,11 @@ def is_loopback(host: str) -> bool:
 def answers(description: ClusterDescription) -> Iterator[Finding]:
     """Find tasks that do not answer, and addresses where a different task answers."""
     for status in description.statuses:
+        fix = missing_step(status.name, status.reason, "ps" in description.tasks)
         if status.state == "mismatch":
-            yield WRONG_TASK.finding(status.trouble, CORRECT_ADDRESS)
+            yield WRONG_TASK.finding(status.trouble, fix)
         elif status.is_missing and not _blocks_coordinator(status, description):
-            yield NO_ANSWER.finding(status.trouble, START_OR_CORRECT)
+            yield NO_ANSWER.finding(status.trouble, fix)
 
 
 @check("tasks")

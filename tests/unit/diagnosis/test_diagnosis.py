@@ -180,6 +180,23 @@ def test_duplicate_addresses_are_found() -> None:
         assert codes({"worker": [server.address, server.address]}) == {"TFD805", "TFD807"}
 
 
+def test_the_next_step_for_a_shared_address_names_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = "{}:{}".format(*held.getsockname())
+        cluster = {"worker": [address, address]}
+        config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        findings = tfd.doctor()
+        assert {finding.code for finding in findings} == {"TFD805", "TFD809"}
+        assert {finding.fix for finding in findings} == {"give each task a separate port"}
+        resolution = tfd.resolve()
+        for call in (resolution.resolver.check, resolution.attach):
+            with pytest.raises(errors.TfdError, match=r"worker:1 at .* has the same") as raised:
+                call()
+            assert raised.value.fix == "give each task a separate port"
+
+
 def test_localhost_advertised_to_other_hosts() -> None:
     with Server(status("worker:0", "CPU")) as server:
         assert "TFD806" in codes({"worker": [server.address, UNREACHABLE]})
