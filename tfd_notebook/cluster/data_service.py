@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import errors, views
 from tfd_notebook.cluster.servers import ClusterServers
 from tfd_notebook.cluster.task_manager import BLOCKED_SECONDS, DISPATCHER
-from tfd_notebook.data.bottleneck.advice import few_splits
+from tfd_notebook.data.bottleneck.advice import few_splits, waits_for
 from tfd_notebook.data.bottleneck.classification import is_busy
 from tfd_notebook.data.bottleneck.live_limit import NOTHING, ProcessSampler
 from tfd_notebook.data.bottleneck.live_limit import worker_limit as limit_of_worker
@@ -371,7 +371,8 @@ class ClusterDataService:
             ``because``. New workers on this host share its processors. Waiting Python code is
             not modeled. If the source has fewer splits than workers, a line below the rows
             reports it. ``because`` is ``"failure"`` if the mode needs a file or element for each
-            data worker, and there are fewer.
+            data worker, and there are fewer. It is ``"slow_worker"`` if `limit` names one data
+            worker. More data workers then bring no gain, and the line names it.
 
         Raises
         ------
@@ -410,7 +411,9 @@ class ClusterDataService:
                 fix="see cluster.limit for the cause",
             )
         rates = [b.elements - a.elements for a, b in itertools.pairwise(readings)]
-        delivery = source.live.delivery
+        delivery, limit = source.live.delivery, source.live.limit
+        # Without the state of the task.
+        slow = limit.stage.partition(" (")[0] if limit.kind == "workers" else ""
         forecasts = forecast(
             sorted({*counts, len(used)}),
             workers=len(used),
@@ -419,12 +422,15 @@ class ClusterDataService:
             worker_cpu=sum(worker.cpu or 0.0 for worker in used) or process.cpu,
             consumer_cpu=0.0 if self.service_in_process else process.cpu,
             cores=processors() if self.service_on_this_host else None,
-            behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
+            behind=limit.kind in ("source", "stage", "python", "device_copy"),
+            slow=bool(slow),
             useful=delivery.can_use if delivery is not None else lambda count: count,
             fails=delivery.failure if delivery is not None else lambda count: False,
         )
-        limited = any(row.because in ("splits", "failure") for row in forecasts)
-        return forecasts, few_splits(delivery) if delivery is not None and limited else ""
+        causes = {row.because for row in forecasts}
+        if delivery is not None and causes & {"splits", "failure"}:
+            return forecasts, few_splits(delivery)
+        return forecasts, waits_for(slow) if "slow_worker" in causes else ""
 
     # Requirements
 

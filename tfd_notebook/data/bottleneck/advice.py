@@ -122,6 +122,11 @@ def inspect_worker(task: str) -> str:
     return f"check its log and its host, then restart or replace {task}"
 
 
+def waits_for(task: str) -> str:
+    """Return why more data workers cannot help while a consumer waits for a slow one."""
+    return f"{inspect_worker(task)}. More data workers cannot help: the consumer waits for {task}"
+
+
 def missing_consumers(delivery: Delivery | None, unregistered: int = 0) -> str:
     """Return the consumers that a coordinated read without elements waits for, or "".
 

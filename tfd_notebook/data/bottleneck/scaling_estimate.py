@@ -26,9 +26,10 @@ class Forecast:
     elements_per_s : float
     low, high : float
         Bounds of the estimate.
-    because : {"workers", "splits", "processors", "consumer", "pipeline", "failure"}
-        The bottleneck: the workers' own speed, the number of the source's splits, or the cores of
-        this host. It can also be the consumer, or the stages between it and the workers.
+    because : str
+        The bottleneck. ``"workers"`` is their own speed. ``"slow_worker"`` is one worker that the
+        consumer waits for. ``"splits"`` is the number of the source's splits. ``"processors"`` are
+        the cores of this host. ``"pipeline"`` are the stages between workers and ``"consumer"``.
         ``"failure"`` if an epoch fails with this number.
     """
 
@@ -49,6 +50,7 @@ def forecast(
     consumer_cpu: float,
     cores: int | None,
     behind: bool = False,
+    slow: bool = False,
     useful: Callable[[int], int] = lambda count: count,
     fails: Callable[[int], object] = lambda count: False,
 ) -> list[Forecast]:
@@ -72,6 +74,8 @@ def forecast(
         Cores shared by workers and consumer. None if new workers run on additional hosts.
     behind : bool
         Whether the current bottleneck is after the workers. Default false.
+    slow : bool
+        Whether the consumer waits for one worker, which more workers do not change. Default false.
     useful : callable
         Returns how many of a number of workers can work at the same time. Default: all.
     fails : callable
@@ -90,7 +94,9 @@ def forecast(
             forecasts.append(Forecast(count, 0.0, 0.0, 0.0, "failure"))
             continue
         bottleneck = "workers" if useful(count) == count else "splits"
-        limits = {bottleneck: rate * useful(count) / (present * busy)}
+        # First, because it is the cause among equal limits.
+        limits = {"slow_worker": rate} if slow else {}
+        limits[bottleneck] = rate * useful(count) / (present * busy)
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)

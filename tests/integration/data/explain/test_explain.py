@@ -671,6 +671,15 @@ class TestThroughACluster:
                 limit = tfd.explain(read, seconds=5)
                 assert (limit.kind, limit.stage) == ("workers", "data_worker:1"), limit
                 assert "scale(" not in limit.advice
+                with cluster.stream(read, name="halts").start() as stream:
+                    until(lambda: stream.limit.stage == "data_worker:1")
+                    table = cluster.what_if(2, 12)
+            fewer, now, more = table.records()
+            assert fewer["because"] == "workers"
+            assert now["because"] == more["because"] == "slow_worker"
+            assert more["elements_per_s"] == now["elements_per_s"]
+            cause = "More data workers cannot help: the consumer waits for data_worker:1"
+            assert cause in " ".join(str(table).split())
 
     def test_missing_consumer_of_coordinated_reads_is_named(self) -> None:
         with tfd.Cluster(data_workers=2, name="missing") as cluster:

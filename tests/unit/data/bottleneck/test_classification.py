@@ -671,6 +671,11 @@ class TestForecast:
         assert [f.because for f in result[1:]] == ["pipeline"] * 3
         assert result[-1].elements_per_s == pytest.approx(100)
 
+    def test_slow_worker_limits_the_gain(self) -> None:
+        result = self.estimate(slow=True, workers=2)
+        assert [f.because for f in result] == ["workers", *["slow_worker"] * 3]
+        assert [round(f.elements_per_s) for f in result] == [50, 100, 100, 100]
+
     def test_more_workers_than_splits_do_not_help(self) -> None:
         result = self.estimate(useful=lambda count: min(count, 2))
         assert [round(f.elements_per_s) for f in result] == [100, 200, 200, 200]
