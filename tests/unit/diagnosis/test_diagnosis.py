@@ -187,7 +187,8 @@ def test_the_next_step_for_a_shared_address_names_ports(monkeypatch: pytest.Monk
         cluster = {"worker": [address, address]}
         config = {"cluster": cluster, "task": {"type": "worker", "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        findings = tfd.doctor()
+        # TFD804: an earlier test of this process has used TensorFlow.
+        findings = [finding for finding in tfd.doctor() if finding.code != "TFD804"]
         assert {finding.code for finding in findings} == {"TFD805", "TFD809"}
         assert {finding.fix for finding in findings} == {"give each task a separate port"}
         resolution = tfd.resolve()
