@@ -149,18 +149,24 @@ def test_job_is_reduced_to_the_minimum(
     assert starting.thread.is_alive()
 
 
-def test_job_with_missing_pods_has_a_deadline_that_is_extended(
-    api: Api, begin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends the job of a killed kernel, whose missing pods have no process."""
+def started_with_one(api: Api, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Starting:
+    """Return the start of a cluster of which only pod 0 runs."""
     monkeypatch.setattr(engine, "LATE_POLL_SECONDS", 0.01)
     monkeypatch.setattr(kubernetes._Kubernetes, "settle_seconds", 0.0)
     monkeypatch.setattr(kubernetes, "_DEADLINE_SECONDS", 0.1)
     api.pods = {0: RUNNING}
-    starting = Starting(minimum=1, grace=30.0)
+    starting = Starting(**options)
     starting.start.may_join = True
     starting.thread.start()
     starting.thread.join(60)
+    return starting
+
+
+def test_job_with_missing_pods_has_a_deadline_that_is_extended(
+    api: Api, begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the job of a killed kernel, whose missing pods have no process."""
+    starting = started_with_one(api, monkeypatch, minimum=1, grace=30.0)
     starting.thread = threading.Thread(
         target=starting.start.await_late, args=(lambda host: True, lambda reasons: None)
     )
@@ -181,14 +187,7 @@ def test_job_with_missing_pods_has_a_deadline_that_is_extended(
 def test_job_with_a_pod_that_cannot_run_keeps_its_deadline(
     api: Api, begin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "LATE_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(kubernetes._Kubernetes, "settle_seconds", 0.0)
-    monkeypatch.setattr(kubernetes, "_DEADLINE_SECONDS", 0.1)
-    api.pods = {0: RUNNING}
-    starting = Starting(pods=3, minimum=1)
-    starting.start.may_join = True
-    starting.thread.start()
-    starting.thread.join(60)
+    starting = started_with_one(api, monkeypatch, pods=3, minimum=1)
     joined: list[str] = []
     shown: list[list[str]] = []
 
